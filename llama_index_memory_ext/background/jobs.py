@@ -144,11 +144,12 @@ class Jobs:
 
         A job that pauses after a failure is cancelled instead.
         """
-        for job in self._here([key.session_id], key.reader):
-            job.awaited = True
-            if job.pausing:
-                job.task.cancel()
-            await asyncio.wait([job.task])
+        for known, job in self._here([key.session_id]).items():
+            if key.reader in ("", known.reader):
+                job.awaited = True
+                if job.pausing:
+                    job.task.cancel()
+                await asyncio.wait([job.task])
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
@@ -157,19 +158,15 @@ class Jobs:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
-        tasks = [job.task for job in self._here(names)]
+        tasks = [job.task for job in self._here(names).values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _here(self, names: Collection[str] | None, reader: str = "") -> list[_Job]:
-        """The jobs of these sessions, or all, in this event loop; those of one reader, or of any."""
-        here = {key: job for (loop, key), job in list(self._jobs.items()) if loop is asyncio.get_running_loop()}
-        return [
-            job
-            for key, job in here.items()
-            if (names is None or key.session_id in names) and reader in ("", key.reader)
-        ]
+    def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
+        """The jobs of these sessions, or all, in this event loop."""
+        here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
+        return {key: job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)}
 
     async def _run(self, key: JobKey) -> None:
         job, succeeded = self._jobs[asyncio.get_running_loop(), key], False

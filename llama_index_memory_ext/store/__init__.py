@@ -38,8 +38,6 @@ DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
-# As long as a large database may take.
-_VACUUM_SECONDS = 3600.0
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
 _MAY_VACUUM = text(
     "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
@@ -355,7 +353,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return True
         work = _vacuum_file if self.database.backend == "sqlite" else _vacuum_on_server
         try:
-            return await self.database.run(work, self.database.tables, in_transaction=False, seconds=_VACUUM_SECONDS)
+            return await self.database.run(work, self.database.tables, in_transaction=False, seconds=3600)
         except StoreError as error:
             logger.warning(
                 "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "
@@ -399,9 +397,6 @@ def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
     return not forbidden
 
 
-_REFUSE_WRITES = {"sqlite": "PRAGMA query_only = ON", "postgresql": "SET default_transaction_read_only = on"}
-
-
 @asynccontextmanager
 async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
     """Gives a store on the same database that refuses each write; it is closed at the end of the block.
@@ -412,5 +407,7 @@ async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
     uri = database.url.render_as_string(hide_password=False)
     limits: Any = {"operation_timeout": store.operation_timeout, "pool_size": store.pool_size}
     async with aclosing(MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)) as reader:
-        reader.database.set_up = _REFUSE_WRITES[database.backend]
+        reader.database.set_up = "SET default_transaction_read_only = on"
+        if database.backend == "sqlite":
+            reader.database.set_up = "PRAGMA query_only = ON"
         yield reader

@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 # Under this key the state of a cursor lists what it says of single rows.
 ROWS = "rows"
 _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
-_GLANCE_ROWS = 40
 
 
 class Readers:
@@ -86,8 +85,8 @@ class Readers:
         closed = or_(owners.c.kind == OWN, owners.c.kind == bindparam("closed"))
         others = select(func.count()).where(owners.c.key == session, owners.c.user_id != bindparam("user"), closed)
         ids = select(rows.c.id).where(*archived).order_by(rows.c.id.desc())
-        # Of more rows than these, readers ask for as many as they have room for.
-        before = func.coalesce(ids.limit(1).offset(_GLANCE_ROWS).scalar_subquery(), 0)
+        # Of more rows than 40, readers ask for as many as they have room for.
+        before = func.coalesce(ids.limit(1).offset(40).scalar_subquery(), 0)
         active = select(*columns).where(rows.c.key == session, rows.c.status == ACTIVE)
         # Two queries, each along the index: SQLite reads the whole session for one with an "or".
         found = active.union_all(select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > before))

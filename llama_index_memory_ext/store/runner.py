@@ -200,7 +200,8 @@ class Database:
         self.engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
-        self._threads, self._guard = _threads_of(place, pool_size), threading.Lock()
+        self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
+        self._guard = threading.Lock()
         self.pending: set[Job] = set()
         # What need not be done again in a session, by its epoch.
         self.done: Recent[Hashable, bool] = Recent(10_000)
@@ -446,15 +447,12 @@ class Database:
 
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
-        self._guard, self._threads = threading.Lock(), _threads_of(self.identity[0], self._pool_size)
+        width, self._guard = self._pool_size, threading.Lock()
+        self._threads = _threads.setdefault((self.identity[0], width), Threads(width))
         _of_parent.append((list(self.pending), self.engine and self.engine.pool))
         self.pending.clear()
         if self.engine is not None and not self.in_memory:
             self.engine.dispose(close=False)
-
-
-def _threads_of(place: str, width: int) -> Threads:
-    return _threads.setdefault((place, width), Threads(width))
 
 
 def _begin_in_child() -> None:

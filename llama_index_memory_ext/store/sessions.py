@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
     from llama_index_memory_ext.text.tool_calls import Json
 
-# So many turns are deleted by one statement.
-_DELETED_TURNS = 200
-
 
 class Users:
     """The sessions of users. Methods named ``..._within`` work in a transaction that has locked the session."""
@@ -287,8 +284,9 @@ class Users:
             ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
             spans = zip(found, ends, strict=True)
             turns = [(rows.c.id >= first) & (rows.c.id < end) for (first, who), end in spans if who == user_id]
-            for start in range(0, len(turns), _DELETED_TURNS):
-                counts["messages"] += self.delete_within(conn, key, or_(*turns[start : start + _DELETED_TURNS]))
+            # A statement may not be of any length.
+            for start in range(0, len(turns), 200):
+                counts["messages"] += self.delete_within(conn, key, or_(*turns[start : start + 200]))
         for reader in self._readers_of(conn, key, user_id):
             here = (cursors.c.key == key, cursors.c.reader == reader)
             counts["cursors"] += conn.execute(delete(cursors).where(*here)).rowcount
