@@ -53,11 +53,12 @@ class BackOff:
     @property
     def pausing(self) -> bool:
         """Whether a pause is under way."""
-        return self.failures > 0 and time.monotonic() < self.resume_at
+        return time.monotonic() < self.resume_at
 
     def failed(self) -> float:
         """Count a failure, and return its pause in seconds."""
-        pause = pause_seconds(self.first_pause_seconds, self.failures)
+        # The longest pause is reached long before; a larger power of 2 may be no float.
+        pause = min(self.first_pause_seconds * 2.0 ** min(self.failures, 30), LONGEST_PAUSE_SECONDS)
         self.failures += 1
         self.resume_at = time.monotonic() + pause
         return pause
@@ -66,12 +67,6 @@ class BackOff:
         """Let the next pause be a short one again; within a pause nothing changes."""
         if not self.pausing:
             self.failures = 0
-
-
-def pause_seconds(first: float, failures: int) -> float:
-    """The pause after a failure, where there were ``failures`` in a row before it: at most 300 seconds."""
-    # The longest pause is reached long before; a larger power of 2 may be no float.
-    return min(first * 2.0 ** min(failures, 30), LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits.
+    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits, so that it does not pause.
     """
 
     work: Work
@@ -100,13 +95,6 @@ class _Job:
     again: bool = True
     pausing: bool = False
     awaited: bool = False
-
-    def without_pause(self) -> asyncio.Task[None]:
-        """Its task, which ends now instead of pausing, and does not pause after a failure."""
-        self.awaited = True
-        if self.pausing:
-            self.task.cancel()
-        return self.task
 
 
 class Jobs:
@@ -152,15 +140,16 @@ class Jobs:
         return self._failures.get(key)
 
     async def wait(self, key: JobKey) -> None:
-        """Wait until the job of a key has ended; a job that pauses after a failure is cancelled instead."""
-        job = self._jobs.get((asyncio.get_running_loop(), key))
-        if job is not None:
-            await asyncio.wait([job.without_pause()])
+        """Wait until the job of a key has ended, or without a reader all of the session.
 
-    async def wait_for_session(self, session_id: str) -> None:
-        """Wait until all jobs of a session have ended, as ``wait`` does."""
-        for job in self._here([session_id]):
-            await asyncio.wait([job.without_pause()])
+        A job that pauses after a failure is cancelled instead.
+        """
+        for known, job in self._here([key.session_id]).items():
+            if key.reader in ("", known.reader):
+                job.awaited = True
+                if job.pausing:
+                    job.task.cancel()
+                await asyncio.wait([job.task])
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
@@ -169,15 +158,15 @@ class Jobs:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
-        tasks = [job.task for job in self._here(names)]
+        tasks = [job.task for job in self._here(names).values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _here(self, names: Collection[str] | None) -> list[_Job]:
+    def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
         """The jobs of these sessions, or all, in this event loop."""
         here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
-        return [job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)]
+        return {key: job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)}
 
     async def _run(self, key: JobKey) -> None:
         job, succeeded = self._jobs[asyncio.get_running_loop(), key], False
@@ -199,28 +188,26 @@ class Jobs:
         with span(f"memory {self.kind}"):
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                self._remember(key, error, first_pause)
-                return False
-        self._failures.pop(key, None)
-        return True
-
-    def _remember(self, key: JobKey, error: Exception, first_pause: float | None) -> None:
-        earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
-        failures = earlier.failures + 1 if earlier else 1
-        pause, retry_at = None, earlier.retry_at if earlier else None
-        outcome = "the next start of this session's memory tries again"
-        if first_pause is not None:
-            pause = pause_seconds(first_pause, failures - 1)
-            retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
-        # That there is no model is said once, and not again with each pause.
-        if not (earlier and earlier.error == name == NoModelError.__name__):
-            log_failure(self._failed, key.session_id, error, outcome)
-        self._failures[key] = Failure(failures, name, at, retry_at)
-        if len(self._failures) > _MOST_FAILURES:
-            del self._failures[next(iter(self._failures))]
-        if self._event is not None:
-            send(self._event(session_id=key.session_id, error=name, failures=failures, retry_seconds=pause))
+            except Exception as raised:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
+                error = raised
+            else:
+                self._failures.pop(key, None)
+                return True
+            earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
+            before, retry_at = (earlier.failures, earlier.retry_at) if earlier else (0, None)
+            pause, outcome = None, "the next start of this session's memory tries again"
+            if first_pause is not None:
+                pause = BackOff(first_pause, before).failed()
+                retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
+            # That there is no model is said once, and not again with each pause.
+            if not (earlier and earlier.error == name == NoModelError.__name__):
+                log_failure(self._failed, key.session_id, error, outcome)
+            self._failures[key] = Failure(before + 1, name, at, retry_at)
+            if len(self._failures) > _MOST_FAILURES:
+                del self._failures[next(iter(self._failures))]
+            if self._event is not None:
+                send(self._event(session_id=key.session_id, error=name, failures=before + 1, retry_seconds=pause))
+            return False
 
 
 class JobRegistry:
@@ -246,7 +233,7 @@ class JobRegistry:
 
     async def wait_for_session(self, session_id: str) -> None:
         """Wait until the jobs of a session in this event loop have ended; none pauses after a failure meanwhile."""
-        await asyncio.gather(*(jobs.wait_for_session(session_id) for jobs in list(self._jobs.values())))
+        await asyncio.gather(*(jobs.wait(JobKey(session_id)) for jobs in list(self._jobs.values())))
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""

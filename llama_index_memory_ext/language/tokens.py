@@ -272,7 +272,7 @@ def keywords(text: str) -> frozenset[str]:
     folded = comparable(text)
     words = list(words_of(folded))
     found = {word.term if word.term.isascii() else without_accents(word.written) for word in words}
-    characters = set(pattern(CHARACTER).findall(folded)) - STOPCHARACTERS
+    characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
     found |= {word.written for word in words if not (characters and pattern(CHARACTER).search(word.written))}
     return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
 

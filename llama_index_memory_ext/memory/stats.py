@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
-from llama_index_memory_ext.fact import SetAside
+from llama_index_memory_ext.fact import SetAside, utc_now
 from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
@@ -76,19 +77,23 @@ async def read_stats(
     from llama_index_memory_ext.facts.extraction import progress_of  # where statistics are asked for
 
     namespace, size = facts.namespace_of(session_id), await record.ameasure(session_id)
-    reader, agents = facts.reader_of(session_id), facts.view.names or ()
-    counts = await store.users.counts(
-        session_id, record=record.name, extraction=reader, namespace=namespace, agents=agents
-    )
+    reader, count, now = facts.reader_of(session_id), store.users.count, utc_now()
+    position, _ = await store.readers.state(session_id, record.name)
+    _, state = await store.readers.state(session_id, reader)
+    known = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
         user_id=namespace,
         database=store.address,
         **size._asdict(),
-        **counts,
-        pending=counts["unread"] if facts.extract_facts else None,
+        messages=await count(session_id),
+        active=await count(session_id, status=ACTIVE),
+        left=await count(session_id, status=ARCHIVED, last=position),
+        facts=sum(fact.state(now) == "present" for fact in known),
+        retired=sum(fact.retired for fact in known),
+        pending=await count(session_id, reader=reader) if facts.extract_facts else None,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,
-        set_aside=progress_of(counts["state"]).set_aside,
+        set_aside=progress_of(state).set_aside,
         usage=record.usage | facts.usage,
     )

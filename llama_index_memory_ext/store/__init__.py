@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI, SQLAlchemyChatStore
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import Connection, func, or_, select, text
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
@@ -22,19 +22,15 @@ from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.sessions import Users
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, written_at
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, Row, Tables, written_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
     from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
-    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
-
-    from llama_index_memory_ext.store.tables import Row, Tables
-
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
@@ -42,8 +38,6 @@ DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
-# As long as a large database may take.
-_VACUUM_SECONDS = 3600.0
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
 _MAY_VACUUM = text(
     "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
@@ -154,8 +148,8 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             rows = self.database.tables.rows
             query = select(*rows.c["key", "timestamp", "role", "status", "data"]).order_by(rows.c.id)
-            dump["db_data"] = run(self.database.run(lambda conn: conn.execute(query).mappings().all(), writes=False))
-            dump["db_data"] = [dict(row) for row in dump["db_data"]]
+            read = self.database.run(lambda conn: [dict(row) for row in conn.execute(query).mappings()], writes=False)
+            dump["db_data"] = run(read)
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -359,7 +353,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return True
         work = _vacuum_file if self.database.backend == "sqlite" else _vacuum_on_server
         try:
-            return await self.database.run(work, self.database.tables, in_transaction=False, seconds=_VACUUM_SECONDS)
+            return await self.database.run(work, self.database.tables, in_transaction=False, seconds=3600)
         except StoreError as error:
             logger.warning(
                 "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "
@@ -403,9 +397,6 @@ def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
     return not forbidden
 
 
-_REFUSE_WRITES = {"sqlite": "PRAGMA query_only = ON", "postgresql": "SET default_transaction_read_only = on"}
-
-
 @asynccontextmanager
 async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
     """Gives a store on the same database that refuses each write; it is closed at the end of the block.
@@ -416,5 +407,7 @@ async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
     uri = database.url.render_as_string(hide_password=False)
     limits: Any = {"operation_timeout": store.operation_timeout, "pool_size": store.pool_size}
     async with aclosing(MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)) as reader:
-        reader.database.set_up = _REFUSE_WRITES[database.backend]
+        reader.database.set_up = "SET default_transaction_read_only = on"
+        if database.backend == "sqlite":
+            reader.database.set_up = "PRAGMA query_only = ON"
         yield reader

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, NoSuchModuleError
@@ -27,40 +27,34 @@ DEFAULT_POOL_SIZE = 5
 
 # The server ends a statement so much later than the caller stops waiting for it.
 SERVER_GRACE_SECONDS = 1.0
-# The server and SQLite count milliseconds in 32 bits.
-_MOST_SECONDS = 1_000_000
-# Of a machine that has gone, an idle connection learns after about this time.
-_IDLE_SECONDS = 10
 # The name of the call that makes tables.
 MAKING = "making the tables"
 # The drivers that are used, whatever driver an address names.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 # Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
 _RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
-_OF_ASYNCPG = frozenset(
-    {"direct_tls", "async_fallback", "command_timeout", "prepared_statement_cache_size", "prepared_statement_name_func"}
-    | {"statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"}
-)
+_OF_ASYNCPG = {
+    "direct_tls",
+    "async_fallback",
+    "command_timeout",
+    "statement_cache_size",
+    "max_cacheable_statement_size",
+}
+_OF_ASYNCPG |= {"prepared_statement_cache_size", "prepared_statement_name_func", "max_cached_statement_lifetime"}
 # The options of sqlite3 and of SQLite's own addresses; the last one is that of aiosqlite alone.
-_OF_SQLITE = frozenset(
-    {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread", "cached_statements"}
-    | {"isolation_level", "detect_types", "iter_chunk_size"}
-)
+_OF_SQLITE = {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread"}
+_OF_SQLITE |= {"cached_statements", "isolation_level", "detect_types", "iter_chunk_size"}
 
 
-# What is checked of the arguments of a store by type and range.
-SETTINGS = create_model(
-    "MemoryStore",
-    __config__=ConfigDict(strict=True, arbitrary_types_allowed=True),
-    table_name=(str, ...),
-    db_schema=(str | None, None),
-    async_engine=(AsyncEngine | None, None),
-    operation_timeout=(
-        float,
-        Field(DEFAULT_TIMEOUT_SECONDS, gt=0, le=_MOST_SECONDS, description="Most seconds of a call."),
-    ),
-    pool_size=(int, Field(DEFAULT_POOL_SIZE, ge=1, description="Most connections; a server allows 100 in all.")),
-)
+class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
+    """What is checked of the arguments of a store by type and range."""
+
+    table_name: str
+    db_schema: str | None
+    async_engine: AsyncEngine | None
+    # The server and SQLite count milliseconds in 32 bits.
+    operation_timeout: float = Field(DEFAULT_TIMEOUT_SECONDS, gt=0, le=1_000_000, description="Most seconds of a call.")
+    pool_size: int = Field(DEFAULT_POOL_SIZE, ge=1, description="Most connections; a server allows 100 in all.")
 
 
 def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
@@ -125,33 +119,30 @@ def driver_url(url: URL) -> URL:
 def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
     """The error for the call of this name that the database has refused; without a name, there is no connection."""
     reason, is_file = reason_of(error), url.get_backend_name() == "sqlite"
-    if name:
-        hint = "Nothing was changed. The call can be made again."
-        if getattr(error, "connection_invalidated", False):
-            hint = "The connection was lost: look whether it was stored before you repeat the call."
-        elif name == MAKING and "full" not in reason:
-            hint = (
-                "Its tables are missing or of an earlier version: open it once as a user who may make and change "
-                "tables; afterwards reading and writing rows is all that is needed."
-            )
-        elif "readonly" in reason or "read-only" in reason:
-            hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
-        elif "full" in reason and is_file:
-            with suppress(OSError):
-                needed = 2 * Path(str(url.database)).stat().st_size / 1e6
-                hint = (
-                    f"Nothing was changed. Free {needed:,.0f} MB: to delete and to vacuum take twice the file's size."
-                )
-        return StoreError(f"The database at {without_password(url)} has refused {name}: {reason}. {hint}")
-    hint = "See whether it is there, and whether the address, the user and the password are right."
-    if is_file:
+    if isinstance(error, ImportError):
+        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
+    elif not name and is_file:
         hint = (
             "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
             "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
         )
-    if isinstance(error, ImportError):
-        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
-    return StoreError(f"The database at {without_password(url)} cannot be used: {reason}. {hint}")
+    elif not name:
+        hint = "See whether it is there, and whether the address, the user and the password are right."
+    elif getattr(error, "connection_invalidated", False):
+        hint = "The connection was lost: look whether it was stored before you repeat the call."
+    elif "full" in reason and is_file:
+        hint = "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take."
+    elif name == MAKING:
+        hint = (
+            "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
+            "afterwards reading and writing rows is all that is needed."
+        )
+    elif "readonly" in reason or "read-only" in reason:
+        hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
+    else:
+        hint = "Nothing was changed. The call can be made again."
+    refused = f"has refused {name}" if name else "cannot be used"
+    return StoreError(f"The database at {without_password(url)} {refused}: {reason}. {hint}")
 
 
 def reason_of(error: BaseException) -> str:
@@ -189,25 +180,27 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
     # The connections that are not needed grow old, and the server may end them.
     options |= {"poolclass": QueuePool, "pool_timeout": seconds + SERVER_GRACE_SECONDS, "pool_use_lifo": True}
     if url.get_backend_name() == "postgresql":
-        given, wait = driver_url(url).query, max(1, math.ceil(seconds))
+        for_driver, wait = driver_url(url), max(1, math.ceil(seconds))
         # A machine that has gone is given up after about this time.
         arguments: dict[str, Any] = {"connect_timeout": wait, "tcp_user_timeout": 1000 * wait, "keepalives_count": 2}
-        arguments |= {"keepalives_idle": _IDLE_SECONDS, "keepalives_interval": wait}
-        arguments = {name: value for name, value in arguments.items() if name not in given}
+        arguments |= {"keepalives_idle": 10, "keepalives_interval": wait}
+        arguments = {name: value for name, value in arguments.items() if name not in for_driver.query}
         # A pooler between may give each transaction another connection of the server.
         arguments["prepare_threshold"] = None
-        engine = create_engine(driver_url(url), isolation_level="READ COMMITTED", connect_args=arguments, **options)
+        engine = create_engine(for_driver, isolation_level="READ COMMITTED", connect_args=arguments, **options)
         limit = round(1000 * (seconds + SERVER_GRACE_SECONDS))
         # By a statement and not at the start of the connection, which poolers refuse.
         sets = f"SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; {set_up}"
         event.listen(engine, "connect", partial(_set_up_postgresql, sets))
-        event.listen(engine, "checkout", partial(_check, engine.dialect))
+        event.listen(engine, "checkout", _check)
         return engine
     if is_in_memory(url):
         options = {"hide_parameters": True, "poolclass": StaticPool}
     elif "uri" not in url.query and not (folder := Path(url.database or "").expanduser().parent).is_dir():
         raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
-    engine = create_engine(driver_url(url), connect_args={"timeout": seconds, "check_same_thread": False}, **options)
+    # Transactions begin where the runner says so.
+    settings = {"timeout": seconds, "check_same_thread": False, "isolation_level": None}
+    engine = create_engine(driver_url(url), connect_args=settings, **options)
     event.listen(engine, "do_connect", partial(_connect_sqlite, set_up))
     return engine
 
@@ -215,8 +208,7 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
 def _connect_sqlite(set_up: str, _dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
     connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
     try:
-        # Transactions begin where the runner says so, and what was acknowledged survives a power cut.
-        connection.isolation_level = None
+        # What was acknowledged survives a power cut.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(set_up)
     except sqlite3.Error:
@@ -236,18 +228,13 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
 
 
 def _set_up_postgresql(statements: str, connection: Any, _record: Any) -> None:
-    connection.autocommit = True
     connection.execute(statements)
-    connection.autocommit = False
+    connection.commit()
 
 
-def _check(dialect: Any, connection: Any, _record: Any, _proxy: Any) -> None:
+def _check(connection: Any, _record: Any, _proxy: Any) -> None:
     """Replace a connection that was lost while it was idle."""
     with DefaultSelector() as said:
-        # A server that ends a connection says so, and nothing else makes it say anything.
-        is_doubtful = connection.closed or (said.register(connection, EVENT_READ) and said.select(0))
-    if is_doubtful:
-        try:
-            dialect.do_ping(connection)
-        except dialect.loaded_dbapi.Error:
-            raise DisconnectionError("The connection was lost while it was idle.") from None
+        # A server that ends a connection says so, and hardly anything else makes it say something.
+        if connection.closed or (said.register(connection, EVENT_READ) and said.select(0)):
+            raise DisconnectionError("The connection was lost while it was idle.")

@@ -6,10 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, case, func, literal, null, or_, select, true
+from sqlalchemy import Connection, bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.runner import reads
+from llama_index_memory_ext.store.runner import Database, reads
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
@@ -18,23 +18,21 @@ from llama_index_memory_ext.store.tables import (
     SHARED,
     LogPage,
     LogRow,
+    Opening,
+    Seen,
     Snapshot,
+    Statement,
     upsert,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection
-
-    from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Opening, Seen, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 logger = logging.getLogger(__name__)
 
 _LOG_AND_ACTIVE = [ARCHIVED, ACTIVE]
-_GLANCE_ROWS = 40
 
 
 class Readers:
@@ -46,14 +44,8 @@ class Readers:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        tables = database.tables
-        rows, cursors, users, owners, sessions = (
-            tables.rows,
-            tables.cursors,
-            tables.users,
-            tables.owners,
-            tables.sessions,
-        )
+        rows, cursors = database.tables.rows, database.tables.cursors
+        users, owners, sessions = database.tables.users, database.tables.owners, database.tables.sessions
         # Statements of every turn are built once: building one costs as much as running it.
         session: Statement = bindparam("session")
         last_id: Statement = bindparam("last_id")
@@ -91,8 +83,8 @@ class Readers:
         closed = or_(owners.c.kind == OWN, owners.c.kind == bindparam("closed"))
         others = select(func.count()).where(owners.c.key == session, owners.c.user_id != bindparam("user"), closed)
         ids = select(rows.c.id).where(*archived).order_by(rows.c.id.desc())
-        # Of more rows than these, readers ask for as many as they have room for.
-        before = func.coalesce(ids.limit(1).offset(_GLANCE_ROWS).scalar_subquery(), 0)
+        # Of more rows than 40, readers ask for as many as they have room for.
+        before = func.coalesce(ids.limit(1).offset(40).scalar_subquery(), 0)
         active = select(*columns).where(rows.c.key == session, rows.c.status == ACTIVE)
         # Two queries, each along the index: SQLite reads the whole session for one with an "or".
         found = active.union_all(select(*columns).where(*archived, rows.c.id >= last_id, rows.c.id > before))

@@ -6,22 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, Fact, normalised, retire
-from llama_index_memory_ext.store.runner import reads, writes_user
-from llama_index_memory_ext.store.tables import one_of, upsert, vectors_namespace
+from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire
+from llama_index_memory_ext.store.runner import Database, reads, writes_user
+from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, upsert, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sqlalchemy import Connection
-
-    from llama_index_memory_ext.fact import AgentView
     from llama_index_memory_ext.store.cursors import Readers
-    from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import LogPage, Row, Statement
     from llama_index_memory_ext.text.tool_calls import Json
 
 
@@ -194,8 +189,10 @@ class Facts:
             stored, replaced_by = newer.get(fact.id), same.get(fact.replaced_by or "", fact.replaced_by)
             if stored is None and same[fact.id] == fact.id:
                 merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
-            elif stored is not None:
-                merged += _ended(stored, fact, replaced_by)
+            elif stored and not stored.pinned and fact.retired and (not stored.retired or fact.retired_by == "request"):
+                # The user's own words have ended it, whatever was made of it meanwhile.
+                reason, by = fact.retired_reason or "", fact.retired_by
+                merged.append(retire(stored, reason, fact.updated_at, replaced_by, by=by))
         self._put_all(conn, namespace, merged)
         return True
 
@@ -212,15 +209,6 @@ class Facts:
         # Readers of a fact that has moved must read all of them again, as where one was deleted.
         begun_again = {"epoch": time.time_ns()} if moved else {}
         conn.execute(self._set_user, {"ns": namespace, "change": last + len(rows), **begun_again})
-
-
-def _ended(stored: Fact, extracted: Fact, replaced_by: str | None) -> list[Fact]:
-    """A stored fact as the user's own words have ended it, whatever was made of it meanwhile; [] if they have not."""
-    is_new = not stored.retired or extracted.retired_by == "request"
-    if not extracted.retired or stored.pinned or not is_new:
-        return []
-    reason, by = extracted.retired_reason or "", extracted.retired_by
-    return [retire(stored, reason, extracted.updated_at, replaced_by, by=by)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +250,24 @@ class KeptVectors:
         """
         # The lock is that of the facts or the messages, so that no vector outlives what it is of.
         whose: Any = {"sessions": [self.session_id]} if self.readers else {"users": [self.namespace]}
-        return await self.database.run(self._write, vectors, **whose)
+        tables, backend = self.database.tables, self.database.backend
 
-    def _write(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        tables, kept = self.database.tables, dict(vectors)
-        if self.readers is None:
-            facts = select(tables.facts.c.id).where(tables.facts.c.namespace == self.namespace)
-            known = facts.where(one_of(tables.facts.c.id, self.database.backend))
-            kept = {one: vectors[one] for one in conn.execute(known, {"names": list(vectors)}).scalars()}
-        elif not self.readers.is_current_within(conn, self.session_id or "", self.epoch):
-            conn.rollback()
-            return False
-        place = {"namespace": self.namespace, "model": self.model}
-        rows = [{**place, "id": one, "digest": digest, "vector": vector} for one, (digest, vector) in kept.items()]
-        if rows:
-            # Two processes that embed the same content store the same; only one knows of a content that changed.
-            conn.execute(upsert(tables.embeddings, self.database.backend, "digest", "vector"), rows)
-        else:
-            conn.rollback()
-        return True
+        def write(conn: Connection) -> bool:
+            kept = dict(vectors)
+            if self.readers is None:
+                facts = select(tables.facts.c.id).where(tables.facts.c.namespace == self.namespace)
+                known = facts.where(one_of(tables.facts.c.id, backend))
+                kept = {one: vectors[one] for one in conn.execute(known, {"names": list(vectors)}).scalars()}
+            elif not self.readers.is_current_within(conn, self.session_id or "", self.epoch):
+                conn.rollback()
+                return False
+            place = {"namespace": self.namespace, "model": self.model}
+            rows = [{**place, "id": one, "digest": digest, "vector": vector} for one, (digest, vector) in kept.items()]
+            if rows:
+                # Two processes that embed the same content store the same; only one knows of a content that changed.
+                conn.execute(upsert(tables.embeddings, backend, "digest", "vector"), rows)
+            else:
+                conn.rollback()
+            return True
+
+        return await self.database.run(write, **whose)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.store.runner import writes_session
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LogRow, one_of, upsert
+from llama_index_memory_ext.store.runner import Database, writes_session
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LogRow, Opening, Row, Statement, one_of, upsert
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
@@ -27,12 +26,8 @@ from llama_index_memory_ext.text.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sqlalchemy import Connection
-
     from llama_index_memory_ext.store.cursors import Readers
-    from llama_index_memory_ext.store.runner import Database
     from llama_index_memory_ext.store.sessions import Users
-    from llama_index_memory_ext.store.tables import Opening, Row, Statement
 
     # Says of messages, oldest first, how many of the oldest go into the log; None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
@@ -77,40 +72,33 @@ class Log:
         ``Users.claim_within``, which may refuse it.
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
-        speakers = _speakers_in(messages, opening)
+        speakers, rows, before = _speakers_in(messages, opening), self._rows, list[LogRow]()
         if replace:
-            before = self._keep_unchanged(conn, key, messages)
+            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
+            for row, message in zip(found, messages, strict=False):
+                if not is_same(row.data, storable(message)):
+                    break
+                before.append(row)
+            self._users.delete_within(conn, key, rows.c.id > (before[-1].id if before else 0))
             messages = messages[len(before) :]
-        else:
-            before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
+        elif plan_flush:
+            before = self._readers.find_within(conn, key, [ACTIVE])
         messages = self.unknown_within(conn, key, messages)
         if not (replace or messages or before):
             conn.rollback()
             return []
         is_shared = opening is not None and self._users.claim_within(conn, key, opening, speakers, readers)
         count = plan_flush(as_taken([*(row.message for row in before), *messages])) if plan_flush else 0
-        flushed = self._move(conn, key, before, count)
-        user_id = opening.user_id if opening and is_shared else None
-        return [*flushed, *self.insert_within(conn, key, messages, user_id, archived=count - len(before))]
-
-    def _keep_unchanged(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> list[LogRow]:
-        """Delete the rows of a session but for the oldest ones, as far as they hold these messages; return those."""
-        found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
-        pairs = zip(found, messages, strict=False)
-        same = [row for row, _ in takewhile(lambda pair: is_same(pair[0].data, storable(pair[1])), pairs)]
-        self._users.delete_within(conn, key, self._rows.c.id > (same[-1].id if same else 0))
-        return same
-
-    def _move(self, conn: Connection, key: str, rows: Sequence[LogRow], count: int) -> list[ChatMessage]:
-        """Let so many of the oldest rows be in the log and the others active; return the messages that went there."""
-        flushed = [row for row in rows[:count] if row.is_active]
-        back = [row for row in rows[count:] if not row.is_active]
+        flushed = [row for row in before[:count] if row.is_active]
+        back = [row for row in before[count:] if not row.is_active]
         if flushed:
             self.archive_within(conn, key, flushed[-1].id)
         if back:
-            these = (self._rows.c.key == key, self._rows.c.status == ARCHIVED, self._rows.c.id >= back[0].id)
-            conn.execute(update(self._rows).where(*these).values(status=ACTIVE))
-        return [row.as_put for row in flushed]
+            these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= back[0].id)
+            conn.execute(update(rows).where(*these).values(status=ACTIVE))
+        user_id = opening.user_id if opening and is_shared else None
+        new = self.insert_within(conn, key, messages, user_id, archived=count - len(before))
+        return [*(row.as_put for row in flushed), *new]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
         """Move the active rows up to this one into the log."""
@@ -143,11 +131,6 @@ class Log:
             for i, message in enumerate(messages)
         ]
         conn.execute(insert(self._rows), rows)
-        self._note_ids(conn, key, rows)
-        return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
-
-    def _note_ids(self, conn: Connection, key: str, rows: Sequence[Row]) -> None:
-        """Keep the ids that programs have given the messages of these rows, which were just written."""
         named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
         if any(named.values()):
             # A clock may give two rows the same time; the newest counts.
@@ -155,6 +138,7 @@ class Log:
             row_ids = {row.timestamp: row.id for row in conn.execute(self._written, span)}
             put = [{"key": key, "message_id": name, "row_id": row_ids[at]} for at, name in named.items() if name]
             conn.execute(self._put_ids, put)
+        return [ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]]
 
     def unknown_within(self, conn: Connection, key: str, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """The messages without those whose id the session, or one before them, has; a MessageError for a wrong id."""

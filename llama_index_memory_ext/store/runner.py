@@ -18,7 +18,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
@@ -29,6 +29,7 @@ from llama_index_memory_ext.store.tables import (
     DONE,
     EPOCHS,
     SCHEMA_VERSION,
+    Row,
     Tables,
     create_missing,
     known_version,
@@ -39,10 +40,7 @@ from llama_index_memory_ext.store.tables import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
 
-    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from llama_index_memory_ext.store.tables import Row
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,16 +48,10 @@ Part = TypeVar("Part")
 
 logger = logging.getLogger(__name__)
 
-_MOST_DONE = 10_000
-# Tables and indexes may be made for a table of the host's with many rows.
-_SETUP_SECONDS = 600.0
-# Any number that no other program takes for its own lock.
-_SETUP_LOCK = 7_453_010_323_281_277_817
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # How long the end of the program waits for writes, and how long a thread without work stays.
 _END_SECONDS, _LOOK_SECONDS, _IDLE_SECONDS = 1.0, 0.005, 10.0
-_OF_DATABASE = (SQLAlchemyError, sqlite3.Error, OSError)
 
 
 @dataclass(eq=False)
@@ -72,21 +64,19 @@ class Job:
     answer: asyncio.Future[Any]
     writes: bool
     in_transaction: bool
-    # What does it in a thread, and the jobs of its store that have not ended.
-    work: Callable[[Job], Any]
-    pending: set[Job]
+    database: Database
     context: Context = field(default_factory=copy_context)
 
     def run(self) -> None:
         """Do the work in this thread, and give the answer to the caller."""
         result = error = None
         try:
-            result = self.context.run(self.work, self)
+            result = self.context.run(self.database.work, self)
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
+        self.database.pending.discard(self)
         # Who is answered may be the last who knows the store.
-        del self.work, self.step, self.context
-        self.pending.discard(self)
+        del self.database, self.step, self.context
         try:
             self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
         except RuntimeError:
@@ -132,7 +122,7 @@ class Threads:
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
-                job.pending.discard(job)
+                job.database.pending.discard(job)
 
     def _wake(self) -> None:
         if self._idle:
@@ -193,8 +183,8 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        names = {"table_name": table_name, "db_schema": db_schema, "async_engine": lent}
-        checked(address.SETTINGS, address.SETTINGS, StoreError, **names, operation_timeout=seconds, pool_size=pool_size)
+        given = {"table_name": table_name, "db_schema": db_schema, "async_engine": lent, "operation_timeout": seconds}
+        checked(address.Settings, address.Settings, StoreError, **given, pool_size=pool_size)
         self.url = address.checked_url(uri, lent)
         self.backend, self.in_memory = self.url.get_backend_name(), address.is_in_memory(self.url)
         self.shown_uri = address.without_password(address.checked_url(None) if self.in_memory else self.url)
@@ -206,13 +196,15 @@ class Database:
         self.identity = (place, str(db_schema), table_name)
         self.seconds = seconds
         self._lent, self._rows, self._pool_size = lent, rows, pool_size
-        self._engine: Engine | None = None
+        # The engine that was opened; None before the first use.
+        self.engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
-        self._threads, self._guard = _threads_of(place, pool_size), threading.Lock()
-        self._pending: set[Job] = set()
+        self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
+        self._guard = threading.Lock()
+        self.pending: set[Job] = set()
         # What need not be done again in a session, by its epoch.
-        self.done: Recent[Hashable, bool] = Recent(_MOST_DONE)
+        self.done: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist; whether what was in memory is gone.
         self._is_ready = self.is_gone = False
         sessions = self.tables.sessions
@@ -221,11 +213,6 @@ class Database:
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
             self._lock_sessions = self._lock_sessions.returning(sessions.c.key, sessions.c.epoch)
         _databases.add(self)
-
-    @property
-    def engine(self) -> Engine | AsyncEngine | None:
-        """The engine that was opened or lent; None before the first use."""
-        return self._lent if self._is_ready and self._lent else self._engine
 
     async def run(
         self,
@@ -257,17 +244,12 @@ class Database:
         def step(conn: Connection) -> T:
             conn.info[EPOCHS], conn.info[DONE] = {}, done
             self.lock(conn, sessions, users)
-            result = function(conn, *args, **options)
-            if not conn.in_transaction():
-                done.clear()
-            return result
+            return function(conn, *args, **options)
 
         names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
         # As a reader of the code knows it: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        result = await self._call(
-            step, name, names, seconds or self.seconds, writes=writes, in_transaction=in_transaction
-        )
+        result = await self._call(step, name, names, seconds, writes=writes, in_transaction=in_transaction)
         for mark in done:
             self.done.put(mark, value=True)
         return result
@@ -285,21 +267,15 @@ class Database:
         """As ``MemoryStore.read_schema_version``."""
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
-        return await self._call(
-            partial(version_of, tables=self.tables), "read_schema_version", set(), self.seconds, writes=False
-        )
+        return await self._call(partial(version_of, tables=self.tables), "read_schema_version", writes=False)
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
 
-        Writes that are under way are waited for, within the time for one call; those of a lent engine in this loop.
-        Reads that wait do not begin.
+        What is under way is waited for, within the time for one call; of a lent engine, what is in this loop.
         """
-        for job in list(self._pending):
-            if not job.writes:
-                self._threads.withdraw(job)
         here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
-        while any(self._lent is None or job.answer.get_loop() is here for job in list(self._pending)):
+        while any(self._lent is None or job.answer.get_loop() is here for job in list(self.pending)):
             if time.monotonic() > end:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
@@ -309,12 +285,12 @@ class Database:
 
     def _close(self) -> None:
         with self._guard:
-            self._is_ready, engine, self._engine = False, self._engine, None
+            self._is_ready, engine, self.engine = False, self.engine, None
         if engine is not None:
             engine.dispose()
 
     def __del__(self) -> None:
-        if getattr(self, "_engine", None) is None:
+        if getattr(self, "engine", None) is None:
             return
         self._close()
         if not self.in_memory:
@@ -328,13 +304,12 @@ class Database:
 
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
-        names = {("setup",)}
         try:
             # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
-            version = await self._call(self._look, "opening", names, self.seconds, writes=False)
+            version = await self._call(self._look, "opening", writes=False)
             if version != SCHEMA_VERSION or self._rows:
-                seconds = max(self.seconds, _SETUP_SECONDS)
-                await self._call(self._make, address.MAKING, names, seconds, writes=True)
+                # Tables and indexes may be made for a table of the host's with many rows.
+                await self._call(self._make, address.MAKING, seconds=max(self.seconds, 600.0), writes=True)
         except StoreTimeoutError:
             # A connection is still in use.
             raise
@@ -354,7 +329,8 @@ class Database:
             # An index of a large table takes longer than a statement may; "if not exists" is not safe against itself,
             # so that one process at a time makes tables.
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            conn.execute(select(func.pg_advisory_xact_lock(_SETUP_LOCK)))
+            # Any number that no other program takes for its own lock.
+            conn.execute(select(func.pg_advisory_xact_lock(7_453_010_323_281_277_817)))
         create_missing(conn, self.tables)
         if self._rows:
             conn.execute(insert(self.tables.rows), self._rows)
@@ -364,21 +340,21 @@ class Database:
         self,
         step: Callable[[Connection], T],
         name: str,
-        names: Collection[tuple[str, ...]],
-        seconds: float,
+        names: Collection[tuple[str, ...]] = (),
+        seconds: float = 0,
         *,
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
-        """The result of a step on a connection; a StoreTimeoutError after so many seconds."""
-        alone = {(*self.identity, *one) for one in names}
+        """The result of a step on a connection; a StoreTimeoutError after so many seconds, 0: the time for one call."""
+        alone, seconds = {(*self.identity, *one) for one in names}, seconds or self.seconds
         if self.backend == "sqlite":
             # SQLite lets one writer in at a time, and not in their order. In memory there is one connection.
             alone = {self.identity[:1]} if writes or self.in_memory else set()
         loop, task = asyncio.get_running_loop(), None
         answer: asyncio.Future[T] = loop.create_future()
-        job = Job(step, name, alone, answer, writes, in_transaction, self._in_thread, self._pending)
-        self._pending.add(job)
+        job = Job(step, name, alone, answer, writes, in_transaction, self)
+        self.pending.add(job)
         if self._lent is None:
             self._threads.enter(job)
         else:
@@ -398,17 +374,17 @@ class Database:
             raise StoreTimeoutError(name, seconds, writes=writes)
         return answer.result()
 
-    def _in_thread(self, job: Job) -> Any:
+    def work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
         with self._guard:
-            if self._engine is None and self.is_gone:
+            if self.engine is None and self.is_gone:
                 raise StoreError(
                     "This database was in memory and was closed: what it held is gone. Close it when nothing uses it "
                     'any more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
                 )
-            if self._engine is None:
-                self._engine = address.open_engine(self.url, self.seconds, self._pool_size, self.set_up)
-            engine = self._engine
+            if self.engine is None:
+                self.engine = address.open_engine(self.url, self.seconds, self._pool_size, self.set_up)
+            engine = self.engine
         with ExitStack() as stack:
             with self._in_words(job, begun=False):
                 conn = stack.enter_context(engine.connect())
@@ -431,7 +407,7 @@ class Database:
             error = raised
         finally:
             # Also where the loop was closed, and the collector ends this.
-            self._pending.discard(job)
+            self.pending.discard(job)
         job.deliver(result, error)
 
     def _transact(self, conn: Connection, job: Job) -> Any:
@@ -446,7 +422,12 @@ class Database:
             if begins:
                 stack.enter_context(conn.begin())
                 if self.backend == "sqlite":
-                    _begin_to_write(conn, is_lent=is_lent)
+                    driver: Any = conn.connection.driver_connection
+                    if not is_lent:
+                        # What another thread has left open when the process was forked.
+                        driver.rollback()
+                    if not driver.in_transaction:
+                        conn.exec_driver_sql("BEGIN IMMEDIATE")
             result = job.step(conn)
             job.writes = begins and conn.in_transaction()
             return result
@@ -457,7 +438,8 @@ class Database:
         try:
             yield
         except Exception as error:
-            if isinstance(error, StoreError) or (begun and not isinstance(error, _OF_DATABASE)):
+            of_database = (SQLAlchemyError, sqlite3.Error, OSError)
+            if isinstance(error, StoreError) or (begun and not isinstance(error, of_database)):
                 raise
             if "is locked" in address.reason_of(error):
                 raise StoreTimeoutError(job.name, self.seconds, writes=job.writes) from error
@@ -465,25 +447,12 @@ class Database:
 
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
-        self._guard, self._threads = threading.Lock(), _threads_of(self.identity[0], self._pool_size)
-        _of_parent.append((list(self._pending), self._engine and self._engine.pool))
-        self._pending.clear()
-        if self._engine is not None and not self.in_memory:
-            self._engine.dispose(close=False)
-
-
-def _begin_to_write(conn: Connection, *, is_lent: bool) -> None:
-    """Take the lock of a SQLite file."""
-    driver: Any = conn.connection.driver_connection
-    if not is_lent:
-        # What another thread has left open when the process was forked.
-        driver.rollback()
-    if not driver.in_transaction:
-        conn.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _threads_of(place: str, width: int) -> Threads:
-    return _threads.setdefault((place, width), Threads(width))
+        width, self._guard = self._pool_size, threading.Lock()
+        self._threads = _threads.setdefault((self.identity[0], width), Threads(width))
+        _of_parent.append((list(self.pending), self.engine and self.engine.pool))
+        self.pending.clear()
+        if self.engine is not None and not self.in_memory:
+            self.engine.dispose(close=False)
 
 
 def _begin_in_child() -> None:
@@ -501,7 +470,7 @@ if hasattr(os, "register_at_fork"):
 def _finish_writes() -> None:
     """Let writes end before the program does, unless the database does not answer."""
     end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and any(job.writes for one in list(_databases) for job in list(one._pending)):  # noqa: SLF001
+    while time.monotonic() < end and any(job.writes for one in list(_databases) for job in list(one.pending)):
         time.sleep(_LOOK_SECONDS)
 
 
@@ -516,13 +485,11 @@ def _run_by(
         signature = without_second(method)
 
         @wraps(method)
-        async def run(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            whose: Any = {"writes": False, **kwargs}
+        async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            whose: Any = {"writes": False}
             if locks:
-                name = [*signature.parameters][1]
-                whose = {locks: [args[0] if args else kwargs[name]], **kwargs}
-            database: Database = cast("Any", part).database
-            return cast("T", await database.run(cast("Any", method).__get__(part), *args, **whose))
+                whose = {locks: [args[0] if args else kwargs[[*signature.parameters][1]]]}
+            return cast("T", await part.database.run(cast("Any", method).__get__(part), *args, **whose, **kwargs))
 
         vars(run)["__signature__"] = signature
         return run

@@ -7,14 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import String, bindparam, cast, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError
-from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.store.runner import reads, writes_session
+from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
     DONE,
     EPOCHS,
     LAST_ID,
@@ -22,6 +19,8 @@ from llama_index_memory_ext.store.tables import (
     OWN,
     ROWS,
     SHARED,
+    Opening,
+    Statement,
     one_of,
     upsert,
     vectors_namespace,
@@ -31,16 +30,9 @@ from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sqlalchemy import Connection
-
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.runner import Database
-    from llama_index_memory_ext.store.tables import Opening, Statement
     from llama_index_memory_ext.text.tool_calls import Json
-
-# So many turns are deleted by one statement.
-_DELETED_TURNS = 200
 
 
 class Users:
@@ -62,9 +54,14 @@ class Users:
         Returns whether it is of several users. A session that was begun without a user becomes that of the first one,
         with its facts. Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
         """
-        if not opening.shared and self._is_known(conn, key, (opening, *readers)):
-            return False
-        owners, user = self._owners_within(conn, key, opening), opening.user_in(key)
+        epoch = conn.info[EPOCHS].get(key)
+        if not opening.shared:
+            # What this process has claimed in this epoch need not be claimed again, once it is stored.
+            claim = (key, epoch, opening, *readers)
+            if epoch is not None and claim in self.database.done:
+                return False
+            conn.info[DONE].append(claim)
+        owners, user = self.owners_within(conn, key, opening), opening.user_in(key)
         kind = opening.kind or owners.get(key, OF_NOBODY)
         new = [{"key": key, "user_id": one, "kind": kind} for one in {user, *speakers} if owners.get(one) != kind]
         if new:
@@ -82,16 +79,11 @@ class Users:
         self._readers.register_within(conn, key, readers)
         return is_of_several
 
-    def _is_known(self, conn: Connection, key: str, claim: tuple[object, ...]) -> bool:
-        """Whether this process has made a claim in this epoch; else it is noted, which counts once it is stored."""
-        epoch = conn.info[EPOCHS].get(key)
-        is_known = epoch is not None and (key, epoch, *claim) in self.database.done
-        if not is_known:
-            conn.info[DONE].append((key, epoch, *claim))
-        return is_known
+    def owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
+        """How each owner has opened a session.
 
-    def _owners_within(self, conn: Connection, key: str, opening: Opening) -> dict[str, str]:
-        """How each owner has opened a session; a SessionOwnerError if it is not open to this one."""
+        Raises a SessionOwnerError if it is another user's, unless both have opened it as shared.
+        """
         owners = {row.user_id: row.kind for row in conn.execute(self._owners, {"session": key})}
         user = opening.user_in(key)
         if any(kind in (OWN, OWN if opening.shared else SHARED) for owner, kind in owners.items() if owner != user):
@@ -101,6 +93,8 @@ class Users:
                 "shared=True if all who talk in it may read everything."
             )
         return owners
+
+    check = reads(owners_within)
 
     def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
         """Give what was learned in a session without a user to its first one, if that is another."""
@@ -135,11 +129,6 @@ class Users:
             return
         kinds = {row.user_id: row.kind for row in conn.execute(self._owners, {"session": key})}
         self.claim_within(conn, key, opening._replace(shared=kinds.get(opening.user_id) == SHARED), (), readers)
-
-    @reads
-    def check(self, conn: Connection, key: str, opening: Opening) -> None:
-        """Raise a SessionOwnerError if a session is another user's, unless both have opened it as shared."""
-        self._owners_within(conn, key, opening)
 
     @reads
     def owners(self, conn: Connection, key: str) -> list[str]:
@@ -185,44 +174,6 @@ class Users:
         return list(conn.execute(query).scalars())
 
     @reads
-    def counts(
-        self,
-        conn: Connection,
-        key: str,
-        *,
-        record: str,
-        extraction: str,
-        namespace: str,
-        agents: Collection[str] = ("",),
-    ) -> dict[str, Json]:
-        """Count by indexes, without reading a message; ``record`` and ``extraction`` are the names of readers.
-
-        ``messages`` are all of the session, ``active`` those that are not in the log. The record's reader has left
-        ``left`` messages behind, and the facts' reader not yet ``unread`` ones. ``facts`` of these ``agents`` hold now:
-        they are not retired, have not expired, and are not past. ``state`` is what the facts' reader has
-        stored with its cursor.
-        """
-        rows, facts, cursors = self._tables.rows, self._tables.facts, self._tables.cursors
-        of_session = select(func.count()).where(rows.c.key == key)
-        known = select(func.count()).where(facts.c.namespace == namespace, facts.c.agent_id.in_(agents))
-        names = "retired_at", "expires_at", "valid_until"
-        retired_at, expires_at, valid_until = (facts.c.data[name].as_string() for name in names)
-        # To the second, and to the day.
-        is_valid = or_(expires_at.is_(None), func.substr(expires_at, 1, 19) > f"{utc_now():%Y-%m-%dT%H:%M:%S}")
-        is_present = or_(valid_until.is_(None), valid_until >= f"{utc_now():%Y-%m-%d}")
-        counts = {
-            "messages": of_session,
-            "active": of_session.where(rows.c.status == ACTIVE),
-            "left": of_session.where(rows.c.status == ARCHIVED, rows.c.id <= self._position(key, record)),
-            "unread": of_session.where(rows.c.id > self._position(key, extraction)),
-            "facts": known.where(retired_at.is_(None), is_valid, is_present),
-            "retired": known.where(retired_at.is_not(None)),
-            "state": select(cursors.c.state).where(cursors.c.key == key, cursors.c.reader == extraction),
-        }
-        found = conn.execute(select(*(count.scalar_subquery().label(name) for name, count in counts.items())))
-        return dict(found.mappings().one())
-
-    @reads
     def count(
         self,
         conn: Connection,
@@ -237,15 +188,11 @@ class Users:
 
         With any ``status`` if that is None.
         """
-        rows = self._tables.rows
-        unread = (rows.c.key == key, rows.c.id > self._position(key, reader), rows.c.id > after, rows.c.id <= last)
+        rows, cursors = self._tables.rows, self._tables.cursors
+        position = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader).scalar_subquery()
+        unread = (rows.c.key == key, rows.c.id > func.coalesce(position, after), rows.c.id > after, rows.c.id <= last)
         counted = select(func.count()).where(*unread, *([rows.c.status == status] if status else []))
         return conn.execute(counted).scalar_one()
-
-    def _position(self, key: str, reader: str) -> Statement:
-        cursors = self._tables.cursors
-        query = select(cursors.c.position).where(cursors.c.key == key, cursors.c.reader == reader)
-        return func.coalesce(query.scalar_subquery(), 0)
 
     # ---- deletion ----
 
@@ -338,8 +285,9 @@ class Users:
             ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
             spans = zip(found, ends, strict=True)
             turns = [(rows.c.id >= first) & (rows.c.id < end) for (first, who), end in spans if who == user_id]
-            for start in range(0, len(turns), _DELETED_TURNS):
-                counts["messages"] += self.delete_within(conn, key, or_(*turns[start : start + _DELETED_TURNS]))
+            # A statement may not be of any length.
+            for start in range(0, len(turns), 200):
+                counts["messages"] += self.delete_within(conn, key, or_(*turns[start : start + 200]))
         for reader in self._readers_of(conn, key, user_id):
             here = (cursors.c.key == key, cursors.c.reader == reader)
             counts["cursors"] += conn.execute(delete(cursors).where(*here)).rowcount

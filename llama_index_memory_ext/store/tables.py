@@ -205,10 +205,6 @@ def _tell_owners(conn: sa.Connection, tables: Tables) -> None:
 
 logger = logging.getLogger(__name__)
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# In nanoseconds; a datetime can hold it.
-_LATEST = 253_402_300_799 * 10**9
-
 
 class Opening(NamedTuple):
     """Who opens a session: a user, None for a memory without one. ``shared``: other users may read and write there."""
@@ -249,16 +245,14 @@ class LogRow:
         return str((kwargs or {}).get("name") or self.user_id or "")
 
     @property
-    def told_at(self) -> datetime | None:
-        """When it was said (UTC), as its ``additional_kwargs`` tell; None if they do not, or tell a later time."""
+    def said_at(self) -> datetime | None:
+        """When it was said (UTC), as its ``additional_kwargs`` tell, but no later than it was written.
+
+        When it was written, if they do not tell; None where neither is known.
+        """
         told = next(iter(times_in(self.data.get("additional_kwargs") or {}).values()), None)
         written = written_at(self.timestamp)
-        return told if told and (written is None or told <= written) else None
-
-    @property
-    def said_at(self) -> datetime | None:
-        """When it was said (UTC), as far as it tells; else when it was written. None where neither is known."""
-        return self.told_at or written_at(self.timestamp)
+        return told if told and (written is None or told <= written) else written
 
     @property
     def is_active(self) -> bool:
@@ -357,6 +351,7 @@ def written_at(timestamp: int | None) -> datetime | None:
     >>> written_at(1_700_000_000_000_000_000).isoformat(), written_at(0)
     ('2023-11-14T22:13:20+00:00', None)
     """
-    if timestamp is None or not 0 < timestamp < _LATEST:
+    # A datetime can hold no later second.
+    if timestamp is None or not 0 < timestamp < 253_402_300_799 * 10**9:
         return None
-    return _EPOCH + timedelta(microseconds=timestamp // 1_000)
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=timestamp // 1_000)

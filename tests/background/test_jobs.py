@@ -16,7 +16,6 @@ from llama_index_memory_ext.background.jobs import (
     JobKey,
     JobRegistry,
     Jobs,
-    pause_seconds,
 )
 from tests.conversation import assistant, user
 from tests.openai_server import Message
@@ -55,7 +54,10 @@ async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(caplog: pyte
 
 
 async def test_the_last_failure_is_known_until_the_next_success() -> None:
-    """Each session's own: its number, the type of its error, when it was, and when it is tried again."""
+    """Each session's own: its number, the type of its error, when it was, and when it is tried again.
+
+    A caller that waits does not shorten the pause for the others.
+    """
     jobs, start = new_jobs(), datetime.now(timezone.utc)
     await jobs.finish(CHAT, fail)
     failure = jobs.failure_of(CHAT)
@@ -68,39 +70,27 @@ async def test_the_last_failure_is_known_until_the_next_success() -> None:
     assert failure
     assert (failure.failures, failure.retry_at) == (2, failure.at + timedelta(seconds=120))
     await jobs.finish(JobKey("another"), succeed)
-    assert number_of_failures(jobs, CHAT) == 2
+    await jobs.finish(CHAT, fail)
+    after = jobs.failure_of(CHAT)
+    assert after
+    assert (after.failures, after.retry_at) == (3, failure.retry_at)
+    jobs.start(CHAT, succeed, 3600.0)
+    await jobs.wait(CHAT)
+    assert number_of_failures(jobs, CHAT) == 3
     await jobs.finish(CHAT, succeed)
     assert jobs.failure_of(CHAT) is None
 
 
-async def test_a_caller_that_waits_does_not_shorten_the_pause_for_the_others() -> None:
-    jobs = new_jobs()
-    jobs.start(CHAT, fail, 3600.0)
-    await jobs.wait(CHAT)
-    before = jobs.failure_of(CHAT)
-    await jobs.finish(CHAT, fail)
-    after = jobs.failure_of(CHAT)
-    assert before
-    assert after
-    assert (after.failures, after.retry_at) == (2, before.retry_at)
-    jobs.start(CHAT, succeed, 3600.0)
-    await jobs.wait(CHAT)
-    assert number_of_failures(jobs, CHAT) == 2
-
-
 def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> None:
-    back_off = BackOff(10.0)
+    """A success ends no pause, and makes the next one short."""
+    back_off, without = BackOff(10.0), BackOff(0.0, failures=3)
     assert not back_off.pausing
     assert [back_off.failed() for _ in range(7)] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
-    assert pause_seconds(2.0, 5_000) == LONGEST_PAUSE_SECONDS
-
-
-@pytest.mark.parametrize(("pause", "failures"), [(10.0, 1), (0.0, 0)])
-def test_a_success_ends_no_pause_and_makes_the_next_one_short(pause: float, failures: int) -> None:
-    back_off = BackOff(pause)
-    back_off.failed()
-    back_off.succeeded()
-    assert (back_off.failures, back_off.pausing) == (failures, bool(failures))
+    assert BackOff(2.0, 5_000).failed() == LONGEST_PAUSE_SECONDS
+    without.failed()
+    for one in (back_off, without):
+        one.succeeded()
+    assert [(one.failures, one.pausing) for one in (back_off, without)] == [(7, True), (0, False)]
 
 
 async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(start_model: StartModel) -> None:

@@ -33,9 +33,9 @@ async def test_each_spelling_of_a_file_opens_the_same_file(tmp_path: Path, drive
 async def test_each_spelling_of_a_server_and_its_options_reach_it(postgres_uri: str, driver: str) -> None:
     """On a socket. What asyncpg keeps in a cache is nobody's here."""
     url = make_url(postgres_uri).set(drivername=driver)
-    of_asyncpg = {"ssl": "prefer", "timeout": "5.5", "command_timeout": "60", "prepared_statement_cache_size": "0"}
+    of_asyncpg = {"ssl": "prefer", "timeout": "5.5", "command_timeout": "60", "statement_cache_size": "0"}
     of_libpq = {"sslmode": "disable", "application_name": "memory", "target_session_attrs": "any"}
-    for options in (of_asyncpg, of_libpq, {"statement_cache_size": "0", "max_cached_statement_lifetime": "0"}):
+    for options in (of_asyncpg, of_libpq):
         store = MemoryStore(url.update_query_dict(options).render_as_string(hide_password=False))
         await store.add_message("chat", user("one"))
         await store.aclose()

@@ -28,31 +28,22 @@ async def memory(any_database_uri: str | None) -> AsyncIterator[CondensedMemory]
 
 
 async def test_no_concurrent_put_is_lost(memory: CondensedMemory) -> None:
-    """20 at a time, 20 times: 400 rows, each once in the record, in their order, also for readers meanwhile."""
+    """20 at a time, and synchronous calls of four threads: each once in the record, in order, also for readers."""
 
     async def read() -> None:
         shown = [text for _, text in record(sent_text(await memory.aget()))]
         assert len(shown) == len(set(shown))
-
-    for round_number in range(20):
-        await asyncio.gather(*(memory.aput(user(f"message {round_number}-{i}")) for i in range(20)), read())
-    rows = [message.content for message in await memory.aget_all()]
-    assert len(rows) == len(set(rows)) == 400
-    await memory.aflush()
-    assert [text for _, text in record(sent_text(await memory.aget()))] == rows
-
-
-async def test_threads_with_loops_of_their_own_lose_nothing(memory: CondensedMemory) -> None:
-    """Synchronous calls from web workers, say."""
 
     def work(name: int) -> None:
         for i in range(10):
             memory.put(user(f"{name}-{i}"))
             memory.get()
 
+    for round_number in range(10):
+        await asyncio.gather(*(memory.aput(user(f"message {round_number}-{i}")) for i in range(20)), read())
     await asyncio.gather(*(asyncio.to_thread(work, name) for name in range(4)))
     rows = [message.content for message in await memory.aget_all()]
-    assert len(rows) == len(set(rows)) == 40
+    assert len(rows) == len(set(rows)) == 240
     await memory.aflush()
     assert [text for _, text in record(sent_text(await memory.aget()))] == rows
 
@@ -90,9 +81,9 @@ async def test_within_turns_concurrent_runs_get_each_its_own_answer(
 
 
 async def test_a_turn_within_itself_is_refused(open_memory: OpenMemory) -> None:
-    """It would wait for its own end."""
+    """It would wait for its own end. Sessions do not wait for each other."""
     memory = open_memory()
-    async with memory.turn():
+    async with memory.turn(), open_memory("bob").turn():
         with pytest.raises(TurnError, match=r"within memory\.turn"):
             async with memory.turn():
                 pass
@@ -125,11 +116,6 @@ async def test_a_reset_waits_for_a_put_under_way(open_memory: OpenMemory) -> Non
     leave.set()
     await asyncio.gather(put, reset)
     assert await memory.aget_all() == []
-
-
-async def test_sessions_do_not_wait_for_each_other(open_memory: OpenMemory) -> None:
-    async with open_memory("ann").turn(), open_memory("bob").turn():
-        pass
 
 
 async def test_a_turn_is_alone_in_every_thread(open_memory: OpenMemory) -> None:

@@ -160,7 +160,7 @@ from sqlalchemy.engine import Engine
 from llama_index_memory_ext import MemoryStore
 
 def kill(connection, cursor, statement, *_):
-    if all(word in statement for word in sys.argv[2:]):
+    if "INSERT INTO" in statement and "_schema" in statement:
         os.kill(os.getpid(), signal.SIGKILL)
 
 event.listen(Engine, "after_cursor_execute", kill)
@@ -168,12 +168,11 @@ asyncio.run(MemoryStore(sys.argv[1]).get_keys())
 """
 
 
-@pytest.mark.parametrize("killed_after", [["CREATE TABLE", "_embeddings"], ["INSERT INTO", "_schema"]], ids=" ".join)
-async def test_an_opening_that_was_killed_has_changed_nothing(uri: str, killed_after: list[str]) -> None:
-    """And the next one makes all tables."""
+async def test_an_opening_that_was_killed_has_changed_nothing(uri: str) -> None:
+    """Not even just before its end; and the next one makes all tables."""
     await write_as_host(uri)
     before = await structure(uri)
-    done = subprocess.run([sys.executable, "-c", KILLED, uri, *killed_after], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, uri], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert await structure(uri) == before
     assert await asked(uri) is None
@@ -206,10 +205,8 @@ assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8
 """
 
 
-@pytest.mark.parametrize("before", ["nothing", "the host", "version 3"])
+@pytest.mark.parametrize("before", ["nothing", "version 3"])
 async def test_eight_processes_open_the_same_database_at_once(uri: str, before: str) -> None:
-    if before == "the host":
-        await write_as_host(uri)
     if before == "version 3":
         await open_and_close(uri)
         await make_version_3(uri)

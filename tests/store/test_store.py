@@ -87,29 +87,19 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
 
 
 async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(store: MemoryStore) -> None:
-    """Of two workers that move it, one succeeds."""
-    await store.add_messages("chat", [user("one"), user("two"), user("three")], MessageStatus.ARCHIVED)
-    page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    moves = [store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=row.id) for row in page.rows[:2]]
-    moved = await asyncio.gather(*moves)
-    assert sorted(moved) == [False, True]
-    assert await read(store) == (["two", "three"] if moved[0] else ["three"])
-    assert len((await store.readers.page("chat", "another reader", Seen(), limit=10)).rows) == 3
-
-
-async def test_what_was_made_of_the_rows_behind_a_cursor_moves_with_it(store: MemoryStore) -> None:
-    """Another state, or none, comes with another move; a move that fails changes nothing."""
-    await store.log.append("chat", [user(f"message {i}") for i in range(6)], len)
-    page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    ids = [row.id for row in page.rows]
+    """Of two workers that move it, one succeeds; what was made of the rows before moves with it."""
+    await store.log.append("chat", [user("one"), user("two"), user("three")], len)
+    page, move = await store.readers.page("chat", "reader", Seen(), limit=10), store.readers.move
     assert await store.readers.state("chat", "reader") == (0, None)
-    state = {"summary": "They said \u65e5\u672c \U0001f600.", "summarised": 2}
-    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[1], state=state)
-    assert not await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[2], state={"summary": "x"})
-    assert await store.readers.state("chat", "reader") == (ids[1], state)
+    ids, states = [row.id for row in page.rows], [{"summary": "They said \u65e5\u672c \U0001f600."}, {"summary": "x"}]
+    moves = [move("chat", "reader", epoch=page.epoch, old=0, new=ids[i], state=states[i]) for i in range(2)]
+    moved = (await asyncio.gather(*moves)).index(True)
+    assert await read(store) == ["two", "three"][moved:]
+    assert await store.readers.state("chat", "reader") == (ids[moved], states[moved])
     assert await store.readers.state("chat", "another") == await store.readers.state("other", "reader") == (0, None)
-    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=ids[1], new=ids[1])
-    assert await store.readers.state("chat", "reader") == (ids[1], None)
+    assert len((await store.readers.page("chat", "another", Seen(), limit=10)).rows) == 3
+    assert await move("chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved])
+    assert await store.readers.state("chat", "reader") == (ids[moved], None)
     await store.delete_messages("chat")
     assert await store.readers.state("chat", "reader") == (0, None)
 
@@ -182,12 +172,6 @@ def test_an_address_that_cannot_work_is_refused_with_the_way_out(uri: str, says:
         MemoryStore(uri)
     assert says in str(error.value)
     assert "hunter2" not in str(error.value)
-
-
-async def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    store = MemoryStore(f"sqlite+aiosqlite:///{tmp_path}/no/memory.db")
-    with pytest.raises(StoreError, match=r"needs a folder .*/no': create it first"):
-        await store.get_messages("chat")
 
 
 def test_no_password_leaves_the_store() -> None:

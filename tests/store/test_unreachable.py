@@ -63,14 +63,16 @@ async def test_what_the_server_refuses_is_told(
 
 
 async def test_a_file_that_cannot_be_opened_is_named_and_used_once_it_can(tmp_path: Path) -> None:
-    folder = tmp_path / "folder.db"
-    folder.mkdir()
-    uri = f"sqlite+aiosqlite:///{folder}"
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
-    with pytest.raises(StoreError, match=r"folder\.db cannot be used: unable to open database file\. See") as error:
+    """In a folder that is missing, and where a folder has its name."""
+    file = tmp_path / "no/memory.db"
+    memory = CondensedMemory.from_defaults("chat", async_database_uri=f"sqlite:///{file}", extract_facts=False)
+    with pytest.raises(StoreError, match=r"needs a folder .*/no': create it first"):
+        await memory.aget()
+    file.mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"memory\.db cannot be used: unable to open database file\. See") as error:
         await memory.aput(user("one"))
     assert "sqlalche.me" not in str(error.value)
-    folder.rmdir()
+    file.rmdir()
     await memory.aput(user("two"))
     assert [message.content for message in await memory.aget_all()] == ["two"]
     await memory.aclose()
