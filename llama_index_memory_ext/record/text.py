@@ -93,17 +93,14 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     parts, wanted = split_record(text), tokens_to_truncate
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
 
-    def importance(i: int) -> tuple[bool, bool, bool, int]:
-        is_first_instruction = i == 0 and parts[i].startswith(_INSTRUCTION_STARTS)
-        return is_first_instruction, parts[i].startswith(_SUMMARY_OPENING), i < heading, i
-
-    messages = [
-        i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))
-    ]
-    messages.sort(key=importance)
+    # The last is missed most.
+    shown = [i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))]
+    shown.sort(key=lambda i: (i < heading, i))
+    shown.sort(key=lambda i: parts[i].startswith(_SUMMARY_OPENING))
+    shown.sort(key=lambda i: i == 0 and parts[i].startswith(_INSTRUCTION_STARTS))
     while True:
         gone, saved = set[int](), 0
-        for i in messages:
+        for i in shown:
             if saved < wanted or (is_result(parts[i]) and i - 1 in gone):
                 saved += counter.count(parts[i])
                 gone.add(i)
