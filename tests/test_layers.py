@@ -27,7 +27,7 @@ inspector   server > actions pages > views > prompt                       # page
 ---
 agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
 ---
-memory      condensed_memory > settings turns > search stats template     # preset
+memory      condensed_memory > settings turns > stats template            # preset
 ---
 record      block > summary > recall > window > text                      # within the limit
 facts       backfill > block > extraction > verification > validation > checks > source >
@@ -166,7 +166,7 @@ LOADED_WITH_THE_PRESET = {
     "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
     "language": "dates stems tokens",
-    "memory": "condensed_memory search settings stats template turns",
+    "memory": "condensed_memory settings stats template turns",
     "models": "ask prompt_caches responses",
     "record": "block recall text window",
     "search": "embeddings tfidf",

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.facts.ranking import Weights, days_of
-from llama_index_memory_ext.memory.condensed_memory import check_memory
-from llama_index_memory_ext.memory.search import check_search
+from llama_index_memory_ext.memory.condensed_memory import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens

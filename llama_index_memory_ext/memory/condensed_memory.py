@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -18,18 +19,17 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import SessionOwnerError, SettingError, StoreError, StoreTimeoutError
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
+from llama_index_memory_ext.facts.book import check_top_k
+from llama_index_memory_ext.facts.ranking import days_of
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
-from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
     MemoryOptions,
     blocks_for,
     check_cache_points,
     limits_for,
-    model_window,
-    session_of,
-    store_of,
+    place_of,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
@@ -60,10 +60,36 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearchResult:
+    """What was found for a question, best first: ``print`` shows a line for each; both are empty if nothing was.
+
+    ``facts`` have a ``fact`` and a ``score``, both 0..1 as in the ranking; ``messages`` a ``role``, a ``day``, a
+    ``text`` of at most 500 tokens, and a ``similarity``, 1 for the best one.
+    """
+
+    facts: tuple[RankedFact, ...] = ()
+    messages: tuple[FoundMessage, ...] = ()
+
+    def __repr__(self) -> str:
+        # What users have said is no part of it: a log may show it.
+        return f"{type(self).__name__}({len(self.facts)} facts, {len(self.messages)} messages)"
+
+    def __str__(self) -> str:
+        found = [(entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content) for entry in self.facts]
+        found += [(one.similarity, [one.role, one.day], one.text) for one in self.messages]
+        lines = (
+            f"{score:.2f}  {', '.join(filter(None, what))}: {' '.join(text.split())}" for score, what, text in found
+        )
+        return "\n".join(lines) or "Nothing found."
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -211,11 +237,10 @@ class CondensedMemory(Memory):
                 UserWarning,
                 stacklevel=2,
             )
-        limits = limits_for(*model_window(llm, context_window), token_limit, condensed_token_limit, facts_token_limit)
+        limits = limits_for(context_window, token_limit, condensed_token_limit, facts_token_limit, llm)
         check_cache_points(cache_points, memory_blocks_template, llm)
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
-        store = store_of(chat_store, **place, db_schema=db_schema)
-        session_id = session_of(store, session_id)
+        store, session_id = place_of(chat_store, session_id, **place, db_schema=db_schema)
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
@@ -298,7 +323,16 @@ class CondensedMemory(Memory):
             turn = [row.message for row in snapshot.active]
             asked = template.with_question(turn, input)
             turn = [] if is_to_come else turn
-            contents = await self._contents(asked, snapshot, **block_kwargs)
+            contents: dict[str, Any] = {}
+            for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
+                # The blocks of others need not know such an argument.
+                is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
+                more = {"snapshot": snapshot} if is_ours else {}
+                content = await block.aget(asked, session_id=self.session_id, **block_kwargs, **more)
+                if content and not isinstance(content, str | list):
+                    raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
+                if content:
+                    contents[block.name] = content
             room = self.token_limit - initial_token_count - await self._tokens_of(asked if is_to_come else turn)
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
@@ -310,7 +344,10 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=self._goes_on(turn))
+        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
+        goes_on = bool(turn) and before == self._question_hash
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
             message.role = MessageRole.USER if row.is_printed else message.role
@@ -528,22 +565,19 @@ class CondensedMemory(Memory):
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
         if not self._opened:
-            await self._open_blocks()
+            # Let the blocks begin with the session.
+            try:
+                for block in self._log_blocks:
+                    await block.aopen(self.session_id)
+                self._opened = True
+            except StoreTimeoutError:
+                # The message would wait as long again.
+                raise
+            except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
+                outcome = "the next message tries again"
+                log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
         async with self._calls():
             await self._write(messages, plan, replace=replace)
-
-    async def _open_blocks(self) -> None:
-        """Let the blocks begin with the session. What fails is logged, and tried again with the next message."""
-        try:
-            for block in self._log_blocks:
-                await block.aopen(self.session_id)
-            self._opened = True
-        except StoreTimeoutError:
-            # The message would wait as long again.
-            raise
-        except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
-            outcome = "the next message tries again"
-            log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
 
     async def _flush(self, plan: turns.Plan) -> None:
         """Pass on to the blocks what leaves by the plan; wait for facts and summary."""
@@ -609,20 +643,6 @@ class CondensedMemory(Memory):
             return turns.leaving(messages)
         return turns.leaving(messages, int(self.token_limit * self.chat_history_token_ratio), self._tokens)
 
-    async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
-        """Returns what each block shows for the messages, by its name, without empty ones."""
-        contents: dict[str, Any] = {}
-        for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
-            # The blocks of others need not know such an argument.
-            is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
-            more = {"snapshot": snapshot} if is_ours else {}
-            content = await block.aget(asked, session_id=self.session_id, **block_kwargs, **more)
-            if content and not isinstance(content, str | list):
-                raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
-            if content:
-                contents[block.name] = content
-        return contents
-
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
@@ -632,43 +652,25 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
+        shape, given, left = self.memory_blocks_template, contents, -1
+        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
-            content, messages, left = await self._joined(contents, room, turn)
+            if isinstance(shape, template.MemoryBlocksTemplate):
+                given = template.with_record_in_blocks(contents, self.cache_points, turn)
+                left = room - template.max_tokens(contents, self.tokenizer_fn)
+            parts, messages = await self._format_memory_blocks(given)
+            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+            content = template.joined(shape, parts, hint)
+            # The bound is never too low; only where it is over the room the exact count decides.
+            if left < 0:
+                left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
+            shown = [block for block in self.memory_blocks if contents.get(block.name)]
             # A block of ours can be truncated whatever its priority.
-            may_be_cut = [
-                block
-                for block in self.memory_blocks
-                if contents.get(block.name) and (isinstance(block, LogBlock) or block.priority > 0)
-            ]
+            may_be_cut = [block for block in shown if isinstance(block, LogBlock) or block.priority > 0]
             if left >= 0 or not may_be_cut:
                 return content, messages, left
             block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
-
-    async def _joined(
-        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
-        """Returns what blocks gave as content of one message and as messages, and how many tokens are left at least."""
-        shape, given, left = self.memory_blocks_template, contents, -1
-        if isinstance(shape, template.MemoryBlocksTemplate):
-            given = template.with_record_in_blocks(contents, self.cache_points, turn)
-            left = room - template.max_tokens(contents, self.tokenizer_fn)
-        parts, messages = await self._format_memory_blocks(given)
-        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
-        hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-        content = template.joined(shape, parts, hint)
-        # The bound is never too low; only where it is over the room the exact count decides.
-        if left < 0:
-            left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
-        return content, messages, left
-
-    def _goes_on(self, turn: list[ChatMessage]) -> bool:
-        """Returns whether the turn is that of the prompt before.
-
-        An agent asks again for each of its tool calls, whose results it may keep to itself.
-        """
-        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        return bool(turn) and before == self._question_hash
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()
@@ -695,3 +697,10 @@ def check_memory(memory: object, who: str) -> None:
             f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
             "Build one with CondensedMemory.from_defaults(...)."
         )
+
+
+def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
+    """Raises a ValueError if there is nothing to look for, or ``similarity_top_k`` is less than 1."""
+    if not (facts or messages):
+        raise ValueError("facts=False and messages=False leave nothing to look for; set one of them to True.")
+    check_top_k(similarity_top_k)
