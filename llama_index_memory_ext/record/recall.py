@@ -26,9 +26,9 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     day_heading,
     earlier_element,
-    entries_of,
     shown_day,
 )
+from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors

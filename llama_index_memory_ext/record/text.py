@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
-from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
@@ -56,14 +56,6 @@ def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: Token
     shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))
-
-
-def entries_of(
-    rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
-) -> list[Entry]:
-    """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
-    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
-    return [entry for entry in found if entry is not None]
 
 
 def clip_entries(

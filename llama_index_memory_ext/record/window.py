@@ -23,11 +23,11 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText, TokenCounter
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
@@ -360,6 +360,14 @@ class RecordReader:
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
             return await asyncio.to_thread(entries_of, rows, counter, tags)
         return entries_of(rows, counter, tags)
+
+
+def entries_of(
+    rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
+) -> list[Entry]:
+    """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
+    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
+    return [entry for entry in found if entry is not None]
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:
