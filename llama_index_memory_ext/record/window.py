@@ -51,21 +51,23 @@ CachePoints: TypeAlias = Switch | CacheControl
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    A block ends behind each row of ``ends``, after so many characters behind the ``head``; the text behind the last of
-    them, with recalled messages, is no block yet. Behind the rows ``marks``, oldest first, this request and those
-    before it have ended their newest blocks.
+    ``blocks`` are those that are complete, by the rows behind which they end, and have the first ``closed`` characters;
+    the text behind them, with recalled messages, is no block yet. Behind the rows ``marks``, oldest first, this request
+    and those before it have ended their newest blocks.
     """
 
-    __slots__ = ("ends", "head", "marks")
+    __slots__ = ("blocks", "closed", "marks")
 
-    head: int
-    ends: Mapping[int, int]
+    blocks: Mapping[int, TextBlock]
+    closed: int
     marks: Sequence[int]
 
-    def __new__(cls, text: str, tokens: int, head: int, ends: Mapping[int, int], marks: Sequence[int]) -> Self:
-        """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
+    def __new__(
+        cls, text: str, tokens: int, blocks: Mapping[int, TextBlock], closed: int, marks: Sequence[int]
+    ) -> Self:
+        """Make it of a text, its number of tokens, and its blocks."""
         record = super().__new__(cls, text, tokens)
-        record.head, record.ends, record.marks = head, ends, marks
+        record.blocks, record.closed, record.marks = blocks, closed, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -76,13 +78,11 @@ class RecordText(CountedText):
         most = MOST_CACHE_POINTS - others if cache_points else 0
         marks = self.marks[-most:] if most > 0 else ()
         content: list[ContentBlock] = []
-        start = 0
-        for row_id, characters in self.ends.items():
-            content.append(TextBlock(text=self[start : self.head + characters]))
+        for row_id, block in self.blocks.items():
+            content.append(block)
             if row_id in marks:
                 content.append(cache_point(cache_points))
-            start = self.head + characters
-        return [*content, TextBlock(text=self[start:])]
+        return [*content, TextBlock(text=self[self.closed :])]
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class RecordReader:
 
     ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
     rest of the record leaves. ``windows`` are the last ones it has read, and ``ended`` the rows behind which their
-    newest blocks have ended when they were shown, for the last two such rows. ``joined`` are the texts of windows, the
-    lengths of their heads, and where their blocks end.
+    newest blocks have ended when they were shown, for the last two such rows. ``joined`` are the texts of windows,
+    their blocks and the characters of these.
     """
 
     store: MemoryStore
@@ -172,33 +172,38 @@ class RecordReader:
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
-    joined: Recent[str, tuple[Window, str, int, dict[int, int]]] = field(default_factory=Recent)
+    joined: Recent[str, tuple[Window, str, dict[int, TextBlock], int]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
         known = self.joined.get(session_id)
-        if known is None or known[0] is not window:
+        # Prompts share the blocks, and whoever got one may have changed it.
+        is_changed = known and not known[1].startswith("".join([block.text for block in known[2].values()]))
+        if known is None or known[0] is not window or is_changed:
+            made, blocks = known[2] if known else {}, dict[int, TextBlock]()
             # What stands in front of the messages: the first instructions and the summary.
-            head = "".join([*(entry.text for entry in window.instructions), window.element])
-            ends: dict[int, int] = {}
-            tokens = characters = 0
+            pieces, tokens = [*(entry.text for entry in window.instructions), str(window.element)], 0
             for entry in window.kept:
-                tokens, characters = tokens + entry.tokens, characters + len(entry.text)
+                pieces.append(entry.text)
+                tokens += entry.tokens
                 # A block ends with the first entry with which it has its least number of tokens. So ends stay where
                 # they are when entries follow, and are the same in every process.
                 if tokens * MOST_BLOCKS >= self.room:
-                    ends[entry.row_id], tokens = characters, 0
-            known = window, "".join([head, *(entry.text for entry in window.kept)]), len(head), ends
+                    text, block = "".join(pieces), made.get(entry.row_id)
+                    blocks[entry.row_id] = block if block and block.text == text else TextBlock(text=text)
+                    pieces, tokens = [], 0
+            closed = "".join([block.text for block in blocks.values()])
+            known = window, "".join([closed, *pieces]), blocks, len(closed)
             self.joined.put(session_id, known)
-        _, text, length, ends = known
-        rows, ended = list(ends), self.ended.get(session_id) or ()
+        _, text, blocks, length = known
+        rows, ended = list(blocks), self.ended.get(session_id) or ()
         self.ended.put(session_id, tuple(sorted({*ended, *rows[-1:]})[-2:]))
         # The newest end, that before the last turn, and the last one before with which an earlier request has ended.
         turn = next((entry.row_id for entry in reversed(window.kept) if entry.role == MessageRole.USER.value), 0)
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, length, ends, marks)
+        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, blocks, length, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
