@@ -34,8 +34,6 @@ _TURN_TOKENS = 8_000
 # With less, a quarter for the turn and an eighth for the facts leave no room for a record.
 _LEAST = 80
 
-_LIMITS = ("context_window", "token_limit", "condensed_token_limit", "facts_token_limit")
-
 
 def limits_for(
     window: int | None,
@@ -58,7 +56,8 @@ def limits_for(
         >>> limits_for(None)
         (60000, 50000, 2000)
     """
-    for name, limit in zip(_LIMITS, (window, token_limit, condensed, facts), strict=True):
+    asked = {"context_window": window, "token_limit": token_limit}
+    for name, limit in {**asked, "condensed_token_limit": condensed, "facts_token_limit": facts}.items():
         if type(limit) not in {int, type(None)}:
             saw = shown(limit, with_text=True)
             raise LimitError(f"{name} must be a whole number of tokens; saw {saw}. Leave it out for the default.")

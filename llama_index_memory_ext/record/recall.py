@@ -26,21 +26,13 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     day_heading,
     earlier_element,
-    shown_day,
 )
 from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.text.limits import excerpt
-from llama_index_memory_ext.text.messages import (
-    INSTRUCTION_ROLES,
-    body_of,
-    question_in,
-    spoken,
-    tokens_of,
-    turns_in,
-)
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, question_in, spoken, tokens_of, turns_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
@@ -127,14 +119,15 @@ class MessageIndex:
                 elif self._units and not self._is_echo:
                     self._units[-1].append((row, words))
             texts = ["\n".join(words for _, words in unit) for unit in self._units]
-            days = [shown_day(unit[0][0]) for unit in self._units]
+            times = [unit[0][0].said_at for unit in self._units]
+            days = [said_at.date().isoformat() if said_at else "" for said_at in times]
             again = {unit[0][0].id for unit in self._units[first:]}
             while self._messages and self._messages[-1].row_ids[0] in again:
                 self._messages.pop()
             documents: list[tfidf.Document] = []
             for i in range(first, len(self._units)):
                 unit = [row for row, _ in self._units[i]]
-                entries, said_at = entries_of(unit, self._counter, self._tags, brief=True), unit[0].said_at
+                entries, said_at = entries_of(unit, self._counter, self._tags, brief=True), times[i]
                 if entries:
                     row_ids = tuple(row.id for row in unit)
                     self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(entries)))

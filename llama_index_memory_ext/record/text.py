@@ -12,8 +12,6 @@ from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from llama_index_memory_ext.store.tables import LogRow
-
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
@@ -40,12 +38,6 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
 def day_heading(day: str) -> str:
     """Returns what stands above the earlier messages of a day such as 2026-11-20; "" is an unknown one."""
     return f"{_DAY_START}{day or 'unknown'}\n"
-
-
-def shown_day(row: LogRow) -> str:
-    """Returns the day (UTC) on which a row was said as 2026-11-20; "" where it is unknown."""
-    said_at = row.said_at
-    return said_at.date().isoformat() if said_at else ""
 
 
 def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
