@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.fact import SetAside
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -358,13 +357,6 @@ class RelevantFactsBlock(LogBlock):
             await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
             # What has failed was told.
             self._store.jobs.unread.discard(session_id)
-
-    async def aset_aside(self, session_id: str = DEFAULT_SESSION_ID) -> tuple[SetAside, ...]:
-        """The turns of a session from which no facts could be extracted, oldest first; none is tried again by itself.
-
-        ``abackfill(failed=True)`` of the memory tries them again.
-        """
-        return await self.extractor(session_id).set_aside()
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.

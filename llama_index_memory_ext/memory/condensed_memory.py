@@ -25,9 +25,7 @@ from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
     check_cache_points,
     limits_for,
-    model_window,
-    session_of,
-    store_of,
+    place_of,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
@@ -219,11 +217,10 @@ class CondensedMemory(Memory):
                 UserWarning,
                 stacklevel=2,
             )
-        limits = limits_for(*model_window(llm, context_window), token_limit, condensed_token_limit, facts_token_limit)
+        limits = limits_for(context_window, token_limit, condensed_token_limit, facts_token_limit, llm)
         check_cache_points(cache_points, memory_blocks_template, llm)
         place: Any = {"async_database_uri": async_database_uri, "table_name": table_name, "async_engine": async_engine}
-        store = store_of(chat_store, **place, db_schema=db_schema)
-        session_id = session_of(store, session_id)
+        store, session_id = place_of(chat_store, session_id, **place, db_schema=db_schema)
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
@@ -306,7 +303,16 @@ class CondensedMemory(Memory):
             turn = [row.message for row in snapshot.active]
             asked = template.with_question(turn, input)
             turn = [] if is_to_come else turn
-            contents = await self._contents(asked, snapshot, **block_kwargs)
+            contents: dict[str, Any] = {}
+            for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
+                # The blocks of others need not know such an argument.
+                is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
+                more = {"snapshot": snapshot} if is_ours else {}
+                content = await block.aget(asked, session_id=self.session_id, **block_kwargs, **more)
+                if content and not isinstance(content, str | list):
+                    raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
+                if content:
+                    contents[block.name] = content
             room = self.token_limit - initial_token_count - await self._tokens_of(asked if is_to_come else turn)
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
@@ -318,7 +324,10 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=self._goes_on(turn))
+        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
+        goes_on = bool(turn) and before == self._question_hash
+        shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
             message.role = MessageRole.USER if row.is_printed else message.role
@@ -536,22 +545,19 @@ class CondensedMemory(Memory):
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
         if not self._opened:
-            await self._open_blocks()
+            # Let the blocks begin with the session.
+            try:
+                for block in self._log_blocks:
+                    await block.aopen(self.session_id)
+                self._opened = True
+            except StoreTimeoutError:
+                # The message would wait as long again.
+                raise
+            except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
+                outcome = "the next message tries again"
+                log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
         async with self._calls():
             await self._write(messages, plan, replace=replace)
-
-    async def _open_blocks(self) -> None:
-        """Let the blocks begin with the session. What fails is logged, and tried again with the next message."""
-        try:
-            for block in self._log_blocks:
-                await block.aopen(self.session_id)
-            self._opened = True
-        except StoreTimeoutError:
-            # The message would wait as long again.
-            raise
-        except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
-            outcome = "the next message tries again"
-            log_failure("Unread messages of other sessions were not looked for", self.session_id, error, outcome)
 
     async def _flush(self, plan: turns.Plan) -> None:
         """Pass on to the blocks what leaves by the plan; wait for facts and summary."""
@@ -617,20 +623,6 @@ class CondensedMemory(Memory):
             return turns.leaving(messages)
         return turns.leaving(messages, int(self.token_limit * self.chat_history_token_ratio), self._tokens)
 
-    async def _contents(self, asked: list[ChatMessage], snapshot: Snapshot, **block_kwargs: Any) -> dict[str, Any]:
-        """Returns what each block shows for the messages, by its name, without empty ones."""
-        contents: dict[str, Any] = {}
-        for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
-            # The blocks of others need not know such an argument.
-            is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
-            more = {"snapshot": snapshot} if is_ours else {}
-            content = await block.aget(asked, session_id=self.session_id, **block_kwargs, **more)
-            if content and not isinstance(content, str | list):
-                raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
-            if content:
-                contents[block.name] = content
-        return contents
-
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
@@ -640,43 +632,25 @@ class CondensedMemory(Memory):
         ``contents`` is what each block gave, by its name; truncated contents replace it there. The ``turn`` may have
         cache points of its own.
         """
+        shape, given, left = self.memory_blocks_template, contents, -1
+        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
         while True:
-            content, messages, left = await self._joined(contents, room, turn)
+            if isinstance(shape, template.MemoryBlocksTemplate):
+                given = template.with_record_in_blocks(contents, self.cache_points, turn)
+                left = room - template.max_tokens(contents, self.tokenizer_fn)
+            parts, messages = await self._format_memory_blocks(given)
+            hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
+            content = template.joined(shape, parts, hint)
+            # The bound is never too low; only where it is over the room the exact count decides.
+            if left < 0:
+                left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
+            shown = [block for block in self.memory_blocks if contents.get(block.name)]
             # A block of ours can be truncated whatever its priority.
-            may_be_cut = [
-                block
-                for block in self.memory_blocks
-                if contents.get(block.name) and (isinstance(block, LogBlock) or block.priority > 0)
-            ]
+            may_be_cut = [block for block in shown if isinstance(block, LogBlock) or block.priority > 0]
             if left >= 0 or not may_be_cut:
                 return content, messages, left
             block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
-
-    async def _joined(
-        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
-        """Returns what blocks gave as content of one message and as messages, and how many tokens are left at least."""
-        shape, given, left = self.memory_blocks_template, contents, -1
-        if isinstance(shape, template.MemoryBlocksTemplate):
-            given = template.with_record_in_blocks(contents, self.cache_points, turn)
-            left = room - template.max_tokens(contents, self.tokenizer_fn)
-        parts, messages = await self._format_memory_blocks(given)
-        is_in_front = self.insert_method == InsertMethod.USER and any(one.role == MessageRole.USER for one in turn)
-        hint = HINT if is_in_front and contents.get(self.condensed_block.name) else ""
-        content = template.joined(shape, parts, hint)
-        # The bound is never too low; only where it is over the room the exact count decides.
-        if left < 0:
-            left = room - await self._tokens_of([*messages, ChatMessage(blocks=content)])
-        return content, messages, left
-
-    def _goes_on(self, turn: list[ChatMessage]) -> bool:
-        """Returns whether the turn is that of the prompt before.
-
-        An agent asks again for each of its tool calls, whose results it may keep to itself.
-        """
-        before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        return bool(turn) and before == self._question_hash
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

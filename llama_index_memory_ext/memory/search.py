@@ -29,11 +29,12 @@ class MemorySearchResult:
         return f"{type(self).__name__}({len(self.facts)} facts, {len(self.messages)} messages)"
 
     def __str__(self) -> str:
-        facts = [
-            _line(entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content) for entry in self.facts
-        ]
-        messages = [_line(one.similarity, [one.role, one.day], one.text) for one in self.messages]
-        return "\n".join([*facts, *messages]) or "Nothing found."
+        found = [(entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content) for entry in self.facts]
+        found += [(one.similarity, [one.role, one.day], one.text) for one in self.messages]
+        lines = (
+            f"{score:.2f}  {', '.join(filter(None, what))}: {' '.join(text.split())}" for score, what, text in found
+        )
+        return "\n".join(lines) or "Nothing found."
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
@@ -51,7 +52,3 @@ def check_memory(memory: object, who: str) -> None:
             f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
             "Build one with CondensedMemory.from_defaults(...)."
         )
-
-
-def _line(score: float, about: list[str], text: str) -> str:
-    return f"{score:.2f}  {', '.join(filter(None, about))}: {' '.join(text.split())}"

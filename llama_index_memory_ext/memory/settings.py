@@ -30,30 +30,18 @@ _TURN_TOKENS = 8_000
 # With less, a quarter for the turn and an eighth for the facts leave no room for a record.
 _LEAST = 80
 
-_LIMITS = ("context_window", "token_limit", "condensed_token_limit", "facts_token_limit")
-
-
-def model_window(llm: LLM | None, given: int | None) -> tuple[int | None, str]:
-    """Returns the window that is given or that of the model, by default of ``Settings.llm``; and the model's name.
-
-    The window is None and the name "" if they are unknown.
-    """
-    model = llm_of_settings() if llm is None else llm
-    if model is None:
-        return given, ""
-    return window_of(model) if given is None else given, name_of(model)
-
 
 def limits_for(
     window: int | None,
-    model: str = "",
     token_limit: int | None = None,
     condensed: int | None = None,
     facts: int | None = None,
+    llm: LLM | None = None,
 ) -> tuple[int, int, int]:
     """Returns the limits of a memory, of its record and of its facts.
 
-    Those that are None follow from the others and from the window of the model.
+    Those that are None follow from the others and from the window, by default that of the ``llm`` or of
+    ``Settings.llm``; that may be unknown.
 
     Raises:
         LimitError: Given limits do not fit into the window or into each other.
@@ -64,11 +52,23 @@ def limits_for(
         >>> limits_for(None)
         (60000, 50000, 2000)
     """
-    for name, limit in zip(_LIMITS, (window, token_limit, condensed, facts), strict=True):
+    asked = {"context_window": window, "token_limit": token_limit}
+    for name, limit in {**asked, "condensed_token_limit": condensed, "facts_token_limit": facts}.items():
         if type(limit) not in {int, type(None)}:
             saw = shown(limit, with_text=True)
             raise LimitError(f"{name} must be a whole number of tokens; saw {saw}. Leave it out for the default.")
-    total, source = _total_limit(window, model, token_limit)
+    model = llm_of_settings() if llm is None else llm
+    if window is None and model is not None:
+        window = window_of(model)
+    whose = f"the context window of {(model and name_of(model)) or 'the model'}, {window} tokens"
+    total = DEFAULT_TOKEN_LIMIT if window is None else min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
+    source = f" (three quarters of {whose})" if token_limit is None and total < DEFAULT_TOKEN_LIMIT else ""
+    if token_limit is not None and window is not None and token_limit > window:
+        raise LimitError(
+            f"token_limit={token_limit} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
+            f"out, which gives {total}, or say context_window=... if the model has a larger one."
+        )
+    total = total if token_limit is None else token_limit
     wider = "context_window" if source else "token_limit"
     if total < _LEAST:
         raise LimitError(f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least.")
@@ -86,18 +86,6 @@ def limits_for(
     return total, record, facts
 
 
-def _total_limit(window: int | None, model: str, given: int | None) -> tuple[int, str]:
-    """Returns the limit of the memory, and where it comes from if the window has lowered it."""
-    whose = f"the context window of {model or 'the model'}, {window} tokens"
-    usual = DEFAULT_TOKEN_LIMIT if window is None else min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
-    if given is None:
-        return usual, f" (three quarters of {whose})" if usual < DEFAULT_TOKEN_LIMIT else ""
-    if window is not None and given > window:
-        raise LimitError(
-            f"token_limit={given} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
-            f"out, which gives {usual}, or say context_window=... if the model has a larger one."
-        )
-    return given, ""
 
 
 def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:
@@ -111,34 +99,27 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
         )
 
 
-def store_of(chat_store: MemoryStore | None, **place: Any) -> MemoryStore:
-    """Returns the store that is given, or a new one at this place; a SettingError for both.
+def place_of(chat_store: MemoryStore | None, session_id: str | None, **place: Any) -> tuple[MemoryStore, str]:
+    """Returns the store that is given, or a new one at this place; and the name of the session, by default a new one.
 
-    A StoreError for a store without cursors.
+    A SettingError for both a store and a place, or for what is no id. A StoreError for a store without cursors, or one
+    that outlives a session without a name.
     """
-    if chat_store is None:
-        return MemoryStore(**place)
-    if given := [name for name, value in place.items() if value not in (None, DEFAULT_TABLE_NAME)]:
+    check_id("session_id", session_id)
+    store = MemoryStore(**place) if chat_store is None else chat_store
+    given = [name for name, value in place.items() if value not in (None, DEFAULT_TABLE_NAME)]
+    if given and chat_store is not None:
         raise SettingError(
             f"chat_store has a database and tables of its own; saw {', '.join(given)} beside it. Leave out one of them."
         )
-    if not isinstance(chat_store, MemoryStore):
+    if not isinstance(store, MemoryStore):
         raise StoreError(
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
-            f"{type(chat_store).__name__}. Use MemoryStore(async_database_uri)."
+            f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
         )
-    return chat_store
-
-
-def session_of(store: MemoryStore, session_id: str | None) -> str:
-    """Returns the name of the session, by default a new one; a SettingError for what is no id.
-
-    A StoreError if the store outlives a session without a name.
-    """
-    check_id("session_id", session_id)
     if session_id is None and not store.database.in_memory:
         raise StoreError(
             f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
             "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
         )
-    return generate_chat_store_key() if session_id is None else session_id
+    return store, generate_chat_store_key() if session_id is None else session_id

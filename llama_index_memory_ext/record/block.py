@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
 from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, truncated
-from llama_index_memory_ext.record.window import CachePoints, RecordReader, RecordSettings, Window, cache_points_in
+from llama_index_memory_ext.record.window import CachePoints, RecordReader, cache_points_in
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
 
@@ -117,25 +118,16 @@ class CondensedMemoryBlock(LogBlock):
         "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
     )
 
-    _made: tuple[dict[str, Any], RecordReader, MessageSearch] | None = PrivateAttr(default=None)
+    _made: tuple[dict[str, Any], MessageSearch] | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @field_validator("recall_token_limit")
     @classmethod
     def _check_fields(cls, value: int, info: ValidationInfo) -> int:
         """The last field, so that all others are known; an error of the whole block would carry them, the model too."""
-        fields = info.data
-        _checked_limits(fields)
-        token_limit = fields.get("token_limit")
-        if token_limit is not None:
-            summary = _summary_limit(token_limit, fields.get("summary_token_limit")) if fields.get("summarize") else 0
-            reserved = value + summary
-            if reserved and reserved + MIN_ROOM > token_limit:
-                raise LimitError(
-                    f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
-                    f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
-                    "or lower summary_token_limit or recall_token_limit."
-                )
+        # Where one is missing, it is wrong itself.
+        with suppress(KeyError):
+            _limits_of({**info.data, "recall_token_limit": value})
         return value
 
     @classmethod
@@ -156,13 +148,12 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
-        session_id, reader = session_id or DEFAULT_SESSION_ID, self._reader
-        window = await reader.shown(session_id, snapshot)
-        recalls = self.recall_token_limit > 0
-        earlier = await self._search.recall(session_id, messages or [], window) if recalls else NO_TEXT
-        if not self._has_room(window):
+        session_id, search = session_id or DEFAULT_SESSION_ID, self._search
+        window = await search.reader.shown(session_id, snapshot)
+        earlier = await search.recall(session_id, messages or [], window) if self.recall_token_limit else NO_TEXT
+        if not search.reader.has_room(window):
             return ""
-        record = reader.text(session_id, window, earlier)
+        record = search.reader.text(session_id, window, earlier)
         if not (self.cache_points and record):
             return record
         return record.content_blocks(self.cache_points, cache_points_in(messages or []))
@@ -178,7 +169,7 @@ class CondensedMemoryBlock(LogBlock):
 
     async def anotice(self, session_id: str) -> None:
         """Sum up and embed in the background; a StoreError if the given store has no such session."""
-        if session_id not in self._reader.windows and not await self._store.users.knows(session_id):
+        if session_id not in self._search.reader.windows and not await self._store.users.knows(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
@@ -196,7 +187,7 @@ class CondensedMemoryBlock(LogBlock):
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
-        window = self._reader.windows.get(session_id)
+        window = self._search.reader.windows.get(session_id)
         return window.seen.last_id if window else 0
 
     async def amedia(
@@ -209,11 +200,11 @@ class CondensedMemoryBlock(LogBlock):
         are read, and the next ones; none is kept.
         """
         turns = self.media_turns - questions + 1
-        return await self._reader.media(session_id, turns, room, tokens) if questions else []
+        return await self._search.reader.media(session_id, turns, room, tokens) if questions else []
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """The running summary of what has left the record; "" if there is none."""
-        return (await self._reader.read(session_id)).summary
+        return (await self._search.reader.read(session_id)).summary
 
     async def asearch(
         self,
@@ -232,10 +223,11 @@ class CondensedMemoryBlock(LogBlock):
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
         """How large the record of a session would be now, without what is recalled; nothing is cut for it."""
-        window = await self._reader.read(session_id)
+        reader = self._search.reader
+        window = await reader.read(session_id)
         if window.is_over:
             window = window.fitted() if self.summarize else window.evicted()
-        if not self._has_room(window):
+        if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.kept)
         return RecordSize(window.tokens, verbatim, window.element.tokens, window.summarised)
@@ -256,36 +248,30 @@ class CondensedMemoryBlock(LogBlock):
         return self.jobs, self._search.jobs, self._search.embedding_jobs
 
     @property
-    def _reader(self) -> RecordReader:
-        return self._parts()[0]
-
-    @property
     def _search(self) -> MessageSearch:
-        return self._parts()[1]
-
-    def _parts(self) -> tuple[RecordReader, MessageSearch]:
-        """What reads and what searches the record, and remembers what it has read. A changed field makes them anew."""
+        """What searches the record, and reads it; it remembers what it has read. A changed field makes it anew."""
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
         if self._made is None or self._made[0] != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-            settings = RecordSettings(
+            limits, summary_limit = _limits_of(self.__dict__)
+            reader = RecordReader(
+                store=self._store,
                 name=self.name,
                 counter=self.tokenizer_fn,
                 room=max(self.token_limit - tags, 0),
-                limits=_checked_limits(self.__dict__),
+                limits=limits,
                 include_system=self.include_system,
                 summarize=self.summarize,
-                summary_limit=_summary_limit(self.token_limit, self.summary_token_limit),
+                summary_limit=summary_limit,
                 recall_limit=self.recall_token_limit,
                 languages=checked_languages(self.languages),
             )
-            search = MessageSearch(self._store, settings, self.embed_model)
-            self._made = fields, RecordReader(self._store, settings), search
-        return self._made[1:]
+            self._made = fields, MessageSearch(reader, self.embed_model)
+        return self._made[1]
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()
-        # The parts hold the model, and are made anew.
+        # The search holds the model, and is made anew.
         state["__pydantic_private__"]["_made"] = None
         return state
 
@@ -293,18 +279,21 @@ class CondensedMemoryBlock(LogBlock):
         from llama_index_memory_ext.record.summary import summarise  # where a running summary is kept
 
         key = self.job_key(session_id)
-        return partial(summarise, self._reader, self.chosen_llm, self.jobs, key, self._usage)
-
-    def _has_room(self, window: Window) -> bool:
-        return window.tokens <= self._reader.settings.room - self.recall_token_limit
+        return partial(summarise, self._search.reader, self.chosen_llm, self.jobs, key, self._usage)
 
 
-def _checked_limits(fields: Mapping[str, Any]) -> Limits:
-    """The limits by those fields of a block that are known."""
-    most, keep, ratio = fields.get("max_messages"), fields.get("keep_messages"), fields.get("keep_ratio", 1.0)
-    return Limits.checked(None, most, keep, ratio, include_system=fields.get("include_system", False))
-
-
-def _summary_limit(token_limit: int, wanted: int | None) -> int:
-    """The most tokens of a summary; by default a quarter of the record's limit, at most 1,000."""
-    return wanted if wanted is not None else max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
+def _limits_of(fields: Mapping[str, Any]) -> tuple[Limits, int]:
+    """The limits of the messages and of the summary by the fields of a block; a LimitError if they leave no room."""
+    most, keep, ratio = fields["max_messages"], fields["keep_messages"], fields["keep_ratio"]
+    limits = Limits.checked(None, most, keep, ratio, include_system=fields["include_system"])
+    token_limit, summary = fields["token_limit"], fields["summary_token_limit"]
+    if summary is None:
+        summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
+    reserved = fields["recall_token_limit"] + (summary if fields["summarize"] else 0)
+    if reserved and reserved + MIN_ROOM > token_limit:
+        raise LimitError(
+            f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
+            f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
+            "or lower summary_token_limit or recall_token_limit."
+        )
+    return limits, summary

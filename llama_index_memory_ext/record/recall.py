@@ -26,21 +26,13 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     day_heading,
     earlier_element,
-    entries_of,
-    shown_day,
 )
+from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.text.limits import excerpt
-from llama_index_memory_ext.text.messages import (
-    INSTRUCTION_ROLES,
-    body_of,
-    question_in,
-    spoken,
-    tokens_of,
-    turns_in,
-)
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, question_in, spoken, tokens_of, turns_in
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
@@ -48,9 +40,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_memory_ext.record.window import RecordSettings, Window
-    from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.tables import LogRow, Seen
+    from llama_index_memory_ext.record.window import RecordReader, Window
+    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
@@ -113,13 +104,38 @@ class MessageIndex:
         """Index rows, oldest first, but for known ones."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
+            if not new:
+                return
             first = max(len(self._units) - _REACH - 1, 0)
             for row in new:
-                self._add(row)
-            if new:
-                self._index(first)
-                self.newest = new[-1].id
-                del self._units[: -2 * _REACH - 1]
+                message, speech = row.message, spoken(row.message)
+                if speech:
+                    self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
+                words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
+                if not row.is_result:
+                    self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
+                    if words.strip() and row.role not in INSTRUCTION_ROLES and not self._is_echo:
+                        self._units.append([(row, words)])
+                elif self._units and not self._is_echo:
+                    self._units[-1].append((row, words))
+            texts = ["\n".join(words for _, words in unit) for unit in self._units]
+            times = [unit[0][0].said_at for unit in self._units]
+            days = [said_at.date().isoformat() if said_at else "" for said_at in times]
+            again = {unit[0][0].id for unit in self._units[first:]}
+            while self._messages and self._messages[-1].row_ids[0] in again:
+                self._messages.pop()
+            documents: list[tfidf.Document] = []
+            for i in range(first, len(self._units)):
+                unit = [row for row, _ in self._units[i]]
+                entries, said_at = entries_of(unit, self._counter, self._tags, brief=True), times[i]
+                if entries:
+                    row_ids = tuple(row.id for row in unit)
+                    self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(entries)))
+                    day = date_words(said_at.date()) if said_at else ""
+                    documents.append(tfidf.Document(str(row_ids[0]), texts[i], neighbours(i, texts, days), day))
+            self.ranker.add(documents)
+            self.newest = new[-1].id
+            del self._units[: -2 * _REACH - 1]
 
     def ranked(
         self, question: str, context: Sequence[str] = (), before: float = math.inf
@@ -168,38 +184,6 @@ class MessageIndex:
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
 
-    def _add(self, row: LogRow) -> None:
-        """Add a row to the units that are to be indexed, with the words by which it is found."""
-        message = row.message
-        speech = spoken(message)
-        if speech:
-            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
-        words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
-        if not row.is_result:
-            self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
-            if words.strip() and row.role not in INSTRUCTION_ROLES and not self._is_echo:
-                self._units.append([(row, words)])
-        elif self._units and not self._is_echo:
-            self._units[-1].append((row, words))
-
-    def _index(self, first: int) -> None:
-        """Index the units from a place on, those that are indexed again, too."""
-        texts = ["\n".join(words for _, words in unit) for unit in self._units]
-        days = [shown_day(unit[0][0]) for unit in self._units]
-        again = {unit[0][0].id for unit in self._units[first:]}
-        while self._messages and self._messages[-1].row_ids[0] in again:
-            self._messages.pop()
-        documents: list[tfidf.Document] = []
-        for i, unit in list(enumerate(self._units))[first:]:
-            rows = [row for row, _ in unit]
-            whole, said_at = entries_of(rows, self._counter, self._tags, brief=True), rows[0].said_at
-            if whole:
-                row_ids = tuple(row.id for row in rows)
-                self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(whole)))
-                day = date_words(said_at.date()) if said_at else ""
-                documents.append(tfidf.Document(str(rows[0].id), texts[i], neighbours(i, texts, days), day))
-        self.ranker.add(documents)
-
 
 def neighbours(place: int, texts: Sequence[str], days: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """Returns the texts around one of a conversation, of the same day, each with its weight."""
@@ -246,8 +230,7 @@ class MessageSearch:
     With an ``embed_model``, messages are embedded in the background, and no question waits for that.
     """
 
-    store: MemoryStore
-    settings: RecordSettings
+    reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
     failures: Counter[str] = field(default_factory=Counter)
@@ -255,12 +238,12 @@ class MessageSearch:
     @property
     def jobs(self) -> Jobs:
         """The jobs that index sessions."""
-        return self.store.jobs.jobs("recall index", "Earlier messages were not indexed")
+        return self.reader.store.jobs.jobs("recall index", "Earlier messages were not indexed")
 
     @property
     def embedding_jobs(self) -> Jobs:
         """The jobs that embed the messages of sessions."""
-        return self.store.jobs.jobs("recall embeddings", "Earlier messages were not embedded")
+        return self.reader.store.jobs.jobs("recall embeddings", "Earlier messages were not embedded")
 
     def embed(self, session_id: str) -> None:
         """Index and embed in the background what the log has gained."""
@@ -271,7 +254,7 @@ class MessageSearch:
                 await index.embeddings.embed_documents()
 
         if self.embed_model is not None:
-            self.embedding_jobs.start(JobKey(session_id, self.settings.name), embed_log, _RETRY_SECONDS)
+            self.embedding_jobs.start(JobKey(session_id, self.reader.name), embed_log, _RETRY_SECONDS)
 
     async def recall(self, session_id: str, messages: Sequence[ChatMessage], window: Window) -> CountedText:
         """Returns the messages from before the window that matter for the current question, "" for none.
@@ -280,14 +263,23 @@ class MessageSearch:
         enough. After a restart a long log is indexed in the background up to what the window has seen, and a question
         is answered by what has been indexed by then.
         """
-        counter, limit, seen = self.settings.counter, self.settings.recall_limit, window.seen
+        counter, limit, seen = self.reader.counter, self.reader.recall_limit, window.seen
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         has_left = bool(seen.position) or window.has_overflow
-        index = await self._indexed(session_id, seen) if has_left and limit > tags else None
-        if index is None:
+        if not has_left or limit <= tags:
+            return NO_TEXT
+        index = self.indexes.get(session_id)
+        if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
+            key = JobKey(session_id, self.reader.name)
+            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
+            index = self.indexes.get(session_id)
+        # What was indexed before rows were deleted may name other rows by now.
+        if index is None or index.epoch != seen.epoch:
             return NO_TEXT
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
-        free = self.settings.room - window.tokens
+        free = self.reader.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
@@ -309,10 +301,15 @@ class MessageSearch:
         It waits until all of them are indexed. ``message_limit`` tokens of a message are shown, at most 500.
         """
         index = await self._index_log(session_id)
-        page = await self.store.readers.unread(session_id, "", with_active=True, after=index.newest)
+        page = await self.reader.store.readers.unread(session_id, "", with_active=True, after=index.newest)
         shown = None
         if page.epoch == index.epoch:
-            await asyncio.to_thread(index.take, without_open_turn(page.rows))
+            rows = page.rows
+            if rows and (rows[-1].role not in ASSISTANT_ROLES or calls_of(rows[-1].message)):
+                # The last question was not answered yet, and must not find itself.
+                questions = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]
+                rows = rows[: questions[-1]] if questions else []
+            await asyncio.to_thread(index.take, rows)
             await self._prepare(session_id, index, [question])
             limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
             shown = await self._shown(session_id, index, question, lambda: index.ranked(question)[:most], limit)
@@ -338,7 +335,7 @@ class MessageSearch:
         with tfidf.sparing(self.failures, "Earlier messages were not found", partial(setattr, index, "epoch", _BROKEN)):
             chosen = await asyncio.to_thread(choose)
         row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
-        stored = await self.store.readers.rows_in(session_id, row_ids, index.epoch)
+        stored = await self.reader.store.readers.rows_in(session_id, row_ids, index.epoch)
         if stored is None:
             return None
         by_id = {row.id: row for row in stored}
@@ -356,33 +353,21 @@ class MessageSearch:
 
         return await asyncio.to_thread(show)
 
-    async def _indexed(self, session_id: str, seen: Seen) -> MessageIndex | None:
-        """Returns the index with all that was seen, or with less if that takes too long; None: there is none yet."""
-        index = self.indexes.get(session_id)
-        if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
-            key = JobKey(session_id, self.settings.name)
-            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.indexes.get(session_id)
-        # What was indexed before rows were deleted may name other rows by now.
-        return index if index is not None and index.epoch == seen.epoch else None
-
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
         # One task at a time, or each would index what the others do.
         async with lock_for("index", id(self.indexes), session_id):
-            index, settings = self.indexes.get(session_id), self.settings
+            index, reader = self.indexes.get(session_id), self.reader
             while True:
                 after = index.newest if index else 0
-                page = await self.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
+                page = await reader.store.readers.unread(session_id, "", after=after, limit=_INDEXED_ROWS)
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(page.epoch, settings.counter, (settings.name,), settings.languages)
-                    model = self.embed_model
+                    index = MessageIndex(page.epoch, reader.counter, (reader.name,), reader.languages)
+                    model, readers = self.embed_model, reader.store.readers
                     if model is not None:
-                        keeper = KeptVectors.of_messages(self.store.readers, session_id, page.epoch, model_key(model))
+                        keeper = KeptVectors.of_messages(readers, session_id, page.epoch, model_key(model))
                         index.ranker = index.embeddings = EmbeddingRanker(model, lexical=index.ranker, keeper=keeper)
-                        self.store.jobs.watch(index.embeddings)
+                        reader.store.jobs.watch(index.embeddings)
                     self.indexes.put(session_id, index)
                     continue
                 if page.rows:
@@ -398,11 +383,3 @@ class MessageSearch:
             await index.embeddings.prepare_queries(queries)
             if not index.embeddings.is_complete:
                 self.embed(session_id)
-
-
-def without_open_turn(rows: Sequence[LogRow]) -> list[LogRow]:
-    """Returns the rows before the last question, unless it was answered; a question must not find itself."""
-    if not rows or (rows[-1].role in ASSISTANT_ROLES and not calls_of(rows[-1].message)):
-        return list(rows)
-    questions = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]
-    return list(rows[: questions[-1]]) if questions else []

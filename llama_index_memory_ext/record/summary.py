@@ -117,15 +117,13 @@ def checked_summary(
     messages, text = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS), visible(reply).strip()
     for _ in range(_MOST_LAYERS):
         text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text).strip()
-    reason = _rejection_reason(text)
-    # Our tags are escaped in the prompt from which the model has copied them.
-    text, source = unescape_tags(text, PROMPT_TAGS), f"{messages}\n{previous}"
-    new, known = keywords(messages), keywords(previous)
+    source, new, known = f"{messages}\n{previous}", keywords(messages), keywords(previous)
     is_translated = language_of(text) not in (language_of(messages), language_of(previous), None)
-    if not reason and not _tells(text, source, new | known, is_translated):
-        reason = "it does not tell what was said"
+    reason = _rejection_reason(text, source, new | known, is_translated)
     if reason:
         raise SummaryReplyError(reply, reason)
+    # Our tags are escaped in the prompt from which the model has copied them.
+    text = unescape_tags(text, PROMPT_TAGS)
     pieces = sentences_in(text)
     taken = _supported(pieces, previous, source, new | known, is_translated)
     if _share_kept(text, "".join(taken)) < _FEWEST_LEFT:
@@ -136,34 +134,41 @@ def checked_summary(
             return text
     if is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1]):
         taken.pop()
-    added = "".join(piece for piece in taken if piece.strip() not in previous and _is_news(piece, new, known)).strip()
-    if not added and not previous:
+    added = ""
+    for piece in taken:
+        words = keywords(piece) - _ROLE_WORDS
+        # About something in the messages that is not known, or mostly about the messages.
+        is_news = words & new - known or 2 * len(words & new) >= max(len(words), 1)
+        if is_news and piece.strip() not in previous:
+            added += piece
+    if not added.strip() and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, added)))
+    return "\n".join(filter(None, (previous, added.strip())))
 
 
-def _rejection_reason(text: str) -> str:
-    """Returns why a text is no summary, whatever was said; "" if it may be one."""
+def _rejection_reason(text: str, source: str, heard: frozenset[str], is_translated: bool) -> str:
+    """Returns why a text is no summary of what was said; "" if it may be one.
+
+    Enough of its telling words were said; in another language, some names and numbers were.
+    """
     if not re.search(r"\w", text):
         return "it is empty"
     unnumbered = _LIST_NUMBER.sub(" ", text)
     for part in (unnumbered.encode(), unnumbered[-_END:].encode()):
         if len(part) >= _FEWEST_BYTES and len(zlib.compress(part)) < _LEAST_SHARE * len(part):
             return "it repeats itself"
-    return "it repeats the prompt" if _PROMPT.search(text) else ""
-
-
-def _tells(text: str, source: str, heard: frozenset[str], is_translated: bool) -> bool:
-    """Returns whether enough of the telling words of a text were said; in another language, some names and numbers."""
-    words = keywords(text)
-    anchors = {anchor for anchor in _ANCHOR.findall(source) if anchor in text}
+    if _PROMPT.search(text):
+        return "it repeats the prompt"
+    text = unescape_tags(text, PROMPT_TAGS)
+    words, anchors = keywords(text), {anchor for anchor in _ANCHOR.findall(source) if anchor in text}
     has_role = not _ROLE_WORDS.isdisjoint(words)
     if is_translated and len(anchors) + has_role >= _FEWEST_ANCHORS:
-        return True
+        return ""
     needed = min(len(heard) // _WORDS_FOR_ONE, _MOST_NEEDED)
-    if needed and not (has_role or anchors or text == text.lower()):
-        return False
-    return _is_said(words, heard) and len(words & heard - _ROLE_WORDS) >= needed
+    is_about = not needed or has_role or anchors or text == text.lower()
+    if is_about and _is_said(words, heard) and len(words & heard - _ROLE_WORDS) >= needed:
+        return ""
+    return "it does not tell what was said"
 
 
 def _is_said(words: frozenset[str], heard: frozenset[str]) -> bool:
@@ -199,14 +204,8 @@ def _changes_unasked(pieces: Sequence[str], previous: str, new: frozenset[str]) 
     """Returns whether sentences differ from those of the summary before, though no message is about them."""
     text = "".join(pieces)
     changed = [piece for piece in pieces if piece.strip() not in previous] if previous else []
-    gone = [piece for piece in sentences_in(previous) if piece.strip() not in text]
-    return any((keywords(piece) - _ROLE_WORDS).isdisjoint(new) for piece in (*changed, *gone))
-
-
-def _is_news(piece: str, new: frozenset[str], known: frozenset[str]) -> bool:
-    """Returns whether a sentence is about something in the messages that is not known, or mostly about the messages."""
-    words = keywords(piece) - _ROLE_WORDS
-    return bool(words & new - known) or 2 * len(words & new) >= max(len(words), 1)
+    changed += [piece for piece in sentences_in(previous) if piece.strip() not in text]
+    return any((keywords(piece) - _ROLE_WORDS).isdisjoint(new) for piece in changed)
 
 
 def _share_kept(before: str, after: str) -> float:
@@ -297,8 +296,7 @@ async def _with_next_batch(
 
     None if another process has cut the record.
     """
-    settings = reader.settings
-    unread = await reader.store.readers.unread(session_id, settings.name, limit=_SUMMARISED_ROWS)
+    unread = await reader.store.readers.unread(session_id, reader.name, limit=_SUMMARISED_ROWS)
     if (unread.epoch, unread.position) != window.place:
         return None
     rows = [row for row in unread.rows if row.id <= position]
@@ -306,10 +304,10 @@ async def _with_next_batch(
         # The next rows are unknown: they may be results of a call among the last ones.
         rows = rows[: max((i for i, row in enumerate(rows) if not row.is_result), default=0)] or rows
         position = rows[-1].id
-    limit, counter = settings.summary_limit, settings.counter
+    limit, counter = reader.summary_limit, reader.counter
     fixed = sum(counter.count(message.content or "") for message in summary_prompt("", (), token_limit=limit))
     batch, answer = summary_room(context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved)
-    entries, taken = await asyncio.to_thread(batch_of, rows, counter, (settings.name,), batch)
+    entries, taken = await asyncio.to_thread(batch_of, rows, counter, (reader.name,), batch)
     # First instructions stay in front.
     first = {entry.row_id for entry in window.instructions}
     entries, summary = [entry for entry in entries if entry.row_id not in first], window.summary

@@ -6,13 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
-from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import Entry, clip_entry, clipped_element, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from llama_index_memory_ext.store.tables import LogRow
 
 
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
@@ -44,12 +42,6 @@ def day_heading(day: str) -> str:
     return f"{_DAY_START}{day or 'unknown'}\n"
 
 
-def shown_day(row: LogRow) -> str:
-    """Returns the day (UTC) on which a row was said as 2026-11-20; "" where it is unknown."""
-    said_at = row.said_at
-    return said_at.date().isoformat() if said_at else ""
-
-
 def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
     """Returns earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
@@ -58,14 +50,6 @@ def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: Token
     shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))
-
-
-def entries_of(
-    rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
-) -> list[Entry]:
-    """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
-    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
-    return [entry for entry in found if entry is not None]
 
 
 def clip_entries(
@@ -95,17 +79,14 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     parts, wanted = split_record(text), tokens_to_truncate
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
 
-    def importance(i: int) -> tuple[bool, bool, bool, int]:
-        is_first_instruction = i == 0 and parts[i].startswith(_INSTRUCTION_STARTS)
-        return is_first_instruction, parts[i].startswith(_SUMMARY_OPENING), i < heading, i
-
-    messages = [
-        i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))
-    ]
-    messages.sort(key=importance)
+    # The last is missed most.
+    shown = [i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))]
+    shown.sort(key=lambda i: (i < heading, i))
+    shown.sort(key=lambda i: parts[i].startswith(_SUMMARY_OPENING))
+    shown.sort(key=lambda i: i == 0 and parts[i].startswith(_INSTRUCTION_STARTS))
     while True:
         gone, saved = set[int](), 0
-        for i in messages:
+        for i in shown:
             if saved < wanted or (is_result(parts[i]) and i - 1 in gone):
                 saved += counter.count(parts[i])
                 gone.add(i)

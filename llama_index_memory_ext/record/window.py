@@ -23,16 +23,16 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, entries_of, summary_element
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, tokens_of
+from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, MEDIA_TOKENS, Entry, clip_entry, entry_of, tokens_of
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, CountedText, TokenCounter
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
@@ -51,21 +51,23 @@ CachePoints: TypeAlias = Switch | CacheControl
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    A block ends behind each row of ``ends``, after so many characters behind the ``head``; the text behind the last of
-    them, with recalled messages, is no block yet. Behind the rows ``marks``, oldest first, this request and those
-    before it have ended their newest blocks.
+    ``blocks`` are those that are complete, by the rows behind which they end, and have the first ``closed`` characters;
+    the text behind them, with recalled messages, is no block yet. Behind the rows ``marks``, oldest first, this request
+    and those before it have ended their newest blocks.
     """
 
-    __slots__ = ("ends", "head", "marks")
+    __slots__ = ("blocks", "closed", "marks")
 
-    head: int
-    ends: Mapping[int, int]
+    blocks: Mapping[int, TextBlock]
+    closed: int
     marks: Sequence[int]
 
-    def __new__(cls, text: str, tokens: int, head: int, ends: Mapping[int, int], marks: Sequence[int]) -> Self:
-        """Make it of a text, its number of tokens, the length of its head, and where its blocks end."""
+    def __new__(
+        cls, text: str, tokens: int, blocks: Mapping[int, TextBlock], closed: int, marks: Sequence[int]
+    ) -> Self:
+        """Make it of a text, its number of tokens, and its blocks."""
         record = super().__new__(cls, text, tokens)
-        record.head, record.ends, record.marks = head, ends, marks
+        record.blocks, record.closed, record.marks = blocks, closed, marks
         return record
 
     def content_blocks(self, cache_points: CachePoints = False, others: int = 0) -> list[ContentBlock]:
@@ -76,32 +78,11 @@ class RecordText(CountedText):
         most = MOST_CACHE_POINTS - others if cache_points else 0
         marks = self.marks[-most:] if most > 0 else ()
         content: list[ContentBlock] = []
-        start = 0
-        for row_id, characters in self.ends.items():
-            content.append(TextBlock(text=self[start : self.head + characters]))
+        for row_id, block in self.blocks.items():
+            content.append(block)
             if row_id in marks:
                 content.append(cache_point(cache_points))
-            start = self.head + characters
-        return [*content, TextBlock(text=self[start:])]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSettings:
-    """How a block keeps its record short.
-
-    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
-    rest of the record leaves.
-    """
-
-    name: str
-    counter: TokenCounter
-    room: int
-    limits: Limits
-    include_system: bool
-    summarize: bool
-    summary_limit: int
-    recall_limit: int
-    languages: tuple[str, ...] | None = None
+        return [*content, TextBlock(text=self[self.closed :])]
 
 
 @dataclass(frozen=True)
@@ -169,51 +150,60 @@ class Window:
         return replace(self.evicted(as_many), has_overflow=True)
 
 
-def block_ends(entries: Sequence[Entry], room: int) -> dict[int, int]:
-    """Returns the rows behind which blocks of a record of ``room`` tokens end, each with the characters up to there.
-
-    A block ends with the first entry with which it has its least number of tokens. So ends stay where they are when
-    entries follow, and are the same in every process.
-    """
-    ends: dict[int, int] = {}
-    tokens = characters = 0
-    for entry in entries:
-        tokens, characters = tokens + entry.tokens, characters + len(entry.text)
-        if tokens * MOST_BLOCKS >= room:
-            ends[entry.row_id] = characters
-            tokens = 0
-    return ends
-
-
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads the records of sessions as the settings of a block ask for.
+    """Reads the records of sessions as a block keeps them short.
 
-    ``windows`` are the last ones it has read, and ``ended`` the rows behind which their newest blocks have ended when
-    they were shown, for the last two such rows. ``joined`` are the texts of windows, the lengths of
-    their heads, and where their blocks end.
+    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
+    rest of the record leaves. ``windows`` are the last ones it has read, and ``ended`` the rows behind which their
+    newest blocks have ended when they were shown, for the last two such rows. ``joined`` are the texts of windows,
+    their blocks and the characters of these.
     """
 
     store: MemoryStore
-    settings: RecordSettings
+    name: str
+    counter: TokenCounter
+    room: int
+    limits: Limits
+    include_system: bool = False
+    summarize: bool = False
+    summary_limit: int = 0
+    recall_limit: int = 0
+    languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
-    joined: Recent[str, tuple[Window, str, int, dict[int, int]]] = field(default_factory=Recent)
+    joined: Recent[str, tuple[Window, str, dict[int, TextBlock], int]] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
         known = self.joined.get(session_id)
-        if known is None or known[0] is not window:
+        # Prompts share the blocks, and whoever got one may have changed it.
+        is_changed = known and not known[1].startswith("".join([block.text for block in known[2].values()]))
+        if known is None or known[0] is not window or is_changed:
+            made, blocks = known[2] if known else {}, dict[int, TextBlock]()
             # What stands in front of the messages: the first instructions and the summary.
-            head = "".join([*(entry.text for entry in window.instructions), window.element])
-            text = "".join([head, *(entry.text for entry in window.kept)])
-            known = window, text, len(head), block_ends(window.kept, self.settings.room)
+            pieces, tokens = [*(entry.text for entry in window.instructions), str(window.element)], 0
+            for entry in window.kept:
+                pieces.append(entry.text)
+                tokens += entry.tokens
+                # A block ends with the first entry with which it has its least number of tokens. So ends stay where
+                # they are when entries follow, and are the same in every process.
+                if tokens * MOST_BLOCKS >= self.room:
+                    text, block = "".join(pieces), made.get(entry.row_id)
+                    blocks[entry.row_id] = block if block and block.text == text else TextBlock(text=text)
+                    pieces, tokens = [], 0
+            closed = "".join([block.text for block in blocks.values()])
+            known = window, "".join([closed, *pieces]), blocks, len(closed)
             self.joined.put(session_id, known)
-        _, text, length, ends = known
-        rows, before = list(ends), self.ended.get(session_id) or ()
-        self.ended.put(session_id, tuple(sorted({*before, *rows[-1:]})[-2:]))
-        marks = marked_rows(rows, window.kept, before)
-        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, length, ends, marks)
+        _, text, blocks, length = known
+        rows, ended = list(blocks), self.ended.get(session_id) or ()
+        self.ended.put(session_id, tuple(sorted({*ended, *rows[-1:]})[-2:]))
+        # The newest end, that before the last turn, and the last one before with which an earlier request has ended.
+        turn = next((entry.row_id for entry in reversed(window.kept) if entry.role == MessageRole.USER.value), 0)
+        before_turn = bisect_left(rows, turn)
+        known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
+        marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
+        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, blocks, length, marks)
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
@@ -227,7 +217,7 @@ class RecordReader:
             window = await self.read(session_id)
         if not window.is_over:
             return window
-        if self.settings.summarize:
+        if self.summarize:
             window = window.fitted()
             self.windows.put(session_id, window)
             return window
@@ -243,6 +233,10 @@ class RecordReader:
         self.windows.put(session_id, after)
         await self.announce(session_id, window, after, started)
         return after
+
+    def has_room(self, window: Window) -> bool:
+        """Whether a window can be shown, with room for what is recalled: a long call that is kept whole has none."""
+        return window.tokens <= self.room - self.recall_limit
 
     async def read(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window with what the log has gained, and without what this or another process has cut.
@@ -262,36 +256,51 @@ class RecordReader:
                 # Another process has moved the cursor since.
                 return await self.read(session_id)
         if page.rows:
-            new, has_older = await self._newest(session_id, window, page)
+            seen, new = replace(window.seen, last_id=page.rows[-1].id), await self._counted(page.rows)
+            while page.more and not await asyncio.to_thread(window.is_filled_by, new):
+                page = await self._page(session_id, window.seen, before=page.rows[0].id)
+                new = await self._counted(page.rows) + new
+            if tokens_of(new) > window.message_limit:
+                new = await asyncio.to_thread(window.within_shares, new)
+            first = {entry.row_id for entry in window.instructions}
             # If there are older messages than these, they and the known ones have no room in the record any more.
-            kept = (*(() if has_older else window.kept), *new)
-            window = replace(window, kept=kept, seen=replace(window.seen, last_id=page.rows[-1].id))
+            known = () if page.more else window.kept
+            window = replace(window, kept=(*known, *(one for one in new if one.row_id not in first)), seen=seen)
         self.windows.put(session_id, window)
         return window
 
     async def media(
         self, session_id: str, turns: int, room: int, tokens: Callable[[ChatMessage], int]
     ) -> list[ContentBlock]:
-        """The newest media of the last turns that were shown, within a room, each behind a line that says whose."""
+        """The newest media of the last turns that were shown, within a room, each behind a line that says whose.
+
+        Only of those to which the assistant has said something: others may have been refused, and would be again.
+        """
         shown: list[ContentBlock] = []
         window = self.windows.get(session_id)
-        if window is None:
-            return shown
-        for row_id, whose in whose_media(window.kept, turns).items():
-            for row in await self.store.readers.rows_in(session_id, [row_id], window.seen.epoch) or []:
-                # Megabytes are decoded, for which the event loop must not be blocked.
-                message = await asyncio.to_thread(getattr, row, "message")
-                for block in filter(can_be_sent, reversed(message.blocks)):
-                    lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
-                    room -= tokens(ChatMessage(blocks=lined))
-                    if room < 0:
-                        return shown
-                    shown = [*lined, *shown]
+        ago, answered = 1, False
+        for entry in reversed(window.kept if window else ()):
+            if ago > turns:
+                break
+            answered = answered or entry.role in ASSISTANT_ROLES
+            if window and entry.has_media and answered:
+                for row in await self.store.readers.rows_in(session_id, [entry.row_id], window.seen.epoch) or []:
+                    whose = f"the {entry.role}'s message, {ago} turn{'s' if ago > 1 else ''} ago"
+                    # Megabytes are decoded, for which the event loop must not be blocked.
+                    message = await asyncio.to_thread(getattr, row, "message")
+                    for block in filter(can_be_sent, reversed(message.blocks)):
+                        lined = [TextBlock(text=f"[{block.block_type} of {whose}]\n"), block]
+                        room -= tokens(ChatMessage(blocks=lined))
+                        if room < 0:
+                            return shown
+                        shown = [*lined, *shown]
+            if entry.role == MessageRole.USER.value:
+                ago, answered = ago + 1, False
         return shown
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
-        (epoch, old), name = window.place, self.settings.name
+        (epoch, old), name = window.place, self.name
         made = {"summary": window.summary, "summarised": window.summarised}
         state = made if any(made.values()) else None
         return await self.store.readers.move(session_id, name, epoch=epoch, old=old, new=position, state=state)
@@ -307,7 +316,7 @@ class RecordReader:
                 messages=await self.store.users.count(session_id, after=old, last=new),
                 tokens_before=before.tokens,
                 tokens_after=after.tokens,
-                summarised=self.settings.summarize,
+                summarised=self.summarize,
                 summary_tokens=after.element.tokens,
                 position=new,
                 seconds=seconds,
@@ -318,42 +327,30 @@ class RecordReader:
 
     async def _empty(self, session_id: str, page: LogPage) -> Window | None:
         """A window with the first instructions and the summary of what stands before a page; None if that has moved."""
-        settings = self.settings
-        first = await self.store.readers.unread(session_id, settings.name, after=0, limit=1)
+        first = await self.store.readers.unread(session_id, self.name, after=0, limit=1)
         if first.position != page.position:
             return None
-        room, instructions = settings.room - settings.recall_limit, tuple[Entry, ...]()
-        if settings.summarize:
-            room -= settings.summary_limit
-        if settings.include_system:
+        room, instructions = self.room - self.recall_limit, tuple[Entry, ...]()
+        if self.summarize:
+            room -= self.summary_limit
+        if self.include_system:
             entries = await self._counted([row for row in first.rows if row.role in INSTRUCTION_ROLES])
-            clipped = [clip_entry(entry, room // 2, settings.counter) for entry in entries]
+            clipped = [clip_entry(entry, room // 2, self.counter) for entry in entries]
             instructions = tuple(entry for entry in clipped if entry.tokens <= room)
             room -= tokens_of(instructions)
         # A stored summary that is no longer extended leaves half to messages.
-        limit = settings.summary_limit if settings.summarize else min(settings.summary_limit, room // 2)
+        limit = self.summary_limit if self.summarize else min(self.summary_limit, room // 2)
         state = first.state or {}
         summary = str(state.get("summary") or "")
-        element = summary_element(summary, limit, settings.counter, (settings.name,))
-        if not settings.summarize:
+        element = summary_element(summary, limit, self.counter, (self.name,))
+        if not self.summarize:
             room -= element.tokens
         # The instructions count as messages.
-        most = max(settings.limits.max_messages - len(instructions), 1)
-        keep = max(settings.limits.keep_messages - len(instructions), 1)
-        limits = replace(settings.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
+        most = max(self.limits.max_messages - len(instructions), 1)
+        keep = max(self.limits.keep_messages - len(instructions), 1)
+        limits = replace(self.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
         seen, summarised = Seen(page.epoch, page.position), int(state.get("summarised") or 0)
-        return Window(seen, limits, settings.counter, instructions, summary, element, summarised)
-
-    async def _newest(self, session_id: str, window: Window, page: LogPage) -> tuple[list[Entry], bool]:
-        """The newest entries up to a page, as many as can be shown, and whether there are older ones."""
-        new = await self._counted(page.rows)
-        while page.more and not await asyncio.to_thread(window.is_filled_by, new):
-            page = await self._page(session_id, window.seen, before=page.rows[0].id)
-            new = await self._counted(page.rows) + new
-        if tokens_of(new) > window.message_limit:
-            new = await asyncio.to_thread(window.within_shares, new)
-        first = {entry.row_id for entry in window.instructions}
-        return [entry for entry in new if entry.row_id not in first], page.more
+        return Window(seen, limits, self.counter, instructions, summary, element, summarised)
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
@@ -361,24 +358,21 @@ class RecordReader:
         rows = snapshot.log_behind(seen) if snapshot else None
         if snapshot and rows is not None:
             return LogPage(snapshot.position, snapshot.epoch, [row for row in rows if row.id > snapshot.position])
-        return await self.store.readers.page(session_id, self.settings.name, seen, before=before, limit=_PAGE_ROWS)
+        return await self.store.readers.page(session_id, self.name, seen, before=before, limit=_PAGE_ROWS)
 
     async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        counter, tags = self.settings.counter, (self.settings.name,)
+        counter, tags = self.counter, (self.name,)
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
             return await asyncio.to_thread(entries_of, rows, counter, tags)
         return entries_of(rows, counter, tags)
 
 
-def marked_rows(ends: Sequence[int], entries: Sequence[Entry], ended: Collection[int]) -> list[int]:
-    """Returns the newest end, that before the last turn, and the last one before of those ``ended``, oldest first.
-
-    ``ended`` are the rows behind which the newest blocks of earlier requests have ended, as far as they are known.
-    """
-    turn = next((entry.row_id for entry in reversed(entries) if entry.role == MessageRole.USER.value), 0)
-    before_turn = bisect_left(ends, turn)
-    known = next(([row_id] for row_id in reversed(ends[:-1]) if row_id in ended), [])
-    return sorted({*ends[-1:], *ends[max(before_turn - 1, 0) : before_turn], *known})
+def entries_of(
+    rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
+) -> list[Entry]:
+    """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
+    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
+    return [entry for entry in found if entry is not None]
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:
@@ -391,24 +385,6 @@ def cache_point(cache_points: CachePoints) -> CachePoint:
 def cache_points_in(messages: Iterable[ChatMessage]) -> int:
     """Returns the number of cache points in the messages."""
     return sum(isinstance(block, CachePoint) for message in messages for block in message.blocks)
-
-
-def whose_media(entries: Sequence[Entry], turns: int) -> dict[int, str]:
-    """Returns whose the media of the last ``turns`` turns are, by the row, newest first; {} for 0 or less.
-
-    Only of those to which the assistant has said something: others may have been refused, and would be again.
-    """
-    whose: dict[int, str] = {}
-    ago, answered = 1, False
-    for entry in reversed(entries):
-        if ago > turns:
-            break
-        answered = answered or entry.role in ASSISTANT_ROLES
-        if entry.has_media and answered:
-            whose[entry.row_id] = f"the {entry.role}'s message, {ago} turn{'s' if ago > 1 else ''} ago"
-        if entry.role == MessageRole.USER.value:
-            ago, answered = ago + 1, False
-    return whose
 
 
 def can_be_sent(block: ContentBlock) -> bool:

@@ -157,7 +157,7 @@ async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
     await memory.aput(user("I like Python."))
     await memory.aflush()
     assert "Likes Python" in [fact.content for fact in await memory.facts.alist()]
-    assert await memory.facts_block.aset_aside("chat") == ()
+    assert (await memory.astats()).set_aside == ()
 
 
 async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory) -> None:

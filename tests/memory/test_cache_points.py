@@ -112,6 +112,17 @@ async def test_after_a_summary_every_process_shows_the_same_blocks(
     assert closed(there)[: len(closed(prompts[-1]))] == closed(prompts[-1])
 
 
+async def test_a_prompt_that_its_owner_changes_changes_no_other(open_memory: OpenMemory) -> None:
+    memory = open_memory(condensed_token_limit=200)
+    await memory.aput_messages([user("one"), assistant("two"), user("three")])
+    prompt = await memory.aget()
+    before = texts(prompt)
+    for block in question(prompt).blocks:
+        block.text = "changed"  # type: ignore[union-attr]
+    assert len(before) > 2
+    assert texts(await memory.aget()) == before
+
+
 async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
     """And the blocks stay when the turn is deleted."""
     memory = open_memory(condensed_token_limit=2_000)

@@ -97,7 +97,7 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
     """Those that are given stay as they are."""
     asked = (token_limit, condensed, facts)
     try:
-        limits = limits_for(window, "m", *asked)
+        limits = limits_for(window, *asked)
     except LimitError:
         # Three quarters of such a window are less than the 80 tokens that a record needs.
         assert any(limit is not None for limit in asked) or (window is not None and window * 3 // 4 < 80)

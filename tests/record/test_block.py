@@ -193,13 +193,8 @@ NO_ROOM = r"leave no room for messages in the 500 of the whole record\. Raise to
     ("error", "said", "options"),
     [
         (SettingError, "token_limit", {"token_limit": 0}),
-        (SettingError, "keep_ratio", {"keep_ratio": 0}),
-        (SettingError, "keep_ratio", {"keep_ratio": 1.5}),
-        (SettingError, "max_messages", {"max_messages": 0}),
-        (SettingError, "recall_token_limit", {"recall_token_limit": -1}),
         (SettingError, "summary_token_limit", {"summary_token_limit": 0}),
         (SettingError, "no argument 'max_message'", {"max_message": 3}),
-        (SettingError, "no argument 'message_ratio'", {"message_ratio": 1}),
         (LimitError, "keep_messages=3 needs a max_messages", {"keep_messages": 3}),
         (LimitError, "keep_messages=3 needs a max_messages", {"keep_messages": 3, "max_messages": 2}),
         (LimitError, NO_ROOM, {"token_limit": 500, "summarize": True, "summary_token_limit": 500}),

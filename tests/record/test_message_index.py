@@ -70,11 +70,6 @@ TEA = [
 ]
 
 
-def test_a_message_is_found_by_its_own_words() -> None:
-    assert places(TEA, "Which tea do I like?")[0] == (0,)
-    assert places(TEA, "Who mends the printers?")[0] == (2,)
-
-
 def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     """A name is often said only in the message before, and the answer behind it."""
     messages = [user("What did Caroline say?"), assistant("That she will move to Berlin."), user("Good."), user("Bye.")]

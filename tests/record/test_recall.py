@@ -17,7 +17,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.recall import MessageSearch
 from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
-from llama_index_memory_ext.record.window import RecordReader, RecordSettings
+from llama_index_memory_ext.record.window import RecordReader
 from llama_index_memory_ext.text.limits import Limits
 from tests.conversation import assistant, calling, recalled, record, result, sent_text, user
 from tests.databases import host_on
@@ -272,10 +272,9 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(caplog: pytest.Lo
     """There is no known way to one, so this reaches into it. That it goes on is told once."""
     store = MemoryStore()
     await store.log.append("chat", [user("My sister Caroline breeds alpacas."), assistant("How nice.")], len)
-    limits = {"room": 900, "limits": Limits(), "summary_limit": 0, "recall_limit": 400}
-    settings = RecordSettings("record", COUNTER, include_system=False, summarize=False, **limits)  # type: ignore[arg-type]
-    search = MessageSearch(store, settings)
-    window = replace(await RecordReader(store, settings).read("chat"), kept=(), has_overflow=True)
+    reader = RecordReader(store, "record", COUNTER, room=900, limits=Limits(), recall_limit=400)
+    search = MessageSearch(reader)
+    window = replace(await reader.read("chat"), kept=(), has_overflow=True)
 
     async def recall(question: str) -> str:
         assert len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
