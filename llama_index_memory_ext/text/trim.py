@@ -171,7 +171,7 @@ class _Trimmer:
     def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
         """Returns the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
 
-        That is the end of a single message or, if it may be ``shortened``, each of its messages clipped, with all calls.
+        That is the end of a single message or, if it may be ``shortened``, all of its messages clipped, with all calls.
         """
         if tokens_of(group) <= limit:
             return group
