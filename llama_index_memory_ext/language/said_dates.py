@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.dates import Day, Found, dates_in, period_of
+from llama_index_memory_ext.language.detection import language_of, script_of
 from llama_index_memory_ext.language.numbers import digits_of, quantities
-from llama_index_memory_ext.language.stems import language_of, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

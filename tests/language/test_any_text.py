@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.facts.checks import unsaid_reason
+from llama_index_memory_ext.language.detection import is_translation, language_of, script_of
 from llama_index_memory_ext.language.names import missing_names, shares_name
 from llama_index_memory_ext.language.numbers import missing_numbers
 from llama_index_memory_ext.language.quotes import Span, find_quote
 from llama_index_memory_ext.language.said_dates import missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
-from llama_index_memory_ext.language.stems import is_translation, language_of, script_of
 from llama_index_memory_ext.language.tokens import comparable, keywords, shared
 
 DAY = date(2025, 11, 20)
