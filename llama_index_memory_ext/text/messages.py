@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Counted, Json, ToolCall
+    from llama_index_memory_ext.text.tool_calls import Counted, Json
 
 
 # The first one with a time counts. They are the names of many programs, of OpenAI's API, and of ChatGPT's exports.
@@ -85,9 +85,8 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     if value is None:
         return None
     # The text of a longer integer is refused by Python.
-    is_number = (type(value) is int and value.bit_length() < _MOST_CHARACTERS) or (
-        type(value) is float and isfinite(value)
-    )
+    is_short = type(value) is int and value.bit_length() < _MOST_CHARACTERS
+    is_number = is_short or (type(value) is float and isfinite(value))
     text = str(value) if is_number or isinstance(value, str) else ""
     if not text.strip() or len(text) > _MOST_CHARACTERS or (key != ID_KEY and text != text.strip()):
         seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
@@ -106,12 +105,11 @@ def is_same(stored: Json, given: Mapping[str, Json]) -> bool:
     ignored = {_HOSTS_KEY} if ID_KEY in (given.get("additional_kwargs") or {}) else {_HOSTS_KEY, ID_KEY}
     if not isinstance(stored, dict):
         return False
-    one, other = dict(stored), dict(given)
-    for data in (one, other):
-        if isinstance(data.get("additional_kwargs"), dict):
-            kwargs = data["additional_kwargs"].items()
-            data["additional_kwargs"] = {key: value for key, value in kwargs if key not in ignored}
-    return one == other
+    both = [dict(stored), dict(given)]
+    for data in both:
+        if isinstance(kwargs := data.get("additional_kwargs"), dict):
+            data["additional_kwargs"] = {key: value for key, value in kwargs.items() if key not in ignored}
+    return both[0] == both[1]
 
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
@@ -265,11 +263,12 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 def body_of(message: ChatMessage) -> str:
     """Returns the texts and tool calls of a message and a mark for each medium; not escaped, without thinking."""
-    calls = iter(calls_of(message) if has_calls(message) else [])
+    heads = ((f"[tool call {call.id}]" if call.id else "[tool call]", call) for call in calls_of(message))
+    calls = (f"{head} {call.name}({call.arguments})" for head, call in heads)
     lines: list[str] = []
     for block in message.blocks:
-        lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    lines += map(_call_line, calls)
+        lines += [next(calls)] if isinstance(block, ToolCallBlock) else _block_lines(block)
+    lines += calls
     if kwargs := message.additional_kwargs:
         hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs))
         extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
@@ -451,8 +450,3 @@ def _block_lines(block: Json) -> Iterator[str]:
         details = map(str, filter(None, (getattr(block, "title", None), getattr(block, "url", None))))
         shown = " ".join(" ".join(detail for detail in details if not detail.startswith("data:")).split())
         yield f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
-
-
-def _call_line(call: ToolCall) -> str:
-    head = f"[tool call {call.id}]" if call.id else "[tool call]"
-    return f"{head} {call.name}({call.arguments})"

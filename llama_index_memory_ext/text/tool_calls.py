@@ -99,14 +99,11 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
         if len(pairs) < len(calls):
             # The calls with a result, which are the same in blocks and kwargs.
             places = count()
-            blocks = [
-                block
-                for block in caller.blocks
-                if not isinstance(block, ToolCallBlock) or next(places) in pairs.values()
-            ]
+            known = set(pairs.values())
+            blocks = [one for one in caller.blocks if not isinstance(one, ToolCallBlock) or next(places) in known]
             kwargs = {key: value for key, value in caller.additional_kwargs.items() if key not in CALL_KEYS}
             for i, (key, value) in enumerate(_calls_in_kwargs(caller)):
-                if i in pairs.values():
+                if i in known:
                     kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
             kept = caller.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
         if caller.role not in RESULT_ROLES and (kept is caller or has_content(kept)):

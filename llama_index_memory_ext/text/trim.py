@@ -255,15 +255,17 @@ def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Spli
 
 
 def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:
+    if roles is None:
+        return frozenset()
     names = roles if isinstance(roles, Iterable) and not isinstance(roles, str) else [roles]
     known = [role.value for role in MessageRole]
-    for name in [] if roles is None else names:
+    for name in names:
         if name not in known:
             # The names that other libraries have for these roles.
             other = {"human": "user", "ai": "assistant"}.get(str(name).lower())
             hint = f"Use {other!r} instead." if other else "Use one of these."
             raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
-    return frozenset(names) - {None}
+    return frozenset(names)
 
 
 def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:

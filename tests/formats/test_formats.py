@@ -100,7 +100,9 @@ def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
         ({"content": None, "refusal": "I can't."}, "I can't."),
         ({"content": [{"type": "refusal", "refusal": "I won't."}]}, "I won't."),
         ({"content": None, "audio": {"id": "audio_1", "transcript": "Hello."}}, "Hello."),
-        *(({"content": content}, "") for content in ("", None, [])),
+        ({"content": ""}, ""),
+        ({"content": None}, ""),
+        ({"content": []}, ""),
     ],
 )
 def test_what_was_refused_or_said_aloud_is_text_and_so_is_nothing(fields: dict[str, Any], text: str) -> None:

@@ -67,7 +67,8 @@ REFUSED = [
     response({"stop_reason": "refusal"}),
     response({"stopReason": "guardrail_intervened"}),
 ]
-OTHERS = [response(raw) for raw in (None, {}, [], "text", 7, {"choices": []}, {"choices": [None]}, completion("stop"))]
+NOTHING: list[Any] = [None, {}, [], "text", 7, {"choices": []}, {"choices": [None]}, completion("stop")]
+OTHERS = list(map(response, NOTHING))
 
 
 @pytest.mark.parametrize("answer", [*CUT, *REFUSED, *OTHERS])
