@@ -44,7 +44,7 @@ models      ask > caching_openai offline prompt_caches responses          # how 
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    names > said_dates > numbers quotes tokens > dates secrets stems words > __init__   # words of a text
+language    names > said_dates > numbers quotes tokens > dates secrets detection words > __init__ # words of a text
 background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
@@ -174,7 +174,7 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop",
     "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
-    "language": "dates stems tokens words",
+    "language": "dates detection tokens words",
     "memory": "condensed_memory search settings stats template turns",
     "models": "ask prompt_caches responses",
     "record": "block recall text window",

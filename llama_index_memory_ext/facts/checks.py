@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.facts.source import Place, Source
 from llama_index_memory_ext.language import pattern, phrases, word_lists
+from llama_index_memory_ext.language.detection import is_translation, may_be_english, script_of
 from llama_index_memory_ext.language.names import has_other_order, has_subject, missing_names, relations_in, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.language.quotes import find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
-from llama_index_memory_ext.language.stems import is_translation, may_be_english, script_of
 from llama_index_memory_ext.language.tokens import keywords, shared, term_of
 from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_forms
 from llama_index_memory_ext.text.messages import escape_tags

@@ -63,7 +63,20 @@ def messages_from_json(source: str | bytes | Iterable[Json], *, show_progress: b
     messages: list[ChatMessage] = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an error.
     for value in get_tqdm_iterable(_values(source), show_progress, "Reading messages"):
-        messages.append(_message(value, len(messages)))
+        problem = ""
+        try:
+            messages.append(_read(value))
+        except MessageError as error:
+            problem = str(error)
+        except ValidationError as error:
+            wrong = ", ".join(f"{'.'.join(map(str, one['loc']))} ({one['type']})" for one in error.errors()[:3])
+            problem = f"Expected the values of LlamaIndex's {error.title}; what is wrong is {wrong}."
+        except (ValueError, AttributeError, TypeError):
+            # LlamaIndex looks for pictures there, and programs may put any object there.
+            problem = "Expected a message as LlamaIndex writes it; its 'additional_kwargs' cannot be read."
+        if problem:
+            # Outside of the handlers, because their errors carry the text.
+            raise MessageError(f"messages[{len(messages)}]: {problem}")
     return messages
 
 
@@ -130,20 +143,6 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         twin = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise MessageError(f"Expected each key once in an object; saw {twin[:40]!r} twice, of which one would be lost.")
     return found
-
-
-def _message(value: Json, place: int) -> ChatMessage:
-    try:
-        return _read(value)
-    except MessageError as error:
-        problem = str(error)
-    except ValidationError as error:
-        wrong = ", ".join(f"{'.'.join(map(str, one['loc']))} ({one['type']})" for one in error.errors()[:3])
-        problem = f"Expected the values of LlamaIndex's {error.title}; what is wrong is {wrong}."
-    except (ValueError, AttributeError, TypeError):
-        # LlamaIndex looks for pictures there, and programs may put any object there.
-        problem = "Expected a message as LlamaIndex writes it; its 'additional_kwargs' cannot be read."
-    raise MessageError(f"messages[{place}]: {problem}")  # Outside as well.
 
 
 def _read(value: Json) -> ChatMessage:

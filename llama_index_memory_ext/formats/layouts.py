@@ -31,16 +31,10 @@ _SHOWN_KEYS = 10
 # The types of LangChain's messages, and the roles that they stand for; that of a "chat" message is its own.
 _ROLES = {"human": "user", "ai": "assistant", "chat": ""}
 _ROLES |= {name: name for name in ("system", "developer", "tool", "function")}
-# "AIMessageChunk" is a type, too, and "AIMessage" the end of a path.
-_CLASS = re.compile(r"Message(?:Chunk)?$")
 # Parts of a content that are calls, which stand in "tool_calls" as well, and what a model thinks.
 _CALL = "tool_use"
 _HIDDEN = frozenset({_CALL, "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta"})
 _HIDDEN |= {"reasoning", "thinking", "redacted_thinking"}
-# What OpenAI's API does not take in a name.
-_NOT_IN_NAMES = re.compile(r"[\s<|\\/>]+")
-_LONGEST_NAME = 64
-_STATES = ("checkpoint", "values", "channel_values")
 
 
 def described(value: Json) -> str:
@@ -58,24 +52,44 @@ def from_openai(message: dict[str, Json]) -> ChatMessage:
     if not any(key in message for key in _CONTENT_KEYS):
         others = ", ".join(_CONTENT_KEYS[1:])
         raise MessageError(f"Expected 'content' or another of {others}; saw {described(message)}.")
-    blocks = _content_blocks(message) + _call_blocks(message) or [TextBlock(text="")]
-    kwargs = {key: _text(message, key) for key in _NAMES if message.get(key) is not None}
-    return ChatMessage(role=message["role"], blocks=blocks, additional_kwargs=kwargs)
+    blocks = [block for block in _content_blocks(message) if block != TextBlock(text="")]
+    listed = message.get("tool_calls") or []
+    given = [*(listed if isinstance(listed, list) else [listed]), message.get("function_call")]
+    given, calls = list(filter(None, given)), calls_of(ChatMessage(additional_kwargs=message))
+    if not all(isinstance(call, dict) for call in given) or not all(call.name for call in calls):
+        seen = " and ".join(map(described, given))
+        raise MessageError(f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}.")
+    for call_id, name, kwargs in calls:
+        blocks.append(ToolCallBlock(tool_call_id=call_id or None, tool_name=name, tool_kwargs=kwargs))
+    names = {key: _text(message, key) for key in _NAMES if message.get(key) is not None}
+    return ChatMessage(role=message["role"], blocks=blocks or [TextBlock(text="")], additional_kwargs=names)
 
 
 def to_openai(message: ChatMessage) -> dict[str, Json]:
     """Returns a message as OpenAI's API takes it. What the API has no place for is named in a text, or left out."""
     role = MessageRole.ASSISTANT if message.role in ASSISTANT_ROLES else message.role
-    parts = list(filter(None, (_part(block, with_media=role == MessageRole.USER) for block in message.blocks)))
-    is_text = len(parts) == 1 and parts[0]["type"] == "text"
-    calls, kwargs = _written_calls(message), message.additional_kwargs
-    content = parts[0]["text"] if is_text else parts or (None if calls else "")
-    names = {key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None}
-    return dict(cleaned({"role": role.value, "content": content, **calls, **names}))
+    parts: list[dict[str, Json]] = []
+    for block in message.blocks:
+        medium = _medium(block) if role == MessageRole.USER else None
+        # No file is opened and no address is asked for. A medium that is not in the message is named.
+        text = "" if medium or isinstance(block, ToolCallBlock) else body_of(ChatMessage(blocks=[block]))
+        if medium or text:
+            parts.append(medium or {"type": "text", "text": text})
+    calls, kwargs = calls_of(message), message.additional_kwargs
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    content = parts[0]["text"] if [part["type"] for part in parts] == ["text"] else parts or (None if calls else "")
+    written: dict[str, Json] = {"role": role.value, "content": content}
+    if len(calls) == 1 and not calls[0].id:
+        written["function_call"] = functions[0]
+    elif calls:
+        ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
+        pairs = zip(ids, functions, strict=True)
+        written["tool_calls"] = [{"id": one, "type": "function", "function": function} for one, function in pairs]
+    return dict(cleaned(written | {key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None}))
 
 
 def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
-    """Returns the blocks of all that is no call, without empty texts."""
+    """Returns the blocks of all that is no call."""
     content, audio = message.get("content"), message.get("audio")
     if not isinstance(content, str | list | None):
         raise MessageError(f"Expected a text, null or a list of parts in 'content'; saw {described(content)}.")
@@ -85,7 +99,7 @@ def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
         blocks.append(TextBlock(text=_text(message, "refusal")))
     if isinstance(audio, dict) and audio.get("transcript") and not content:
         blocks.append(TextBlock(text=_text(audio, "transcript", "'audio'")))
-    return [block for block in blocks if block != TextBlock(text="")]
+    return blocks
 
 
 def _block(part: Json, place: str) -> types.ContentBlock:
@@ -94,7 +108,11 @@ def _block(part: Json, place: str) -> types.ContentBlock:
         return TextBlock(text=_text(part, _TEXT_KEYS[kind], place))
     value, place = part.get(kind), f"{kind!r} of {place}"
     if kind == "image_url":
-        return _image({"url": value} if isinstance(value, str) else value, place)
+        image = {"url": value} if isinstance(value, str) else value
+        if not _INLINE.fullmatch(_text(image, "url", place)):
+            return types.ImageBlock(url=image["url"], detail=image.get("detail"))
+        mimetype, data = _base64(image, "url", place)
+        return types.ImageBlock(image=data, image_mimetype=mimetype, detail=image.get("detail"))
     if kind == "input_audio":
         return types.AudioBlock(audio=_base64(value, "data", place)[1], format=_text(value, "format", place))
     if kind == "file" and isinstance(value, dict) and value.get("file_data") is not None:
@@ -103,13 +121,6 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     # LlamaIndex has no block for it, nor for a file of which only OpenAI's id is known.
     quoted = to_json(part.get(kind, {key: entry for key, entry in part.items() if key != "type"}))
     return TextBlock(text=f"[{kind}: {_ENCODED.sub('...', quoted)}]")
-
-
-def _image(image: Json, place: str) -> types.ContentBlock:
-    if not _INLINE.fullmatch(_text(image, "url", place)):
-        return types.ImageBlock(url=image["url"], detail=image.get("detail"))
-    mimetype, data = _base64(image, "url", place)
-    return types.ImageBlock(image=data, image_mimetype=mimetype, detail=image.get("detail"))
 
 
 def _base64(parent: Json, key: str, place: str) -> tuple[str | None, bytes]:
@@ -124,19 +135,6 @@ def _base64(parent: Json, key: str, place: str) -> tuple[str | None, bytes]:
     return mimetype, data.encode()
 
 
-def _call_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
-    listed = message.get("tool_calls") or []
-    given = [*(listed if isinstance(listed, list) else [listed]), message.get("function_call")]
-    given, calls = list(filter(None, given)), calls_of(ChatMessage(additional_kwargs=message))
-    if not all(isinstance(call, dict) for call in given) or not all(call.name for call in calls):
-        seen = " and ".join(map(described, given))
-        raise MessageError(f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}.")
-    return [
-        ToolCallBlock(tool_call_id=call_id or None, tool_name=name, tool_kwargs=kwargs)
-        for call_id, name, kwargs in calls
-    ]
-
-
 def _text(parent: Json, key: str, place: str = "the message") -> str:
     """Returns the text that an object must have under a key."""
     value = parent.get(key) if isinstance(parent, dict) else None
@@ -144,17 +142,6 @@ def _text(parent: Json, key: str, place: str = "the message") -> str:
         seen = described(parent) if value is None else f"{described(value)} there"
         raise MessageError(f"Expected {place} to have a text as {key!r}; saw {seen}.")
     return value
-
-
-def _part(block: types.ContentBlock, *, with_media: bool) -> dict[str, Json] | None:
-    """Returns a block as a part of a content; None for a call, for thinking, and for a cache point."""
-    if isinstance(block, ToolCallBlock):
-        return None
-    if with_media and (medium := _medium(block)):
-        return medium
-    # No file is opened and no address is asked for. A medium that is not in the message is named.
-    text = body_of(ChatMessage(blocks=[block]))
-    return {"type": "text", "text": text} if text else None
 
 
 def _medium(block: types.ContentBlock) -> dict[str, Json] | None:
@@ -177,19 +164,9 @@ def _data_url(mimetype: str | None, data: bytes) -> str:
     return f"data:{mimetype or ''};base64,{data.decode()}"
 
 
-def _written_calls(message: ChatMessage) -> dict[str, Json]:
-    calls = calls_of(message)
-    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    if len(calls) == 1 and not calls[0].id:
-        return {"function_call": functions[0]}
-    ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
-    found = [{"id": ids[i], "type": "function", "function": function} for i, function in enumerate(functions)]
-    return {"tool_calls": found} if found else {}
-
-
 def state_of(value: Mapping[str, Json]) -> Mapping[str, Json]:
     """Returns what holds the messages of a thread's state or a checkpoint of LangGraph; any other object as it is."""
-    for key in _STATES:
+    for key in ("checkpoint", "values", "channel_values"):
         inner = value.get(key)
         value = inner if isinstance(inner, dict) else value
     return value
@@ -206,23 +183,20 @@ def from_foreign(value: dict[str, Json]) -> dict[str, Json] | None:
     elif value.keys().isdisjoint(("role_type", "uuid", "uuid_")) or "content" not in value:
         return None
     else:
-        message = _from_zep(value)
+        # Zep's older "role" is any name, beside a "role_type".
+        role_type, role = value.get("role_type"), value.get("role")
+        message = {
+            "role": role_type or role,
+            "content": value["content"],
+            "name": value.get("name") or (role if role_type and role != role_type else None),
+            # The time that the program has given, before that at which Zep has received it.
+            "created_at": value.get("reference_time") or value.get("created_at"),
+            ID_KEY: value.get("uuid") or value.get("uuid_"),
+        }
     if isinstance(name := message.get("name"), str):
-        message["name"] = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
+        # What OpenAI's API does not take in a name.
+        message["name"] = re.sub(r"[\s<|\\/>]+", "_", name)[:64]
     return {key: entry for key, entry in message.items() if entry not in (None, "") or key == "content"}
-
-
-def _from_zep(value: dict[str, Json]) -> dict[str, Json]:
-    # The older "role" is any name, beside a "role_type".
-    role_type, role = value.get("role_type"), value.get("role")
-    return {
-        "role": role_type or role,
-        "content": value["content"],
-        "name": value.get("name") or (role if role_type and role != role_type else None),
-        # The time that the program has given, before that at which Zep has received it.
-        "created_at": value.get("reference_time") or value.get("created_at"),
-        ID_KEY: value.get("uuid") or value.get("uuid_"),
-    }
 
 
 def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
@@ -231,7 +205,8 @@ def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
     if value.get("lc") and kind == "constructor":
         path = value.get("id")
         kind, fields = path[-1] if isinstance(path, list) and path else "", value.get("kwargs")
-    kind = _CLASS.sub("", kind).lower() if isinstance(kind, str) else ""
+    # "AIMessageChunk" is a type, too, and "AIMessage" the end of a path.
+    kind = re.sub(r"Message(?:Chunk)?$", "", kind).lower() if isinstance(kind, str) else ""
     is_message = kind in _ROLES and isinstance(fields, dict) and "content" in fields
     return (kind, fields) if is_message else ("", {})
 
@@ -242,7 +217,9 @@ def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
         raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
     told = fields.get("response_metadata")
     times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
-    calls = _langchains_calls(fields, kwargs)
+    calls: Json = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
+    # Older versions have them in ``additional_kwargs``, or in the content alone.
+    calls = calls or kwargs.get("tool_calls") or [part for part in _listed(content) if _kind(part) == _CALL]
     if isinstance(content, list):
         content = [_as_openais(part) for part in content if _kind(part) not in _HIDDEN]
     return {
@@ -254,12 +231,6 @@ def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
         **{key: times[key] for key in times_in(times)},
         ID_KEY: fields.get("id"),
     }
-
-
-def _langchains_calls(fields: dict[str, Json], kwargs: dict[str, Json]) -> Json:
-    calls = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
-    # Older versions have them in ``additional_kwargs``, or in the content alone.
-    return calls or kwargs.get("tool_calls") or [part for part in _listed(fields["content"]) if _kind(part) == _CALL]
 
 
 def _listed(value: Json) -> list[Json]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.language import phrases, word_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 MONTHS = str.split("January February March April May June July August September October November December")
@@ -60,7 +60,7 @@ def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
     kept: list[Found] = []
     taken = bytearray(len(text))
     kinds = [phrases("calendar", kind) for kind in ("numeric", "chinese", "pair", "year", "decade")]
-    for kind in (*kinds[:3], _named(code), *kinds[3:]):
+    for kind in (*kinds[:3], _names(code)[0], *kinds[3:]):
         for match in kind.finditer(text):
             start, end = match.span()
             readings = _readings(match, code)
@@ -79,7 +79,7 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
     if decade := parts.get("decade"):
         return (Day((1900 if int(decade) > _LAST_DECADE else 2000) + int(decade)),)
     if name := parts.get("name"):
-        kind, number = _names(code)[name.lower()]
+        kind, number = _names(code)[1][name.lower()]
         if code in _CAPITALISED and name[0].islower() and (kind == "weekday" or not (day or year)):
             return ()
         return (Day(weekday=number) if kind == "weekday" else Day(year, number, day),)
@@ -97,9 +97,9 @@ def _exists(year: int | None, month: int, day: int | None) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _names(code: str) -> Mapping[str, tuple[str, int]]:
-    """The names of months and weekdays in a language, English and German, in lower case, with their numbers."""
-    found = {}
+def _names(code: str) -> tuple[re.Pattern[str], dict[str, tuple[str, int]]]:
+    """The names of months and weekdays in a language, English and German, as a pattern, and with their numbers."""
+    found: dict[str, tuple[str, int]] = {}
     if code not in _CAPITALISED:
         # Imported here, because it is needed in the background alone.
         from dateparser.languages.loader import default_loader  # type: ignore[import-untyped]
@@ -115,16 +115,11 @@ def _names(code: str) -> Mapping[str, tuple[str, int]]:
     for kind, first in (("month", 1), ("weekday", 0)):
         for i, names in enumerate(word_lists("calendar")[f"{kind}s"], first):
             found.update(dict.fromkeys(names, (kind, i)))
-    return found
-
-
-@lru_cache(maxsize=16)
-def _named(code: str) -> re.Pattern[str]:
-    names = "|".join(sorted(map(re.escape, _names(code)), key=len, reverse=True))
+    either = "|".join(sorted(map(re.escape, found), key=len, reverse=True))
     return re.compile(
-        rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{names}))\b\.?"
+        rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{either}))\b\.?"
         rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
-    )
+    ), found
 
 
 def period_of(day: Day, today: date | None = None) -> Period | None:

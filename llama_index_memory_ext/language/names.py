@@ -8,9 +8,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
+from llama_index_memory_ext.language.detection import HAN, KANA, is_translation, language_of, script_of
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
-from llama_index_memory_ext.language.stems import HAN, KANA, is_translation, language_of, script_of
 from llama_index_memory_ext.language.tokens import keywords, shared
 from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS, comparable
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.stems import language_of
+from llama_index_memory_ext.language.detection import language_of
 from llama_index_memory_ext.language.words import STOP_WORDS, are_forms
 
 if TYPE_CHECKING:

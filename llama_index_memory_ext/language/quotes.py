@@ -102,17 +102,14 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
         most = int(len(keys) * _STRETCH) + _SLACK
         first = _densest(tokens, set(keys), most)
         window = tokens[first : first + most]
-    blocks = _runs(keys, window)
-    matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
-    share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
-    if (share < _LEAST_SHARE or not _tells(matched, tokens)) and window is not tokens:
+    blocks, least = _runs(keys, window), _LEAST_SHARE
+    share = _share_of(blocks, wanted, tokens)
+    if share < least and window is not tokens:
         # Its beginning and its end may stand further apart.
         blocks = [block for block in _runs(keys, tokens) if block.size >= _SHORTEST_RUN][:_MOST_RUNS]
-        window, matched = tokens, [token for block in blocks for token in wanted[block.a : block.a + block.size]]
-        share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
-        if share < _LEAST_SHARE_OF_RUNS:
-            return None
-    if share < _LEAST_SHARE or not _tells(matched, tokens):
+        window, least = tokens, _LEAST_SHARE_OF_RUNS
+        share = _share_of(blocks, wanted, tokens)
+    if share < least:
         return None
     start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
     # The mark at the end of a sentence belongs to the words.
@@ -123,6 +120,13 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
 def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
     *blocks, _ = SequenceMatcher(None, keys, [token.key for token in tokens], autojunk=False).get_matching_blocks()
     return blocks
+
+
+def _share_of(blocks: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]) -> float:
+    """Return how much of a quote is in these runs of its words; 0 if they tell nothing."""
+    matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
+    share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
+    return share if _tells(matched, tokens) else 0.0
 
 
 @lru_cache(maxsize=64)

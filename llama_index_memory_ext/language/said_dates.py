@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.dates import Day, Found, dates_in, period_of
+from llama_index_memory_ext.language.detection import language_of, script_of
 from llama_index_memory_ext.language.numbers import digits_of, quantities
-from llama_index_memory_ext.language.stems import language_of, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,19 +73,15 @@ def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
             yield Day(in_year, before + 1, int(match["d"] or match["d2"]))
     for match in phrases("calendar", "year_end").finditer(source):
         yield Day(int(match["y"] or match["y2"]), 12, 31)
-    yield from _feasts(source, said_on)
+    # The days of the feasts that it names, of the year before, this year and the next.
+    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
+    words = set(pattern(_WORD).findall(folded))
+    for feast_month, feast_day, *names in word_lists("calendar")["feasts"]:
+        if any(name in words or (not name.isascii() and name in folded) for name in names):
+            yield from (Day(said_on.year + i, int(feast_month), int(feast_day)) for i in (-1, 0, 1))
     for text in _relative(source):
         for day, period in _parsed(text, code, said_on):
             yield from _meant(text, code, day, period)
-
-
-def _feasts(source: str, said_on: date) -> Iterator[Day]:
-    """Yield the days of the feasts that a source names, of the year before, this year and the next."""
-    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
-    words = set(pattern(_WORD).findall(folded))
-    for month, day, *names in word_lists("calendar")["feasts"]:
-        if any(name in words or (not name.isascii() and name in folded) for name in names):
-            yield from (Day(said_on.year + i, int(month), int(day)) for i in (-1, 0, 1))
 
 
 def _meant(text: str, code: str, day: date, period: str) -> list[Day]:

@@ -33,17 +33,13 @@ def holds_secret(text: str) -> bool:
     for kind, is_secret in ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban)):
         if any(map(is_secret, re.findall(kind, private))):
             return True
-    return _has_named_secret(undated)
-
-
-def _has_named_secret(text: str) -> bool:
-    """Return whether a text names a password, a key, a login or what a code opens, and a word that looks like it."""
-    others = phrases("secrets", "named").sub(" ", text)
-    chosen = phrases("secrets", "login").findall(text) + phrases("secrets", "pair").findall(text)
-    if phrases("secrets", "key").search(text):
+    # A password, a key, a login or what a code opens is named, with a word that looks like it.
+    others = phrases("secrets", "named").sub(" ", undated)
+    chosen = phrases("secrets", "login").findall(undated) + phrases("secrets", "pair").findall(undated)
+    if phrases("secrets", "key").search(undated):
         chosen += [word for word in others.split() if len(word) >= _SHORTEST_KEY]
-    opens = bool(phrases("secrets", "opening").search(text))
-    if others != text or opens:
+    opens = bool(phrases("secrets", "opening").search(undated))
+    if others != undated or opens:
         chosen += re.sub(r"(?<=\d)[ -](?=\d)", "", others).split()
     # Locks have shorter codes than passwords are.
     return any(_is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET) for word in chosen)

@@ -111,10 +111,13 @@ async def ask_with(
         try:
             response = await ask(**left)
         except Exception as error:
-            name = _refused_option(llm, error, left)
-            if name is None:
-                raise
+            # What the server names, or else may mean: what was taken before is not refused unnamed.
+            named = [name for name in left if _NAMED[name].search(str(error))]
             # One that leaves no room for the words is no option that the server does not know.
+            unknown = [] if is_about_words(error) else [name for name in left if not takes(llm, name)]
+            if status_of(error) not in _REFUSED or not (named or unknown):
+                raise
+            name = [*named, *unknown][0]
             refused += [] if is_about_words(error) else [name]
             del left[name]
             continue
@@ -135,15 +138,6 @@ def refuses_tools(llm: LLM, error: BaseException) -> bool:
     """Whether a server that has taken no tools so far refuses them with this error."""
     is_named = status_of(error) in _NOT_ABLE and _TOOLS_REFUSED.search(str(error)) is not None
     return is_named and not takes(llm, "tools")
-
-
-def _refused_option(llm: LLM, error: BaseException, options: Mapping[str, Any]) -> str | None:
-    """The option for which a request was refused, or may have been: what was taken before is not refused unnamed."""
-    if status_of(error) not in _REFUSED:
-        return None
-    unknown = [] if is_about_words(error) else [name for name in options if not takes(llm, name)]
-    named = [name for name in options if _NAMED[name].search(str(error))]
-    return next(iter([*named, *unknown]), None)
 
 
 async def import_clients() -> None:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 
 _MARK, _OPTIONS, _KEY = "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_key"
-_KEY_CHARACTERS = 32
-# Fields that no repr shows.
-_SECRET = ("api_key", "default_headers")
 # OpenAI refuses a mark in an answer of the model.
 _MARKED_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER, MessageRole.TOOL)
 # What servers say that do not know the fields, or that take no list of parts where a mark needs one.
@@ -62,7 +59,7 @@ class _Caching(_Parent):
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         # Tracebacks with local variables show the model of each frame of this file.
-        return [(name, value) for name, value in super().__repr_args__() if name not in _SECRET]
+        return [one for one in super().__repr_args__() if one[0] not in ("api_key", "default_headers")]
 
     def _split(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
         """Return the messages without cache points, and what the request says in their place; {} if nothing."""
@@ -80,21 +77,17 @@ class _Caching(_Parent):
                 marked.append(message)
             else:
                 items += self._items(plain[-1])
-        return plain, self._fields(messages, items, marked) if marked else {}
-
-    def _fields(
-        self, messages: Sequence[ChatMessage], items: list[dict[str, Any]], marked: Sequence[ChatMessage]
-    ) -> dict[str, Any]:
-        """Return the fields of a request in which messages are ``marked``; ``items`` are all messages."""
+        if not marked:
+            return plain, {}
         fields: dict[str, Any] = {self._place: items}
         if messages[-1].role != MessageRole.TOOL:
             # Else the end of the prompt, which the next one will not have, would be written to the cache as well.
             fields[_OPTIONS] = {"mode": "explicit"}
         sessions = [one.additional_kwargs["session_id"] for one in marked if one.additional_kwargs.get("session_id")]
         if sessions:
-            fields[_KEY] = sha256(str(sessions[0]).encode("utf-8", "replace")).hexdigest()[:_KEY_CHARACTERS]
+            fields[_KEY] = sha256(str(sessions[0]).encode("utf-8", "replace")).hexdigest()[:32]
         own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
-        return {**fields, **own}
+        return plain, {**fields, **own}
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
         """Return the parts of a message, each text one of its own, with a mark on those before a cache point."""

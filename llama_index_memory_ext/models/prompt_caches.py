@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ _NOVA = "Amazon's Nova"
 # behind "openai.": that is OpenAI on Bedrock, where cache points for it are not documented.
 _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
+_warned: set[str] = set()
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 
 
@@ -38,10 +38,10 @@ def needs_cache_points(model_name: str) -> str | None:
         True
     """
     name = model_name.lower()
-    versions = [(int(major), int(minor or 0)) for major, minor in _GPT_NAME.findall(name)]
-    # Azure writes GPT-3.5 without its point.
-    if any(version >= (5, 6) and version[0] != 35 for version in versions):  # noqa: PLR2004
-        return _GPT
+    for major, minor in _GPT_NAME.findall(name):
+        # Azure writes GPT-3.5 without its point.
+        if (int(major), int(minor or 0)) >= (5, 6) and major != "35":
+            return _GPT
     if _CLAUDE_NAME.search(name):
         return _CLAUDE
     return _NOVA if _NOVA_NAME.search(name) else None
@@ -59,19 +59,14 @@ def how_to_mark(family: str) -> str:
 def warn_without_cache_points(llm: LLM | None) -> None:
     """Logs one warning in a process for each family of models that needs cache points, for a memory without them."""
     family = None if llm is None else needs_cache_points(name_of(llm))
-    if family is not None:
-        _warn(family)
-
-
-# Once for each family.
-@cache
-def _warn(family: str) -> None:
-    logger.warning(
-        "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
-        "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
-        family,
-        how_to_mark(family),
-    )
+    if family is not None and family not in _warned:
+        _warned.add(family)
+        logger.warning(
+            "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
+            "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
+            family,
+            how_to_mark(family),
+        )
 
 
 def name_of(llm: LLM) -> str:

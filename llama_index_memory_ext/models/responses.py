@@ -24,7 +24,6 @@ _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens", "cacheWrite
 
 # The names of OpenAI, Anthropic, Bedrock, Google, Mistral, Cohere and Ollama.
 _REASONS = ("finish_reason", "stop_reason", "stopReason", "finishReason", "done_reason", "status")
-_CHOICES = ("choices", "candidates")
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
 _REFUSED = frozenset({"content_filter", "refusal", "safety", "guardrail_intervened", "content_filtered"})
 
@@ -87,7 +86,7 @@ def _first(told: Any, names: Sequence[str]) -> int | None:
 
 def _choice(place: Any) -> Any:
     """Returns the first choice of a response; None if there is none."""
-    choices = next(filter(None, (_field(place, name) for name in _CHOICES)), None)
+    choices = _field(place, "choices") or _field(place, "candidates")
     return choices[0] if isinstance(choices, list) and choices else None
 
 

@@ -15,9 +15,9 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 
 from llama_index_memory_ext.errors import StoreError, SummaryReplyError, is_about_request
 from llama_index_memory_ext.language.dates import MONTH_PATTERN, with_english_days
+from llama_index_memory_ext.language.detection import language_of
 from llama_index_memory_ext.language.names import missing_names
 from llama_index_memory_ext.language.numbers import missing_numbers
-from llama_index_memory_ext.language.stems import language_of
 from llama_index_memory_ext.language.tokens import keywords, term_of
 from llama_index_memory_ext.language.words import sentences_in, visible
 from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left

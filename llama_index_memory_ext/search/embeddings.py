@@ -141,23 +141,22 @@ class EmbeddingRanker:
         """Adds documents; ``aprepare`` embeds those with a new text."""
         added = list(documents)
         self._lexical.add(added)
-        texts = {document.id: _ends_of(document.text) for document in added}
         with self._lock:
-            self._drop(name for name, text in texts.items() if self._texts.get(name) != text)
-            self._texts.update(texts)
+            for document in added:
+                text = _ends_of(document.text)
+                if self._texts.get(document.id) != text and self._vectors.pop(document.id, None) is not None:
+                    self._matrix = None
+                self._texts[document.id] = text
 
     def remove(self, ids: Iterable[str]) -> None:
         """Removes documents; unknown ids are ignored."""
         removed = list(ids)
-        self._drop(removed)
-        self._lexical.remove(removed)
-
-    def _drop(self, ids: Iterable[str]) -> None:
         with self._lock:
-            for name in ids:
+            for name in removed:
                 self._texts.pop(name, None)
                 if self._vectors.pop(name, None) is not None:
                     self._matrix = None
+        self._lexical.remove(removed)
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Returns the similarity of each document, 0..1, by id.

@@ -96,13 +96,6 @@ class FactRanker(Similar, Protocol):
         """Removes documents, so that they have no influence any more; unknown ids are ignored."""
 
 
-class Vectorizer(Protocol):
-    """What is used of scikit-learn's ``CountVectorizer``, ``TfidfVectorizer`` and ``HashingVectorizer``."""
-
-    def build_analyzer(self) -> Callable[[str], Iterable[str]]:
-        """Returns a function that splits a text into terms."""
-
-
 @contextmanager
 def sparing(failures: Counter[str], failed: str, drop: Callable[[], object]) -> Iterator[None]:
     """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
@@ -129,14 +122,14 @@ class Posting:
 
     def remove(self, rows: Sequence[int]) -> None:
         """Removes rows, which must have the term."""
-        if len(rows) <= _FEW:
-            for row in rows:
-                place = bisect_left(self.rows, row)
-                del self.rows[place], self.counts[place]
+        if len(rows) > _FEW:
+            kept = np.isin(view(self.rows), rows, invert=True)
+            self.rows = array("i", view(self.rows)[kept].tobytes())
+            self.counts = array("d", view(self.counts)[kept].tobytes())
             return
-        kept = np.isin(view(self.rows), rows, invert=True)
-        self.rows = array("i", view(self.rows)[kept].tobytes())
-        self.counts = array("d", view(self.counts)[kept].tobytes())
+        for row in rows:
+            place = bisect_left(self.rows, row)
+            del self.rows[place], self.counts[place]
 
 
 def view(values: array[Any]) -> NDArray[Any]:
@@ -226,7 +219,7 @@ class TfidfRanker:
         *,
         length_weight: float = LENGTH_WEIGHT,
         feedback_weight: float = FEEDBACK_WEIGHT,
-        vectorizer: Vectorizer | None = None,
+        vectorizer: Any = None,
         languages: Sequence[str] | None = None,
     ) -> None:
         if vectorizer is not None and (isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")):
@@ -244,7 +237,6 @@ class TfidfRanker:
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
-        self._terms: list[tuple[str, ...]] = []
         self._row_words: list[frozenset[Word]] = []
         self._lengths, self._openings = array("d"), array("i")
         # The number of each name that opens a text, and how many texts it opens.
@@ -271,12 +263,15 @@ class TfidfRanker:
                 words += around
                 for term, count in Counter(word.term for word in around).items():
                     weights[term] += share * (1 + log(count))
-            added[document.id] = weights, frozenset(words), self._opening(document.text)
+            # The name with which the text begins, if it begins with one.
+            first = _NAME.search(document.text[:100])
+            names = self._words(first.group()) if first and first.group()[0].isupper() else []
+            added[document.id] = weights, frozenset(words), names[0].term if len(names) == 1 else ""
         with self._lock:
             self.remove(added)
             self._forget_answers()
             for document_id, (counts, kept, opening) in added.items():
-                row = len(self._terms)
+                row = len(self._row_words)
                 for term, weight in counts.items():
                     self._postings[term].rows.append(row)
                     self._postings[term].counts.append(weight)
@@ -284,7 +279,6 @@ class TfidfRanker:
                 self._documents.update(kept)
                 self._places.rows[document_id] = row
                 self._places.ids.append(document_id)
-                self._terms.append(tuple(counts))
                 self._row_words.append(kept)
                 self._lengths.append(sum(counts.values()))
                 self._openings.append(self._names.setdefault(opening, len(self._names)))
@@ -303,19 +297,20 @@ class TfidfRanker:
                 self._forget_answers()
             rows_by_term = defaultdict[str, list[int]](list)
             for row in removed:
-                for term in self._terms[row]:
+                for term in {word.term for word in self._row_words[row]}:
                     rows_by_term[term].append(row)
                 for word in self._row_words[row]:
                     self._documents[word] -= 1
                     if not self._documents[word]:
                         del self._documents[word]
                 self._opened[self._openings[row]] -= 1
-                self._lengths[row], self._terms[row], self._row_words[row] = 0.0, (), frozenset()
+                self._lengths[row], self._row_words[row] = 0.0, frozenset()
             for term, rows in rows_by_term.items():
-                self._postings[term].remove(rows)
-                if not self._postings[term].rows:
+                if len(rows) < len(self._postings[term].rows):
+                    self._postings[term].remove(rows)
+                else:
                     del self._postings[term]
-            if len(self._terms) - len(places) > max(_MOST_GAPS, len(places)):
+            if len(self._row_words) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
     def similarities(self, query: str) -> Similarities:
@@ -323,8 +318,15 @@ class TfidfRanker:
         with self._lock:
             answer = self._answers.get(query)
             if answer is None:
-                codes = self._languages(query)
-                counts = Counter(self._groups(query, codes))
+                codes, counts = self._languages(query), Counter[Group]()
+                self._prepare(codes)
+                for word in self._words(query):
+                    if not codes:
+                        counts[word.term,] += 1
+                    elif not is_function_word(word.written, codes):
+                        forms = [self._by_stem[code].get(term_of(word.written, code), ()) for code in codes]
+                        known = {form.term for form in chain(*forms) if form in self._documents}
+                        counts[tuple(sorted({word.term, *known}))] += 1
                 scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
                 if scores.any():
                     scores = self._with_feedback(scores, codes) * self._subject_factors(query)
@@ -357,36 +359,24 @@ class TfidfRanker:
                 if word.written.isalpha() and word.written < "\u2e80":
                     self._by_stem[code][term_of(word.written, code)].add(word)
 
-    def _groups(self, query: str, codes: Sequence[str]) -> Iterator[Group]:
-        """Yield for each word of a query the terms of all words that are forms of it in any of these languages."""
-        self._prepare(codes)
-        for word in self._words(query):
-            if not codes:
-                yield (word.term,)
-            elif not is_function_word(word.written, codes):
-                forms = chain.from_iterable(self._by_stem[code].get(term_of(word.written, code), ()) for code in codes)
-                yield tuple(sorted({word.term, *(form.term for form in forms if form in self._documents)}))
-
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Return the score of each row for a query of groups of terms with these weights."""
-        found = [(self._saturated(group), weight) for group, weight in weights.items()]
-        values = [weight * self._idf(len(rows)) ** 2 * shares for (rows, shares), weight in found]
-        if not values:
-            return np.zeros(len(self._terms))
+        all_rows, values = [], []
+        for group, weight in weights.items():
+            if group not in self._known:
+                postings = [self._postings[term] for term in group if term in self._postings] or [Posting()]
+                rows, counts = view(postings[0].rows), view(postings[0].counts)
+                if len(postings) > 1:
+                    rows, places = np.unique(np.concatenate([view(one.rows) for one in postings]), return_inverse=True)
+                    counts = np.bincount(places, np.concatenate([view(one.counts) for one in postings]))
+                # What each row has of the terms grows ever less with their count.
+                self._known[group] = rows, counts * (_SATURATION + 1) / (counts + self._norms()[rows])
+            rows, shares = self._known[group]
+            all_rows.append(rows)
+            values.append(weight * self._idf(len(rows)) ** 2 * shares)
         # All at once: of many short arrays each takes longer than its numbers.
-        rows = np.concatenate([rows for (rows, _), _ in found])
-        return np.bincount(rows, np.concatenate(values), minlength=len(self._terms))
-
-    def _saturated(self, group: Group) -> tuple[NDArray[np.intc], Values]:
-        """Return the rows with any of these terms, and what each has of them, which grows ever less with the count."""
-        if group not in self._known:
-            postings = [self._postings[term] for term in group if term in self._postings] or [Posting()]
-            rows, counts = view(postings[0].rows), view(postings[0].counts)
-            if len(postings) > 1:
-                rows, places = np.unique(np.concatenate([view(one.rows) for one in postings]), return_inverse=True)
-                counts = np.bincount(places, np.concatenate([view(one.counts) for one in postings]))
-            self._known[group] = rows, counts * (_SATURATION + 1) / (counts + self._norms()[rows])
-        return self._known[group]
+        size = len(self._row_words)
+        return np.bincount(np.concatenate(all_rows), np.concatenate(values), size) if values else np.zeros(size)
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
         """Return the scores with those for what the best documents have in common; the best score is about 1."""
@@ -402,7 +392,7 @@ class TfidfRanker:
         weights = defaultdict[str, float](float)
         for row in best[:_FEEDBACK_TEXTS]:
             score, norm = first[row].item(), norms[row].item()
-            for term in self._terms[row]:
+            for term in {word.term for word in self._row_words[row]}:
                 posting = self._postings[term]
                 count = posting.counts[bisect_left(posting.rows, row)]
                 weights[term] += score * count * (_SATURATION + 1) / (count + norm)
@@ -424,12 +414,6 @@ class TfidfRanker:
         asked = [self._names[name] for name in names if self._opened[self._names.get(name, -1)] >= least]
         return np.where(view(self._openings) == asked[0], _SUBJECT_FACTOR, 1.0) if len(asked) == 1 else 1.0
 
-    def _opening(self, text: str) -> str:
-        """Return the term of the name with which a text begins; "" if it begins with none."""
-        match = _NAME.search(text[:100])
-        words = self._words(match.group()) if match and match.group()[0].isupper() else []
-        return words[0].term if len(words) == 1 else ""
-
     def _frequency(self, term: str) -> int:
         return len(self._postings[term].rows) if term in self._postings else 0
 
@@ -448,12 +432,11 @@ class TfidfRanker:
     def _close_gaps(self) -> None:
         """Number the rows anew. The places are a new object, because earlier answers use the old one."""
         kept = sorted(self._places.rows.values())
-        new_rows = np.zeros(len(self._terms), dtype=np.intc)
+        new_rows = np.zeros(len(self._row_words), dtype=np.intc)
         new_rows[kept] = np.arange(len(kept))
         for posting in self._postings.values():
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in kept)
-        self._terms = [self._terms[row] for row in kept]
         self._row_words = [self._row_words[row] for row in kept]
         self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
@@ -485,12 +468,6 @@ def divided_by_best(values: Values) -> Values:
     return values / (values.max(initial=0.0) or 1.0)
 
 
-# The numbers of tokens grow with the rarity of what they stand for: those of the commonest English words that are no
-# stop words are about as the first, no word has a higher one than the second.
-_COMMON, _RARE = log(660), log(200_000)
-_LEAST, _MOST = 0.05, 1.0
-# Of scripts without spaces, what two texts have in common by chance is often a pair of characters.
-_UNSPACED_SHARE = 0.5
 # The weight of a word that only the turns before the question have.
 _EARLIER_SHARE = 0.5
 _COUNTER = TokenCounter()
@@ -528,17 +505,19 @@ def _rarities(text: str, codes: tuple[str, ...]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     is_english = not codes or codes[0] == "en"
     for word in words_in(text, codes):
-        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else _MOST)
-        found[word.term] = min(rarity, found.get(word.term, _MOST))
+        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else 1.0)
+        found[word.term] = min(rarity, found.get(word.term, 1.0))
     return found
 
 
 @lru_cache(maxsize=100_000)
 def _rarity(word: str) -> float:
+    """The rarity of a word, 0.05..1. The numbers of tokens grow with the rarity of what they stand for."""
     tokens = _COUNTER(f" {word}")
-    if len(tokens) > 1 or not word.isascii():
-        # A word of several tokens is rare; the vocabulary has few words of other scripts.
-        tokens = [200_000]
-    rarity = (log(max(tokens[0], 1)) - _COMMON) / (_RARE - _COMMON)
-    is_unspaced = not word.isascii() and len(word) <= 2  # noqa: PLR2004 - a pair of characters
-    return min(max(rarity, _LEAST), _MOST) * (_UNSPACED_SHARE if is_unspaced else 1.0)
+    # Those of the commonest English words that are no stop words are about as the first, none is above the second.
+    common, rare = log(660), log(200_000)
+    # A word of several tokens is rare; the vocabulary has few words of other scripts.
+    number = log(max(tokens[0], 1)) if len(tokens) == 1 and word.isascii() else rare
+    # Of scripts without spaces, what two texts have in common by chance is often a pair of characters.
+    is_pair = not word.isascii() and len(word) <= 2  # noqa: PLR2004
+    return min(max((number - common) / (rare - common), 0.05), 1.0) * (0.5 if is_pair else 1.0)

@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Counted, Json, ToolCall
+    from llama_index_memory_ext.text.tool_calls import Counted, Json
 
 
 # The first one with a time counts. They are the names of many programs, of OpenAI's API, and of ChatGPT's exports.
 TIME_KEYS = ("timestamp", "created_at", "create_time", "date")
-# A smaller number is no time in seconds, but a place in a list or a duration.
-_EARLIEST = datetime(1973, 3, 3, 10, tzinfo=timezone.utc)
 _TIME = TypeAdapter(datetime)
 
 
@@ -54,7 +52,8 @@ def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
         with suppress(ValidationError, OverflowError):
             time = _TIME.validate_python(values.get(key))
             time = time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
-            if time >= _EARLIEST:
+            # A smaller number is no time in seconds, but a place in a list or a duration.
+            if time.timestamp() >= 100_000_000:  # noqa: PLR2004
                 found[key] = time
     return found
 
@@ -85,9 +84,8 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     if value is None:
         return None
     # The text of a longer integer is refused by Python.
-    is_number = (type(value) is int and value.bit_length() < _MOST_CHARACTERS) or (
-        type(value) is float and isfinite(value)
-    )
+    is_short = type(value) is int and value.bit_length() < _MOST_CHARACTERS
+    is_number = is_short or (type(value) is float and isfinite(value))
     text = str(value) if is_number or isinstance(value, str) else ""
     if not text.strip() or len(text) > _MOST_CHARACTERS or (key != ID_KEY and text != text.strip()):
         seen = f"{len(text)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
@@ -106,12 +104,11 @@ def is_same(stored: Json, given: Mapping[str, Json]) -> bool:
     ignored = {_HOSTS_KEY} if ID_KEY in (given.get("additional_kwargs") or {}) else {_HOSTS_KEY, ID_KEY}
     if not isinstance(stored, dict):
         return False
-    one, other = dict(stored), dict(given)
-    for data in (one, other):
-        if isinstance(data.get("additional_kwargs"), dict):
-            kwargs = data["additional_kwargs"].items()
-            data["additional_kwargs"] = {key: value for key, value in kwargs if key not in ignored}
-    return one == other
+    both = [dict(stored), dict(given)]
+    for data in both:
+        if isinstance(kwargs := data.get("additional_kwargs"), dict):
+            data["additional_kwargs"] = {key: value for key, value in kwargs.items() if key not in ignored}
+    return both[0] == both[1]
 
 
 INSTRUCTION_ROLES: frozenset[str] = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER})
@@ -121,20 +118,15 @@ OUR_TAGS = frozenset(
 CLOSING = "</message>\n"
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
-# Of a picture: its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
-_BEGINNING = 65_536
-# Long texts are searched in pieces of so many.
-_PIECE_CHARACTERS = 100_000
 
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as by its Anthropic class.
 _SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, ID_KEY, SPEAKER_KEY, _HOSTS_KEY, "tool_call_id", "name", "images"})
-_ANTHROPICS = frozenset({"usage", "stop_reason", "thinking_delta"})
+_SHOWN_ELSEWHERE |= {"usage", "stop_reason", "thinking_delta"}
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
-# What a CodeActAgent runs of an answer, and how its message about the result begins.
+# What a CodeActAgent runs of an answer.
 _CODE = re.compile(r"<execute>(.*?)</execute>", re.DOTALL)
-_PRINTED = "Result of executing the code given:"
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 # A message of a ReActAgent, with its last answer if there is one.
 _REACT = re.compile(r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?", re.DOTALL)
@@ -251,9 +243,9 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     if "<" not in text:
         return text
     pattern, pieces, start = _tag_pattern(OUR_TAGS.union(tags)), list[str](), 0
-    # A search lets no other thread run. No tag reaches over the "<" of the next one.
+    # A search lets no other thread run, so pieces are searched. No tag reaches over the "<" of the next one.
     while 0 <= start < len(text):
-        end = text.find("<", start + _PIECE_CHARACTERS)
+        end = text.find("<", start + 100_000)
         pieces.append(pattern.sub("&lt;", text[start:] if end < 0 else text[start:end]))
         start = end
     return "".join(pieces)
@@ -270,13 +262,14 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 def body_of(message: ChatMessage) -> str:
     """Returns the texts and tool calls of a message and a mark for each medium; not escaped, without thinking."""
-    calls = iter(calls_of(message) if has_calls(message) else [])
+    heads = ((f"[tool call {call.id}]" if call.id else "[tool call]", call) for call in calls_of(message))
+    calls = (f"{head} {call.name}({call.arguments})" for head, call in heads)
     lines: list[str] = []
     for block in message.blocks:
-        lines += [_call_line(next(calls))] if isinstance(block, ToolCallBlock) else _block_lines(block)
-    lines += map(_call_line, calls)
+        lines += [next(calls)] if isinstance(block, ToolCallBlock) else _block_lines(block)
+    lines += calls
     if kwargs := message.additional_kwargs:
-        hidden = _SHOWN_ELSEWHERE.union(_ANTHROPICS, times_in(kwargs))
+        hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs))
         extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
         lines += [f"[{to_json(extra)}]"] if extra else []
     return "\n".join(filter(None, lines))
@@ -311,13 +304,13 @@ def has_calls(message: ChatMessage) -> bool:
 
 def runs_code(message: ChatMessage) -> bool:
     """Returns whether a CodeActAgent runs code that the assistant has written in this message."""
-    code = _CODE.findall(message.content or "") if message.role in ASSISTANT_ROLES else []
-    return any(map(str.strip, code))
+    return message.role in ASSISTANT_ROLES and any(map(str.strip, _CODE.findall(message.content or "")))
 
 
 def is_printed(message: ChatMessage) -> bool:
     """Returns whether a user's message reads as what a CodeActAgent stores of a program; a user may write that, too."""
-    return message.role == MessageRole.USER and (message.content or "").startswith(_PRINTED)
+    is_users, printed = message.role == MessageRole.USER, "Result of executing the code given:"
+    return is_users and (message.content or "").startswith(printed)
 
 
 def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
@@ -370,9 +363,11 @@ def tokens_by_bytes(message: ChatMessage, counter: TokenCounter, media_tokens: M
             held, url = picture.image, str(picture.url or "")
             if not isinstance(held, bytes):
                 held = url.partition(",")[2].encode() if url.startswith("data:") else b""
+            # Its size stands at the beginning, and the whole takes long to decode. Whole groups of base64.
+            beginning = picture.model_copy(update={"image": held[:65_536]})
             try:
                 # Asynchronous in name alone: with the bytes at hand it waits for nothing. Of no bytes it gives 0.
-                picture.model_copy(update={"image": held[:_BEGINNING]}).aestimate_tokens().send(None)
+                beginning.aestimate_tokens().send(None)
             except StopIteration as estimated:
                 tokens += max(int(estimated.value) - media_tokens["image"], 0)
     return tokens
@@ -454,8 +449,3 @@ def _block_lines(block: Json) -> Iterator[str]:
         details = map(str, filter(None, (getattr(block, "title", None), getattr(block, "url", None))))
         shown = " ".join(" ".join(detail for detail in details if not detail.startswith("data:")).split())
         yield f"[{block.block_type}: {shown}]" if shown else f"[{block.block_type}]"
-
-
-def _call_line(call: ToolCall) -> str:
-    head = f"[tool call {call.id}]" if call.id else "[tool call]"
-    return f"{head} {call.name}({call.arguments})"

@@ -40,8 +40,8 @@ _NOT_LOADED = (
 # split where every encoding begins a token: at a single space, or after the end of a line.
 _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
-# Only long texts: short ones are counted faster than they are looked up.
-_CACHED_TEXTS, _CACHED_CHARACTERS = 16, 500
+# Short ones are counted faster than they are looked up.
+_CACHED_CHARACTERS = 500
 # More characters than these are counted in a thread: some megabytes take seconds.
 LONG_CHARACTERS = 50_000
 
@@ -92,7 +92,7 @@ class TokenCounter:
     def __init__(self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None) -> None:
         self.name = name
         self._tokenizer_fn = tokenizer_fn
-        self._count_long = lru_cache(_CACHED_TEXTS)(lambda text: len(self(text)))
+        self._count_long = lru_cache(16)(lambda text: len(self(text)))
 
     def __call__(self, text: str) -> list[Any]:
         """Returns the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
@@ -208,40 +208,32 @@ def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
 
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
-    encoding = name
     try:
         with _loading:
             # Imported here, because it takes time and many programs count nothing.
             import tiktoken
 
+            encoding = name
             with suppress(KeyError):
                 encoding = tiktoken.encoding_name_for_model(name)
-            shipped = _shipped_encoding(encoding)
-        return shipped or tiktoken.get_encoding(encoding)
+            folder = files("llama_index.core") / "_static" / "tiktoken_cache"
+            if encoding in _SHIPPED and (folder / _SHIPPED[encoding]).is_file():
+                # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set, and then deletes it. A thread
+                # must not meddle with that: the older variable does the same, and stands behind it.
+                given = os.environ.get("TIKTOKEN_CACHE_DIR")
+                is_free = given is None or os.path.realpath(given) == os.path.realpath(str(folder))
+                variable = "DATA_GYM_CACHE_DIR" if is_free else "TIKTOKEN_CACHE_DIR"
+                before = os.environ.get(variable)
+                os.environ[variable] = str(folder)
+                try:
+                    return tiktoken.get_encoding(encoding)
+                finally:
+                    del os.environ[variable]
+                    if before is not None:
+                        os.environ[variable] = before
+        return tiktoken.get_encoding(encoding)
     except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
         logger.warning(_NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED)))
         return None
     finally:
         _loaded.add(name)
-
-
-def _shipped_encoding(name: str) -> tiktoken.Encoding | None:
-    import tiktoken
-
-    folder = files("llama_index.core") / "_static" / "tiktoken_cache"
-    if name not in _SHIPPED or not (folder / _SHIPPED[name]).is_file():
-        return None
-    # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set, and then deletes it. A thread must not meddle
-    # with that: the older variable does the same, and stands behind it.
-    given = os.environ.get("TIKTOKEN_CACHE_DIR")
-    is_free = given is None or os.path.realpath(given) == os.path.realpath(str(folder))
-    variable = "DATA_GYM_CACHE_DIR" if is_free else "TIKTOKEN_CACHE_DIR"
-    with _loading:
-        before = os.environ.get(variable)
-        os.environ[variable] = str(folder)
-        try:
-            return tiktoken.get_encoding(name)
-        finally:
-            del os.environ[variable]
-            if before is not None:
-                os.environ[variable] = before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 # A value of JSON, or what a provider or a program has put where LlamaIndex allows any object.
@@ -51,7 +51,14 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
     """Returns the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     calls = [ToolCall(block.tool_call_id or "", block.tool_name, to_json(block.tool_kwargs)) for block in blocks]
-    return calls or [_call(value) for _, value in _calls_in_kwargs(message)]
+    # In the format of any provider; a value in no known format becomes the name.
+    for _, value in [] if calls else _calls_in_kwargs(message):
+        fields = _fields(value)
+        function = _fields(fields.get("function") or fields.get("custom") or fields)
+        arguments: Json = next((function[key] for key in _ARGUMENTS_KEYS if key in function), {})
+        call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
+        calls.append(ToolCall(str(call_id), str(name), to_json(arguments)))
+    return calls
 
 
 def to_json(value: Json) -> str:
@@ -88,7 +95,17 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     for caller, *results in tool_call_groups(messages):
         calls = calls_of(caller)
         pairs = _pairs(calls, results) if caller.role in ASSISTANT_ROLES else {}
-        kept = caller if len(pairs) == len(calls) else _with_calls(caller, pairs.values())
+        kept = caller
+        if len(pairs) < len(calls):
+            # The calls with a result, which are the same in blocks and kwargs.
+            places = count()
+            known = set(pairs.values())
+            blocks = [one for one in caller.blocks if not isinstance(one, ToolCallBlock) or next(places) in known]
+            kwargs = {key: value for key, value in caller.additional_kwargs.items() if key not in CALL_KEYS}
+            for i, (key, value) in enumerate(_calls_in_kwargs(caller)):
+                if i in known:
+                    kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
+            kept = caller.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
         if caller.role not in RESULT_ROLES and (kept is caller or has_content(kept)):
             complete += [kept, *(result for i, result in enumerate(results) if i in pairs)]
     return complete
@@ -107,17 +124,6 @@ def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[in
     return pairs
 
 
-def _with_calls(message: ChatMessage, kept: Collection[int]) -> ChatMessage:
-    """Returns a copy with only the calls at the given indexes, which are the same in blocks and kwargs."""
-    places = count()
-    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock) or next(places) in kept]
-    kwargs = {key: value for key, value in message.additional_kwargs.items() if key not in CALL_KEYS}
-    for i, (key, value) in enumerate(_calls_in_kwargs(message)):
-        if i in kept:
-            kwargs[key] = [*kwargs.get(key, []), value] if key == "tool_calls" else value
-    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
-
-
 def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
     """Yields the key and the value of each call in ``additional_kwargs``."""
     calls = message.additional_kwargs.get("tool_calls") or []
@@ -125,15 +131,6 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
         yield "tool_calls", call
     if message.additional_kwargs.get("function_call"):
         yield "function_call", message.additional_kwargs["function_call"]
-
-
-def _call(value: Json) -> ToolCall:
-    """Reads a call in the format of any provider. A value in no known format becomes the name."""
-    fields = _fields(value)
-    function = _fields(fields.get("function") or fields.get("custom") or fields)
-    arguments: Json = next((function[key] for key in _ARGUMENTS_KEYS if key in function), {})
-    call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
-    return ToolCall(str(call_id), str(name), to_json(arguments))
 
 
 def _fields(value: Json) -> dict[str, Json]:

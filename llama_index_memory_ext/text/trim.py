@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     Blocks: TypeAlias = Sequence[ContentBlock | None]
 
 
-# The names that other libraries have for these roles.
-_OTHER_ROLES = {"human": "user", "ai": "assistant"}
 # Without these a message is no call or no result. All else that a provider has added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
 
@@ -101,15 +99,13 @@ def trim(
     head: Group = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
         head, *groups = groups
-    groups = trimmer.ending_on(groups)
-    if tokens_of(head) > limits.tokens - bool(groups):
+    if tokens_of(head) > limits.tokens - any(map(trimmer.is_end, groups)):
         head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
     room, count = limits.tokens - tokens_of(head), limits.max_messages - len(head)
-    kept = trimmer.newest(groups, room, count)
+    kept: Groups = trimmer.newest(groups, room, count)
     if starts:
-        kept = list(dropwhile(lambda group: group[0].role not in starts, kept)) or trimmer.newest_from_start(
-            groups, room, count
-        )
+        kept = list(dropwhile(lambda group: group[0].role not in starts, kept))
+        kept = kept or trimmer.newest_from_start(groups, room, count)
     return [counted.message for counted in chain(head, *kept)]
 
 
@@ -137,49 +133,52 @@ class _Trimmer:
     starts: frozenset[str]
     ends: frozenset[str]
 
-    def ending_on(self, groups: Groups) -> Groups:
-        """Returns the groups up to the last one that ends with one of the roles; [] if there is none."""
-        end = len(groups)
-        while self.ends and end and groups[end - 1][-1].role not in self.ends:
-            end -= 1
-        return groups[:end]
+    def is_end(self, group: Group) -> bool:
+        """Returns whether a group may be the last one."""
+        return not self.ends or group[-1].role in self.ends
 
     def newest(self, groups: Groups, room: int, count: int) -> Groups:
-        """Returns the newest groups within the limits, the newest one shortened if it is too large."""
+        """Returns the newest groups within the limits up to an end, the newest one shortened if it is too large."""
         kept: list[Group] = []
-        while groups and not kept and count > 0:
-            newest = self.shortened(groups[-1], room)
-            kept = [newest] if newest else []
-            groups = groups[:-1] if kept else self.ending_on(groups[:-1])
         for group in reversed(groups):
-            room -= tokens_of(kept[-1])
-            count -= len(kept[-1])
-            if len(group) > count:
+            if count <= 0 or (kept and len(group) > count):
                 break
-            part = group if tokens_of(group) <= room else self.last_part(group, room)
+            if not kept and not self.is_end(group):
+                continue
+            is_newest = not kept
+            part = self.fitted(group, room, shortened=is_newest)
             if part:
                 kept.append(part)
-            if part is not group:
+                room -= tokens_of(part)
+                count -= len(part)
+            if part is not group and not is_newest:
                 break
         return kept[::-1]
 
     def newest_from_start(self, groups: Groups, room: int, count: int) -> Groups:
         """Returns the newest group of ``starts``, shortened if necessary, and the newest groups after it."""
-        for i in reversed([i for i, group in enumerate(groups) if group[0].role in self.starts]):
-            after = groups[i + 1 :]
-            # The newest group gets up to half of the room.
-            start = self.shortened(groups[i], max(room - sum(map(tokens_of, after[-1:])), room // 2))
-            kept = [start, *self.newest(after, room - tokens_of(start), count - len(start))]
-            if start and self.ending_on(kept) == kept:
-                return kept
+        last = max((i for i, group in enumerate(groups) if self.is_end(group)), default=-1)
+        for i in reversed(range(last + 1)):
+            if groups[i][0].role in self.starts:
+                # The newest group gets up to half of the room.
+                after = tokens_of(groups[last]) if i < last else 0
+                start = self.fitted(groups[i], max(room - after, room // 2), shortened=True)
+                kept = [start, *self.newest(groups[i + 1 :], room - tokens_of(start), count - len(start))]
+                if start and self.is_end(kept[-1]):
+                    return kept
         return []
 
-    def shortened(self, group: Group, limit: int) -> Group:
-        """Returns the group if it has at most ``limit`` tokens, else a shortened one, with all of its calls."""
+    def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
+        """Returns the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
+
+        That is the end of a single message or, if it may be ``shortened``, all of its messages clipped, with all calls.
+        """
         if tokens_of(group) <= limit:
             return group
-        if len(group) == 1:
-            return self.last_part(group, limit) or self.clip(group[0], limit, self.clipped_blocks)
+        if self.allow_partial and len(group) == 1 and (end := self.clip(group[0], limit, self.last_blocks)):
+            return end
+        if not shortened:
+            return []
         caller = group[0]
         calls = self.tokens(caller.message, [one for one in caller.message.blocks if isinstance(one, ToolCallBlock)])
         wanted = [max(caller.tokens - calls, 0), *(result.tokens for result in group[1:])]
@@ -187,10 +186,6 @@ class _Trimmer:
         shares[0] += min(calls, limit)
         kept = [self.clip(one, share, self.clipped_blocks) for one, share in zip(group, shares, strict=True)]
         return list(chain.from_iterable(kept)) if all(kept) else []
-
-    def last_part(self, group: Group, limit: int) -> Group:
-        """Returns the end of a message, [] if no part may be kept; of a call with its results none may be kept."""
-        return self.clip(group[0], limit, self.last_blocks) if self.allow_partial and len(group) == 1 else []
 
     def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks]) -> Group:
         """Returns the message if it fits, else a copy with the most blocks that fit, by ``blocks_of``; [] for none."""
@@ -211,10 +206,9 @@ class _Trimmer:
         shares = share_out(list(map(self.counter.count, texts)), limit)
         blocks: list[ContentBlock | None] = []
         for block, text, share in zip(message.blocks, texts, shares, strict=True):
-            # Thinking and cache points are not counted.
-            is_kept = isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint)
             clipped = block.model_copy(update={"text": self.counter.clip(text, share)}) if text else None
-            blocks.append(block if is_kept else clipped)
+            # Thinking and cache points are not counted.
+            blocks.append(block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else clipped)
         for i, block in enumerate(message.blocks):
             more = [*blocks[:i], block, *blocks[i + 1 :]]
             if blocks[i] is None and self.tokens(message, more) <= limit:
@@ -267,7 +261,8 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
     known = [role.value for role in MessageRole]
     for name in names:
         if name not in known:
-            other = _OTHER_ROLES.get(str(name).lower())
+            # The names that other libraries have for these roles.
+            other = {"human": "user", "ai": "assistant"}.get(str(name).lower())
             hint = f"Use {other!r} instead." if other else "Use one of these."
             raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
     return frozenset(names)

@@ -94,13 +94,19 @@ def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
     ]
 
 
-def test_what_was_refused_or_said_aloud_is_text() -> None:
-    texts = read(
-        {"role": "assistant", "content": None, "refusal": "I can't."},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I won't."}]},
-        {"role": "assistant", "content": None, "audio": {"id": "audio_1", "transcript": "Hello."}},
-    )
-    assert [message.content for message in texts] == ["I can't.", "I won't.", "Hello."]
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"content": None, "refusal": "I can't."}, "I can't."),
+        ({"content": [{"type": "refusal", "refusal": "I won't."}]}, "I won't."),
+        ({"content": None, "audio": {"id": "audio_1", "transcript": "Hello."}}, "Hello."),
+        ({"content": ""}, ""),
+        ({"content": None}, ""),
+        ({"content": []}, ""),
+    ],
+)
+def test_what_was_refused_or_said_aloud_is_text_and_so_is_nothing(fields: dict[str, Any], text: str) -> None:
+    assert read({"role": "assistant", **fields})[0].blocks == [TextBlock(text=text)]
 
 
 def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
@@ -118,12 +124,6 @@ def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
         '[video_url: {"url": "...", "fps": 2}]',
         "Hello!",
     ]
-
-
-def test_an_empty_content_is_an_empty_text() -> None:
-    contents: tuple[Any, ...] = ("", None, [])
-    for content in contents:
-        assert read({"role": "user", "content": content})[0].blocks == [TextBlock(text="")]
 
 
 def test_what_a_client_of_openai_has_in_its_list_is_read_as_it_is() -> None:
@@ -337,6 +337,7 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
         (None, "saw null"),
         ('"text"', "saw a text"),
         ("{}", "saw an empty object"),
+        ({"role": "user", "parts": ["x"]}, "'content' or another of tool_calls, function_call, refusal, audio; saw an"),
         ('{"chat": []}', "Expected an object with a 'role'; saw an object with the keys 'chat'"),
         ('{"messages": "none"}', "saw a text"),
         (f"[{HELLO}, 7]", r"messages[1]: Expected an object with a 'role'; saw a number"),
@@ -371,13 +372,8 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
         (part("image_url", {}), "'image_url' of 'content'[0] to have a text as 'url'"),
         (part("image_url", "the secret word"), "LlamaIndex's ImageBlock; what is wrong is url (url_parsing)"),
         (part("image_url", "data:image/png;base64,secret!"), "saw 7 other characters"),
-        *(
-            (
-                part("image_url", {"url": url, "detail": {"a": "the secret word"}}),
-                "what is wrong is detail (string_type)",
-            )
-            for url in ("https://example.com", f"data:image/png;base64,{PNG}")
-        ),
+        (part("image_url", {"url": "https://a.b", "detail": {"a": "the secret word"}}), "is detail (string_type)"),
+        (part("image_url", {"url": f"data:image/png;base64,{PNG}", "detail": {}}), "is detail (string_type)"),
         (part("input_audio", {"data": "UklGRg=="}), "to have a text as 'format'"),
         (part("file", {"file_data": "the secret word"}), "Expected base64 in 'file_data'"),
         ({"tool_calls": "the secret word"}, f"{NAMELESS}a text"),
@@ -399,13 +395,6 @@ def test_what_is_no_message_is_named_without_its_words(fields: dict[str, Any], c
     assert told.startswith("messages[1]: ")
     assert complaint in told
     assert "the secret word" not in told
-
-
-def test_a_message_that_says_nothing_in_a_known_place_is_refused() -> None:
-    """Its words would be lost."""
-    told = refusal([{"role": "user", "parts": ["the secret word"]}])
-    known, seen = "tool_calls, function_call, refusal, audio", "an object with the keys 'role', 'parts'"
-    assert told == f"messages[0]: Expected 'content' or another of {known}; saw {seen}."
 
 
 def test_a_bar_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:

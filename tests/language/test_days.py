@@ -65,18 +65,12 @@ def test_other_numbers_are_no_days(text: str) -> None:
     assert with_english_days(text) == (text, [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    cases("may.txt")["month"],
-)
+@pytest.mark.parametrize("text", cases("may.txt")["month"])
 def test_may_as_a_month_is_found(text: str) -> None:
     assert "may" in terms_in(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    cases("may.txt")["verb"],
-)
+@pytest.mark.parametrize("text", cases("may.txt")["verb"])
 @pytest.mark.parametrize("case", [str, str.lower, str.upper, str.title])
 def test_the_verb_may_is_no_month(text: str, case: type[str]) -> None:
     assert "may" not in terms_in(case(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.language.stems import is_translation, language_of, script_of
+from llama_index_memory_ext.language.detection import is_translation, language_of, script_of
 from tests.language import LANGUAGES, rows
 
 

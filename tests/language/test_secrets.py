@@ -7,18 +7,9 @@ import pytest
 from llama_index_memory_ext.language.secrets import holds_secret
 from tests.language import cases
 
-
-@pytest.mark.parametrize(
-    "text",
-    cases("secrets.txt")["secret"],
-)
-def test_secrets_are_found(text: str) -> None:
-    assert holds_secret(text)
+CASES = [(kind, text) for kind, texts in cases("secrets.txt").items() for text in texts]
 
 
-@pytest.mark.parametrize(
-    "text",
-    cases("secrets.txt")["harmless"],
-)
-def test_what_only_looks_like_a_secret_is_none(text: str) -> None:
-    assert not holds_secret(text)
+@pytest.mark.parametrize(("kind", "text"), CASES)
+def test_secrets_are_found_and_what_only_looks_like_one_is_not(kind: str, text: str) -> None:
+    assert holds_secret(text) is (kind == "secret")

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, ImageBlock, TextBlock
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    ImageBlock,
+    TextBlock,
+    ToolCallBlock,
+)
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 from openai import BadRequestError
 from pydantic import BaseModel
@@ -166,14 +173,10 @@ async def test_the_record_of_an_agents_memory_is_found_in_each_turn_but_after_a_
 
 @BOTH
 async def test_a_tool_result_may_have_a_mark(start_client: StartClient, kind: type[Any]) -> None:
-    called = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
-    if kind is CachingOpenAIResponses:
-        called = {"tool_calls": [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}]}
+    called = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="f", tool_kwargs="{}")])
     result = ChatMessage(role="tool", blocks=[TextBlock(text="a"), POINT], additional_kwargs={"tool_call_id": "1"})
     llm, server = start_client(kind, answer)
-    llm.chat(
-        [ChatMessage(role="user", content="Look."), ChatMessage(role="assistant", additional_kwargs=called), result]
-    )
+    llm.chat([ChatMessage(role="user", content="Look."), called, result])
     (part,) = server.requests[-1][-1]["content"]
     assert (part["text"], part["prompt_cache_breakpoint"]) == ("a", EXPLICIT)
 

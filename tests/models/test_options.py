@@ -119,14 +119,13 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext.models.ask import ask_with
-from tests.search.test_embeddings import in_event_loop
 
 loaded = {True: set(), False: set()}
 
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        loaded[in_event_loop()].add(name.partition(".")[0])
+        loaded[asyncio._get_running_loop() is not None].add(name.partition(".")[0])
 
 
 async def main(address):

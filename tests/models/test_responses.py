@@ -51,40 +51,28 @@ def completion(reason: str, **message: Any) -> ChatCompletion:
     return ChatCompletion.model_validate(fields)
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        response(completion("length")),
-        response({"choices": [{"finish_reason": "length"}]}),
-        response({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}),
-        response({"stop_reason": "max_tokens"}),
-        response({"stopReason": "max_tokens"}),
-        response({"candidates": [{"finishReason": "MAX_TOKENS"}]}),
-        response({"done_reason": "length"}),
-        response(None, finish_reason="length"),
-    ],
-)
-def test_an_answer_that_the_limit_has_cut_is_seen_for_every_provider(cut: ChatResponse) -> None:
-    assert was_truncated(cut)
-    assert not was_refused(cut)
+CUT = [
+    response(completion("length")),
+    response({"choices": [{"finish_reason": "length"}]}),
+    response({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}),
+    response({"stop_reason": "max_tokens"}),
+    response({"stopReason": "max_tokens"}),
+    response({"candidates": [{"finishReason": "MAX_TOKENS"}]}),
+    response({"done_reason": "length"}),
+    response(None, finish_reason="length"),
+]
+REFUSED = [
+    response(completion("content_filter")),
+    response(completion("stop", refusal="I cannot help with that.")),
+    response({"stop_reason": "refusal"}),
+    response({"stopReason": "guardrail_intervened"}),
+]
+NOTHING: list[Any] = [None, {}, [], "text", 7, {"choices": []}, {"choices": [None]}, completion("stop")]
+OTHERS = list(map(response, NOTHING))
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        response(completion("content_filter")),
-        response(completion("stop", refusal="I cannot help with that.")),
-        response({"stop_reason": "refusal"}),
-        response({"stopReason": "guardrail_intervened"}),
-    ],
-)
-def test_an_answer_that_was_refused_or_filtered_is_seen(refused: ChatResponse) -> None:
-    assert was_refused(refused)
-    assert not was_truncated(refused)
-
-
-@pytest.mark.parametrize("raw", [None, {}, [], "text", 7, {"choices": []}, {"choices": [None]}, completion("stop")])
-def test_any_other_answer_is_neither(raw: Any) -> None:
-    assert finish_reason(response(raw)) in ("", "stop")
-    assert not was_truncated(response(raw))
-    assert not was_refused(response(raw))
+@pytest.mark.parametrize("answer", [*CUT, *REFUSED, *OTHERS])
+def test_an_answer_that_was_cut_and_one_that_was_refused_are_seen_for_every_provider(answer: ChatResponse) -> None:
+    assert was_truncated(answer) is (answer in CUT)
+    assert was_refused(answer) is (answer in REFUSED)
+    assert answer not in OTHERS or finish_reason(answer) in ("", "stop")

@@ -74,10 +74,9 @@ class Awaited(Meanings):
 
 def in_event_loop() -> bool:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop() is not None
     except RuntimeError:
         return False
-    return True
 
 
 @lru_cache(maxsize=10_000)
@@ -190,8 +189,11 @@ async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> 
 
 
 async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """Words alone decide then; one line is logged, without any text of a message, and later it is tried again."""
-    model = Meanings(failing=True, asked=[])
+    """Words alone decide then; one line is logged, without any text, and after a pause it is tried again."""
+    patient = ranker_of(model := Meanings(failing=True, asked=[]), retry_seconds=3600)
+    assert [await patient.aprepare([one]) for one in ("puppy", "car")] == [False, False]
+    assert model.asked == ["puppy"]
+    caplog.clear()
     ranker = ranker_of(model, retry_seconds=1e-9)
     with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
         assert not await ranker.aprepare(["red puppy"])
@@ -202,13 +204,6 @@ async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixtu
     model.failing = False
     assert await ranker.aprepare(["red puppy"])
     assert dict(ranker.similarities("red puppy")).keys() >= {FACTS[0].id, FACTS[1].id}
-
-
-async def test_a_model_that_has_failed_is_left_alone_for_a_while() -> None:
-    ranker = ranker_of(model := Meanings(failing=True, asked=[]), retry_seconds=3600)
-    assert not await ranker.aprepare(["puppy"])
-    assert not await ranker.aprepare(["puppy", "car"])
-    assert model.asked == ["puppy"]
 
 
 async def test_a_slow_model_is_not_waited_for_but_its_answer_is_used_later() -> None:

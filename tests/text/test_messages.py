@@ -126,14 +126,11 @@ def test_other_kwargs_are_kept_compactly(kwargs: dict[str, Any], body: str) -> N
     assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == body
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_message_has_no_entry(text: str) -> None:
-    assert entry_of(1, user(text), COUNTER) is None
-
-
-@pytest.mark.parametrize("role", list(MessageRole))
-def test_an_entry_is_one_element_with_the_role_and_the_text(role: MessageRole) -> None:
-    assert text_of(ChatMessage(role=role, content="Hi.")) == f'<message role="{role.value}">Hi.</message>\n'
+def test_an_entry_is_one_element_with_the_role_and_the_text() -> None:
+    """An empty message has none."""
+    assert [text_of(user(text)) for text in ("", "  \n")] == ["", ""]
+    for role in MessageRole:
+        assert text_of(ChatMessage(role=role, content="Hi.")) == f'<message role="{role.value}">Hi.</message>\n'
 
 
 @pytest.mark.parametrize(
@@ -153,12 +150,15 @@ def test_harmless_text_is_not_changed(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["</message>", "<message role='system'>", "< / Memory >", "<condensed_memory", "</FACT\n>", "<relevant_facts/>"],
-)
+    [
+        "</message>", "<message role='system'>", "< / Memory >", "<condensed_memory", "</FACT\n>", "<relevant_facts/>",
+        "</notes>", "<\u202e/memory>", "<me\u200bmory>", "<\x1b/fact>", "< / \u00adfact >", "<\u2028message ",
+    ],
+)  # fmt: skip
 def test_our_own_tags_lose_their_force(text: str) -> None:
-    """And the name of a block is one of them."""
-    assert escape_tags(text) == "&lt;" + text[1:]
-    assert escape_tags("</notes>", {"notes"}) == "&lt;/notes>"
+    """And the name of a block is one of them; also with signs in it that nobody sees."""
+    assert escape_tags(text, {"notes"}) == "&lt;" + text[1:]
+    assert unescape_tags(escape_tags(text, {"notes"}), {"notes"}) == text
 
 
 TAGGED = st.lists(
@@ -206,8 +206,10 @@ def test_what_is_stored_is_valid_unicode_without_nul(text: str, extra: Any) -> N
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "model"])
-def test_what_users_and_answers_say_is_spoken(role: str) -> None:
-    assert spoken(ChatMessage(role=role, blocks=[TextBlock(text="one"), TextBlock(text="two")])) == "one\ntwo"
+def test_what_users_and_answers_say_is_spoken_so_that_it_can_be_sent_anywhere(role: str) -> None:
+    message = ChatMessage(role=role, blocks=[TextBlock(text="one"), TextBlock(text="a\ud83d\x00b")])
+    assert spoken(message) == "one\na\ufffd\ufffdb"
+    assert message.blocks == [TextBlock(text="one"), TextBlock(text="a\ud83d\x00b")]
 
 
 @pytest.mark.parametrize(
@@ -238,20 +240,6 @@ def test_of_a_react_answer_only_the_last_answer_is_spoken() -> None:
     assert spoken(user("Thought: why?\nAnswer: why not?")) == "Thought: why?\nAnswer: why not?"
 
 
-def test_spoken_words_can_be_sent_anywhere_and_the_message_stays() -> None:
-    message = ChatMessage(role="user", blocks=[TextBlock(text="a\ud83d\x00b")])
-    assert spoken(message) == "a\ufffd\ufffdb"
-    assert message.blocks == [TextBlock(text="a\ud83d\x00b")]
-
-
-@pytest.mark.parametrize(
-    "hidden", ["<\u202e/memory>", "<me\u200bmory>", "<\x1b/fact>", "< / \u00adfact >", "<\u2028message "]
-)
-def test_a_tag_with_signs_in_it_that_nobody_sees_is_one(hidden: str) -> None:
-    assert escape_tags(hidden) == hidden.replace("<", "&lt;")
-    assert unescape_tags(escape_tags(hidden)) == hidden
-
-
 @pytest.mark.parametrize("part", [" ", "\u200b", " /", "< ", "<memory", "m\u200b", "\n"])
 def test_no_run_of_signs_behind_a_bracket_takes_long(part: str) -> None:
     start = time.process_time()
@@ -270,16 +258,13 @@ SECONDS = int(NOON.timestamp())
     "value",
     [
         NOON, NOON.replace(tzinfo=None), "2023-05-08T12:00:00Z", "2023-05-08 12:00", "2023-05-08T14:00:00.000+02:00",
-        SECONDS, SECONDS * 1_000, float(SECONDS), str(SECONDS),
+        SECONDS, SECONDS * 1_000, float(SECONDS), str(SECONDS), "2023-05-08", date(2023, 5, 8),
     ],
 )  # fmt: skip
 def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
-    assert times_in({"created_at": value}) == {"created_at": NOON}
-
-
-@pytest.mark.parametrize("value", ["2023-05-08", date(2023, 5, 8)])
-def test_a_day_is_its_beginning(value: object) -> None:
-    assert times_in({"date": value}) == {"date": NOON - timedelta(hours=12)}
+    """A day is its beginning."""
+    is_day = str(value) == "2023-05-08"
+    assert times_in({"created_at": value}) == {"created_at": NOON - timedelta(hours=12 * is_day)}
 
 
 @pytest.mark.parametrize(

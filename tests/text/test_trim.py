@@ -96,7 +96,8 @@ def test_media_that_do_not_fit_are_left_out() -> None:
     assert [block.block_type for block in trimmed.blocks] == ["image", "text"]
     (trimmed,) = trim([message], token_limit=100)
     assert [block.block_type for block in trimmed.blocks] == ["text"]
-    assert trim([ChatMessage(role="user", blocks=[picture])], token_limit=100) == []
+    alone = [ChatMessage(role="user", blocks=[picture])]
+    assert trim(alone, token_limit=100) == trim(alone, token_limit=100, start_on="user", end_on="user") == []
     assert [block.block_type for block in message.blocks] == ["image", "text", "image"]
 
 
