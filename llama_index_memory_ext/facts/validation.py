@@ -160,13 +160,13 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
 
     What was said elsewhere stands in no row, and in no session.
     """
-    places = source.lines_with(place)
+    places, text = source.around(place)
     valid_until = source.day(new.valid_until, 1)
     if new.said_as == "past":
         # It was over when it was said.
         day_before = source.said_on - timedelta(days=1)
         valid_until = min(valid_until or day_before, day_before)
-    rows = tuple(source.lines[i].row_id for i in sorted(places))
+    rows = tuple(source.lines[i].row_id for i in places)
     is_logged = any(rows)
     return Fact(
         content=new.content,
@@ -180,12 +180,12 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
         created_at=now,
         session_id=session_id if is_logged else None,
         message_ids=rows if is_logged else (),
-        source=source.excerpts(places),
+        source=text,
     )
 
 
 def _ended(fact: Fact, new: Fact | None, entry: Retirement, now: datetime, by: RetiredBy) -> Fact:
-    """Return a fact as it is stored when the user's words have ended it, for a reason that tells of a lost successor."""
+    """Return a fact as it is stored when the user's words have ended it, by the reason that the model gives."""
     reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
     if entry.replaced_by and new is None:
         reason += " What is true instead was not stored."
