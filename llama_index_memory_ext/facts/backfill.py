@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.extraction import Extracted, Extractor
     from llama_index_memory_ext.store import MemoryStore
 
+
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
-_MAX_FAILURES_IN_A_ROW = 3
+_MOST_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,16 @@ async def backfill(
             began = {one: first_at for one, first_at in began.items() if one in talks}
         chosen = sorted(began, key=lambda one: (began[one], one))
     else:
-        chosen = await _checked(store, session_ids)
+        if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
+            seen = type(session_ids).__name__
+            raise StoreError(f"Expected session_ids to be a list of session ids; this is a {seen}.")
+        chosen = list(dict.fromkeys(session_ids))
+        for one in chosen:
+            if not isinstance(one, str) or not await store.users.knows(one):
+                raise StoreError(
+                    f"There is no session {one!r} in this database, so nothing was read. "
+                    "`await memory.sql_store.get_keys()` lists those that there are."
+                )
     # Two backfills at once would ask for everything twice, and store only one of the results.
     async with lock_for("backfill", *store.database.identity, namespace):
         unread = {one: await store.users.count(one, reader=block.reader_of(one)) for one in chosen}
@@ -91,7 +101,7 @@ async def _backfill(
     done: Counter[str] = Counter()
     failed: dict[str, str] = {}
     left, failures_in_a_row = list(session_ids), 0
-    while left and failures_in_a_row < _MAX_FAILURES_IN_A_ROW:
+    while left and failures_in_a_row < _MOST_FAILURES:
         session_id = left.pop(0)
         try:
             await block.jobs.wait(block.job_key(session_id))
@@ -126,17 +136,3 @@ async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extrac
             yield batch
     while (unread := await extractor.extract_next()) is not None:
         yield unread
-
-
-async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:
-    """The ids, each once; a StoreError if it is no list of ids, or a session does not exist."""
-    if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
-        raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
-    chosen = list(dict.fromkeys(session_ids))
-    for session_id in chosen:
-        if not isinstance(session_id, str) or not await store.users.knows(session_id):
-            raise StoreError(
-                f"There is no session {session_id!r} in this database, so nothing was read. "
-                "`await memory.sql_store.get_keys()` lists those that there are."
-            )
-    return chosen

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
-    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogPage, LogRow
     from llama_index_memory_ext.text.tool_calls import Json
 
@@ -199,12 +198,12 @@ class Extractor:
 
     async def set_aside(self) -> tuple[SetAside, ...]:
         """Return the turns that were set aside, oldest first."""
-        _, state = await self._store.readers.state(self.session_id, self.reader)
+        _, state = await self.known.store.readers.state(self.session_id, self.reader)
         return progress_of(state).set_aside
 
     async def extract_again(self, turn: SetAside) -> Extracted:
         """Extract a turn that was set aside; if the model fails it stays so, and what the model raises is raised."""
-        page = await self._store.readers.unread(
+        page = await self.known.store.readers.unread(
             self.session_id, self.reader, with_active=True, after=turn.first - 1, limit=_BATCH_ROWS
         )
         rows, progress = [row for row in page.rows if row.id <= turn.last], progress_of(page.state)
@@ -217,7 +216,7 @@ class Extractor:
 
     async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
         """Return what was said last in the session, oldest first, and what tools gave; the current turn included."""
-        readers = self._store.readers
+        readers = self.known.store.readers
         page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self.session_id, "", with_active=True, after=after)
@@ -247,28 +246,25 @@ class Extractor:
             changed, valid = self._changes(await self._validated(reply, lines, about, utc_now(), **rules))
             if not changed:
                 return valid, ()
-            if await self._store.facts.write(known.namespace, changed, seen, view=known.view):
+            if await self.known.store.facts.write(known.namespace, changed, seen, view=known.view):
                 await self._tell(Extracted(changed, valid), before)
                 await self.known.refresh()
                 return valid, changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
-
-    @property
-    def _store(self) -> MemoryStore:
-        return self.known.store
 
     async def _next_batch(self, least_turns: int, *, answered: bool) -> Batch | None:
         """Return as many of the oldest unread rows as one request may have; None if they are too few turns.
 
         The session is registered as the user's before anything is made of them.
         """
+        store = self.known.store
         own = None if self.known.namespace == self.session_id else self.known.namespace
         while True:
-            unread = await self._store.readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
+            unread = await store.readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
                 break
             # The session may be one that a plain Memory has written.
-            await self._store.users.claim(self.session_id, Opening(own), readers=[self.reader], epoch=unread.epoch)
+            await store.users.claim(self.session_id, Opening(own), readers=[self.reader], epoch=unread.epoch)
         progress, rows = progress_of(unread.state), unread.rows
         room = self._room(progress.halved) if rows else Room()
         said = await self._said(rows, room)
@@ -278,7 +274,7 @@ class Extractor:
             end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
         starts = [one.is_users for one in said[:end]]
         if not any(starts) and not is_full:
-            self._store.jobs.unread.discard(self.session_id)
+            store.jobs.unread.discard(self.session_id)
         if not end or (sum(starts) < least_turns and not is_full):
             return None
         texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
@@ -293,7 +289,7 @@ class Extractor:
         The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
         written all that is put as the user's as such.
         """
-        owners = await self._store.users.owners(self.session_id)
+        owners = await self.known.store.users.owners(self.session_id)
         limit = room.batch // 2
 
         def read() -> list[Utterance]:
@@ -323,7 +319,7 @@ class Extractor:
     async def _batch(self, unread: LogPage, said: Sequence[Utterance], room: Room) -> Batch:
         """Return rows and what they say as a batch; a short answer may need what was asked right before it."""
         rows, now = unread.rows, utc_now()
-        page = await self._store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
+        page = await self.known.store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
         before = [one for one in await self._said(page.rows, Room()) if one.text]
         before = [one._replace(text=one.text[-_CONTEXT_CHARACTERS:]) for one in before]
         # No time is after now: a clock may have been ahead. The default is now.
@@ -350,7 +346,7 @@ class Extractor:
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
             learned = Extracted(*self._changes(valid), perf_counter() - started)
-        stored = await self._store.facts.write_extracted(
+        stored = await self.known.store.facts.write_extracted(
             known.namespace,
             learned.changed,
             seen,
@@ -488,7 +484,7 @@ class Extractor:
             after, position = after.leaving(SetAside(first, last, type(error).__name__)), max(last, position)
         if after == progress:
             return False
-        noted = await self._store.readers.move(
+        noted = await self.known.store.readers.move(
             self.session_id, self.reader, epoch=unread.epoch, old=unread.position, new=position, state=after.state
         )
         if noted and action == "set aside":

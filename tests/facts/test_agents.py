@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -30,13 +29,6 @@ ONLY_A: dict[str, Any] = {"agent_id": "a", "scope": "agent"}
 BOTH_B: dict[str, Any] = {"agent_id": "b", "scope": "both"}
 USER_B: dict[str, Any] = {"agent_id": "b", "scope": "user"}
 AGENTS = [SHARED, BOTH_A, ONLY_A, BOTH_B, USER_B]
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
 
 
 def on(store: MemoryStore, session_id: str = "chat", **options: Any) -> CondensedMemory:
