@@ -73,10 +73,10 @@ def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
         for day in found.readings:
             if day.month is None:
                 # A number alone is a year if a word before it says so.
-                is_told = marked or before or has["since"] or has["year"]
+                is_told = marked or bool(before or has["since"] or has["year"])
                 is_time = written.endswith("年") or (written.isdigit() and is_told)
             else:
-                is_time = day.year is not None or (marked and (day.day or "月" in written or has["month"]))
+                is_time = day.year is not None or (marked and bool(day.day or "月" in written or has["month"]))
             named = period_of(day, today)
             if named is None or not is_time:
                 continue
