@@ -13,14 +13,15 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
     from llama_index_memory_ext.facts.extraction import Extracted, Extractor
     from llama_index_memory_ext.store import MemoryStore
 
+
 # A model without a key or a network fails with every session; a thousand of them need not be tried.
-_MAX_FAILURES_IN_A_ROW = 3
+_MOST_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,7 @@ async def backfill(
     were set aside are tried once more. Raises a StoreError, before a model is asked, if one of the sessions does not
     exist.
     """
-    namespace = block.namespace_of(session_id)
-    if session_ids is None:
-        infos = await store.sessions(namespace, session_ids=[session_id])
-        never = datetime.min.replace(tzinfo=timezone.utc)
-        began = {session_id: never, **{info.session_id: info.first_at or never for info in infos}}
-        if block.view.own is not None:
-            # What the user has told another agent is not for this one.
-            talks = {session_id, *await store.users.read_by(block.reader_of(session_id))}
-            began = {one: first_at for one, first_at in began.items() if one in talks}
-        chosen = sorted(began, key=lambda one: (began[one], one))
-    else:
-        chosen = await _checked(store, session_ids)
+    namespace, chosen = block.namespace_of(session_id), await _chosen(store, block, session_id, session_ids)
     # Two backfills at once would ask for everything twice, and store only one of the results.
     async with lock_for("backfill", *store.database.identity, namespace):
         unread = {one: await store.users.count(one, reader=block.reader_of(one)) for one in chosen}
@@ -80,34 +70,52 @@ async def backfill(
         # Imported here, because it looks for a notebook around it, which takes a while.
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 
-        total, disable = sum(unread.values()), not show_progress
-        with tqdm(desc="Extracting facts", total=total, unit=" messages", disable=disable) as bar:
-            return await _backfill(block, chosen, bar.update, again=failed)
+        done: Counter[str] = Counter()
+        failures: dict[str, str] = {}
+        in_a_row, total = 0, sum(unread.values())
+        with tqdm(desc="Extracting facts", total=total, unit=" messages", disable=not show_progress) as bar:
+            while chosen and in_a_row < _MOST_FAILURES:
+                one = chosen.pop(0)
+                try:
+                    await block.jobs.wait(block.job_key(one))
+                    extractor = block.extractor(one, at_once=True)
+                    async for batch in _batches(extractor, again=failed):
+                        bar.update(batch.messages)
+                        reply = batch.reply
+                        done.update(messages=batch.messages, new=len(reply.accepted))
+                        done.update(confirmed=len(reply.confirmed), retired=len(reply.retired))
+                        in_a_row = in_a_row if batch.seconds is None else 0
+                    done.update(sessions=1, set_aside=len(await extractor.set_aside()))
+                except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
+                    log_failure("Facts were not extracted", one, error, "the next backfill goes on there")
+                    failures[one] = type(error).__name__
+                    in_a_row += 1
+        return Backfilled(**done, failed=failures, not_tried=tuple(chosen))
 
 
-async def _backfill(
-    block: RelevantFactsBlock, session_ids: Sequence[str], step: Callable[[int], object], *, again: bool
-) -> Backfilled:
-    done: Counter[str] = Counter()
-    failed: dict[str, str] = {}
-    left, failures_in_a_row = list(session_ids), 0
-    while left and failures_in_a_row < _MAX_FAILURES_IN_A_ROW:
-        session_id = left.pop(0)
-        try:
-            await block.jobs.wait(block.job_key(session_id))
-            extractor = block.extractor(session_id, at_once=True)
-            async for batch in _batches(extractor, again=again):
-                step(batch.messages)
-                new, confirmed, retired = batch.reply.accepted, batch.reply.confirmed, batch.reply.retired
-                done.update(messages=batch.messages, new=len(new), confirmed=len(confirmed), retired=len(retired))
-                if batch.seconds is not None:
-                    failures_in_a_row = 0
-            done.update(sessions=1, set_aside=len(await extractor.set_aside()))
-        except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
-            log_failure("Facts were not extracted", session_id, error, "the next backfill goes on there")
-            failed[session_id] = type(error).__name__
-            failures_in_a_row += 1
-    return Backfilled(**done, failed=failed, not_tried=tuple(left))
+async def _chosen(
+    store: MemoryStore, block: RelevantFactsBlock, session_id: str, session_ids: Sequence[str] | None
+) -> list[str]:
+    """Return the sessions to read, the oldest first or as they are named, each once; a StoreError for one unknown."""
+    if session_ids is None:
+        infos = await store.sessions(block.namespace_of(session_id), session_ids=[session_id])
+        never = datetime.min.replace(tzinfo=timezone.utc)
+        began = {session_id: never, **{info.session_id: info.first_at or never for info in infos}}
+        if block.view.own is not None:
+            # What the user has told another agent is not for this one.
+            talks = {session_id, *await store.users.read_by(block.reader_of(session_id))}
+            began = {one: first_at for one, first_at in began.items() if one in talks}
+        return sorted(began, key=lambda one: (began[one], one))
+    if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
+        raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
+    chosen = list(dict.fromkeys(session_ids))
+    for one in chosen:
+        if not isinstance(one, str) or not await store.users.knows(one):
+            raise StoreError(
+                f"There is no session {one!r} in this database, so nothing was read. "
+                "`await memory.sql_store.get_keys()` lists those that there are."
+            )
+    return chosen
 
 
 async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extracted]:
@@ -126,17 +134,3 @@ async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extrac
             yield batch
     while (unread := await extractor.extract_next()) is not None:
         yield unread
-
-
-async def _checked(store: MemoryStore, session_ids: Sequence[str]) -> list[str]:
-    """The ids, each once; a StoreError if it is no list of ids, or a session does not exist."""
-    if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
-        raise StoreError(f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}.")
-    chosen = list(dict.fromkeys(session_ids))
-    for session_id in chosen:
-        if not isinstance(session_id, str) or not await store.users.knows(session_id):
-            raise StoreError(
-                f"There is no session {session_id!r} in this database, so nothing was read. "
-                "`await memory.sql_store.get_keys()` lists those that there are."
-            )
-    return chosen

@@ -104,55 +104,38 @@ class RelevantFactsBlock(LogBlock):
 
     name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
     token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
-    context_turns: int = Field(
-        default=3, ge=1, description="Turns by which facts are ranked, the current one included."
-    )
+    context_turns: int = Field(default=3, ge=1, description="Turns that rank facts, the current one included.")
     user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
     agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
     scope: Scope | None = Field(
         default=None,
-        description='"user": what all agents share, "agent": its own, or "both"; None: "both", without agent "user".',
+        description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
     )
     similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="What similarity weighs in a score.")
     confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="What confidence weighs in a score.")
     recency_weight: float = Field(
-        default=RECENCY_WEIGHT,
-        ge=0,
-        validate_default=True,
-        description="Beside the other two, for newer facts while something is going on; 0: age does not matter.",
+        default=RECENCY_WEIGHT, ge=0, validate_default=True, description="For newer facts; 0: age does not matter."
     )
+    # 0.5 asks for a rare word or a few common ones in common, whatever else is known.
     min_similarity: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Facts that concern the question less are left out, but for pinned ones: 0.5 asks for a rare word "
-        "or a few common ones in common, whatever else is known; 0: facts fill the limit.",
+        default=0.0, ge=0, le=1, description="Facts that concern the question less are left out; 0: none is."
     )
-    general_facts: int = Field(
-        default=3, ge=0, description="With `min_similarity`: the preferences that are shown whatever is asked."
-    )
+    general_facts: int = Field(default=3, ge=0, description="Preferences that `min_similarity` does not leave out.")
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Callable[[], Any] = Field(
         default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
     )
     max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
-    min_confidence: float = Field(
-        default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts with less are not stored."
-    )
+    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts need as much.")
     extract_facts: Switch = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
-    retire_with_messages: Switch = Field(
-        default=False, description="Whether a fact is retired when the message was deleted in which it was said."
-    )
+    retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
     )
     extraction_prompt: str | None = Field(
-        default=None,
-        max_length=20_000,
-        pattern=r"\S",
-        description="What to look for, in place of our own words; not blank.",
+        default=None, max_length=20_000, pattern=r"\S", description="What to look for instead of our words; not blank."
     )
 
     _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)
@@ -389,8 +372,7 @@ class RelevantFactsBlock(LogBlock):
         key = namespace, view = self.namespace_of(session_id), self.view
         known = self._users.get(key)
         if known is None:
-            make = partial(self._make_ranker, namespace)
-            known = UserFacts(self._store, namespace, view, make, self.tokenizer_fn)
+            known = UserFacts(self._store, namespace, view, partial(self._make_ranker, namespace), self.tokenizer_fn)
             self._users.put(key, known)
         return known
 

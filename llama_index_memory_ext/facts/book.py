@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
@@ -195,7 +195,20 @@ class FactBook:
             self._check_category(visible(fields["category"]))
         if "agent_id" in fields:
             self._view.check(fields["agent_id"])
-        return fields if ttl is None else {**fields, "expires_at": _expiry(ttl, utc_now(), fields)}
+        if ttl is None:
+            return fields
+        if not isinstance(ttl, timedelta):
+            seen = type(ttl).__name__
+            raise FactError(f"Expected ttl to be a timedelta, such as timedelta(days=30); this is a {seen}.")
+        if ttl <= timedelta():
+            raise FactError(f"Expected a ttl of more than 0; saw {ttl}. A fact that is no longer true can be retired.")
+        if fields.get("expires_at") is not None:
+            raise FactError("Expected either ttl or expires_at; saw both. Leave one of them out.")
+        try:
+            return {**fields, "expires_at": utc_now() + ttl}
+        except OverflowError:
+            problem = f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out."
+            raise FactError(problem) from None
 
     def _check_category(self, category: str) -> None:
         if self.categories is not None and category not in self.categories:
@@ -229,42 +242,24 @@ def check_top_k(similarity_top_k: int) -> None:
         raise ValueError(f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}.")
 
 
-def _expiry(ttl: timedelta, now: datetime, fields: dict[str, Any]) -> datetime:
-    """When a fact expires; a FactError for a wrong ``ttl``."""
-    if not isinstance(ttl, timedelta):
-        raise FactError(f"Expected ttl to be a timedelta, such as timedelta(days=30); this is a {type(ttl).__name__}.")
-    if ttl <= timedelta():
-        raise FactError(f"Expected a ttl of more than 0; saw {ttl}. A fact that is no longer true can be retired.")
-    if fields.get("expires_at") is not None:
-        raise FactError("Expected either ttl or expires_at; saw both. Leave one of them out.")
-    try:
-        return now + ttl
-    except OverflowError:
-        raise FactError(f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out.") from None
-
-
 def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
+    """Return the facts of an export, which are the agent's own where no shared ones are seen."""
     is_own = _SCHEMA in lines.partition("\n")[0]
     facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
     if facts is None:
-        read = [_fact_of(line, i) for i, line in enumerate(filter(str.strip, lines.splitlines()), start=1)]
-        facts = [fact for fact in read if fact is not None]
+        facts = []
+        for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
+            try:
+                values = json.loads(line)
+                is_head = number == 1 and isinstance(values, dict) and "version" in values
+                facts += [] if is_head else [Fact.model_validate(values)]
+            except ValueError as error:
+                seen = type(error).__name__
+                problem = f"Line {number} is no fact ({seen}); expected {EXPORTS}. Nothing was imported."
+                raise FactError(problem) from None
+            if is_head and values["version"] != _SCHEMA_VERSION:
+                raise FactError(
+                    f"These facts have schema version {values['version']!r}, and this package knows version "
+                    f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+                )
     return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts]
-
-
-def _fact_of(line: str, number: int) -> Fact | None:
-    """Return the fact of a line that ``aexport`` wrote; None for its first line, which names the version."""
-    try:
-        values = json.loads(line)
-        if number > 1 or not isinstance(values, dict) or "version" not in values:
-            return Fact.model_validate(values)
-    except ValueError as error:
-        raise FactError(
-            f"Line {number} is no fact ({type(error).__name__}); expected {EXPORTS}. Nothing was imported."
-        ) from None
-    if values["version"] != _SCHEMA_VERSION:
-        raise FactError(
-            f"These facts have schema version {values['version']!r}, and this package knows version "
-            f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
-        )
-    return None

@@ -18,7 +18,7 @@ from llama_index_memory_ext.facts import prompt as asking
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS
 from llama_index_memory_ext.facts.prompt import ANSWER, Room
 from llama_index_memory_ext.facts.source import question_before
-from llama_index_memory_ext.facts.validation import ValidatedReply, owned, validate_reply, without_repeats
+from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
 from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
@@ -36,26 +36,19 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
-    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogPage, LogRow
     from llama_index_memory_ext.text.tool_calls import Json
 
 
 logger = logging.getLogger(__name__)
 
-EXTRACTION, VERIFICATION = "facts", "verification"
 # How often a single turn is tried before it is set aside. After so many turns in a row it may be the model that cannot
 # do it. Then a turn has so many times as many tries, and of those only one at once.
 _TURN_TRIES, _MOST_IN_A_ROW, _DOUBT = 3, 3, 4
 # How often the limits of a batch are halved at most; a failure of a single turn halves them twice.
 # With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
 _MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
-# A verdict on a candidate has at most so many tokens.
-_VERDICT = 60
 _BATCH_ROWS = 200
-_TRIES = 3
-# Characters of a tool's result that are compared with what an agent remembers.
-_MOST_RESULT = 20_000
 # Messages before a batch whose names and questions count for it, and their characters.
 _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
@@ -189,11 +182,10 @@ class Extractor:
         ``answered``: of the current turn, only if it has its answer. What the model raises is raised, unless the batch
         was halved, or a turn that fails again and again set aside.
         """
-        unread = await self._unread()
-        progress = progress_of(unread.state)
-        batch = await self._next_batch(unread, progress, least_turns, answered=answered)
+        batch = await self._next_batch(least_turns, answered=answered)
         if batch is None:
             return None
+        progress = progress_of(batch.unread.state)
         try:
             return await self._learn(batch, progress.succeeded())
         except StoreError:
@@ -205,12 +197,12 @@ class Extractor:
 
     async def set_aside(self) -> tuple[SetAside, ...]:
         """Return the turns that were set aside, oldest first."""
-        _, state = await self._store.readers.state(self.session_id, self.reader)
+        _, state = await self.known.store.readers.state(self.session_id, self.reader)
         return progress_of(state).set_aside
 
     async def extract_again(self, turn: SetAside) -> Extracted:
         """Extract a turn that was set aside; if the model fails it stays so, and what the model raises is raised."""
-        page = await self._store.readers.unread(
+        page = await self.known.store.readers.unread(
             self.session_id, self.reader, with_active=True, after=turn.first - 1, limit=_BATCH_ROWS
         )
         rows, progress = [row for row in page.rows if row.id <= turn.last], progress_of(page.state)
@@ -223,13 +215,13 @@ class Extractor:
 
     async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
         """Return what was said last in the session, oldest first, and what tools gave; the current turn included."""
-        readers = self._store.readers
+        readers = self.known.store.readers
         page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(self.session_id, "", with_active=True, after=after)
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        given = [(row, (row.message.content or "")[:_MOST_RESULT]) for row in rows if row.is_result]
-        results = [Utterance(row.id, row.role, text) for row, text in given]
+        # Of a tool's result so much is compared with what an agent remembers.
+        results = [Utterance(row.id, row.role, (row.message.content or "")[:20_000]) for row in rows if row.is_result]
         return [one for one in await self._said(rows, Room()) if one.text], results
 
     async def apply(
@@ -246,39 +238,34 @@ class Extractor:
         A web page may tell a model with tools what to store: of what is new, two keywords in five must be the user's.
         ``about`` are the facts that the reply names by their places, from 1, and ``others`` is what tools said.
         """
-        for _ in range(_TRIES):
+        for _ in range(3):
             known = await self.known.read()
             seen, before = known.changes, known.facts
             rules: Any = {"checks": TOOL_CHECKS, "others": others, "retired_by": retired_by}
             changed, valid = self._changes(await self._validated(reply, lines, about, utc_now(), **rules))
             if not changed:
                 return valid, ()
-            if await self._store.facts.write(known.namespace, changed, seen, view=known.view):
+            if await self.known.store.facts.write(known.namespace, changed, seen, view=known.view):
                 await self._tell(Extracted(changed, valid), before)
                 await self.known.refresh()
                 return valid, changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
-    @property
-    def _store(self) -> MemoryStore:
-        return self.known.store
+    async def _next_batch(self, least_turns: int, *, answered: bool) -> Batch | None:
+        """Return as many of the oldest unread rows as one request may have; None if they are too few turns.
 
-    async def _unread(self) -> LogPage:
-        """Return the oldest unread rows; the session is registered as the user's before anything is made of them."""
-        readers = self._store.readers
+        The session is registered as the user's before anything is made of them.
+        """
+        store = self.known.store
+        own = None if self.known.namespace == self.session_id else self.known.namespace
         while True:
-            unread = await readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
+            unread = await store.readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
-                return unread
+                break
             # The session may be one that a plain Memory has written.
-            opening = Opening(None if self.known.namespace == self.session_id else self.known.namespace)
-            await self._store.users.claim(self.session_id, opening, readers=[self.reader], epoch=unread.epoch)
-
-    async def _next_batch(
-        self, unread: LogPage, progress: Progress, least_turns: int, *, answered: bool
-    ) -> Batch | None:
-        """Return as many of the unread rows as one request may have; None if fewer turns than ``least_turns`` are."""
-        rows, room = unread.rows, self._room(progress.halved) if unread.rows else Room()
+            await store.users.claim(self.session_id, Opening(own), readers=[self.reader], epoch=unread.epoch)
+        progress, rows = progress_of(unread.state), unread.rows
+        room = self._room(progress.halved) if rows else Room()
         said = await self._said(rows, room)
         # A full batch is extracted in any case: a turn of very many tool calls must not stand in the way for ever.
         end, is_full = len(rows), len(rows) >= _BATCH_ROWS
@@ -286,7 +273,7 @@ class Extractor:
             end = asking.answered_end(said, [row.is_active for row in rows]) or is_full * end
         starts = [one.is_users for one in said[:end]]
         if not any(starts) and not is_full:
-            self._store.jobs.unread.discard(self.session_id)
+            store.jobs.unread.discard(self.session_id)
         if not end or (sum(starts) < least_turns and not is_full):
             return None
         texts, count = [one.text for one in said[:end]], self.block.tokenizer_fn.count
@@ -301,7 +288,7 @@ class Extractor:
         The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
         written all that is put as the user's as such.
         """
-        owners = await self._store.users.owners(self.session_id)
+        owners = await self.known.store.users.owners(self.session_id)
         limit = room.batch // 2
 
         def read() -> list[Utterance]:
@@ -322,18 +309,16 @@ class Extractor:
     def _room(self, halved: float = 0) -> Room:
         """Return what a request has room for, after so many halvings; all that we ask for if that is unknown."""
         llm = self.block.known_llm()
-        if llm is None:
-            return asking.room_in(None, 0, halved=halved)
-        window, answer = context_window(llm), getattr(llm, "max_tokens", None)
-        prompt = self._prompt(())
-        texts = [*(message.content or "" for message in prompt), *asking.form_texts(self.categories)]
-        fixed = sum(map(self.block.tokenizer_fn.count, texts)) if window else 0
+        window, answer, fixed = context_window(llm) if llm else None, getattr(llm, "max_tokens", None), 0
+        if window:
+            texts = [*(message.content or "" for message in self._prompt(())), *asking.form_texts(self.categories)]
+            fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return asking.room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
 
     async def _batch(self, unread: LogPage, said: Sequence[Utterance], room: Room) -> Batch:
         """Return rows and what they say as a batch; a short answer may need what was asked right before it."""
         rows, now = unread.rows, utc_now()
-        page = await self._store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
+        page = await self.known.store.readers.page(self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS)
         before = [one for one in await self._said(page.rows, Room()) if one.text]
         before = [one._replace(text=one.text[-_CONTEXT_CHARACTERS:]) for one in before]
         # No time is after now: a clock may have been ahead. The default is now.
@@ -353,15 +338,14 @@ class Extractor:
         seen, before, learned = known.changes, known.facts, Extracted()
         if any(line.is_users for line in batch.lines):
             started = perf_counter()
-            related = await self._related(batch)
-            reply = await self._reply(batch, related)
+            reply, related = await self._reported(batch)
             valid = await self._validated(reply, batch.lines, related, batch.asked_at, context=batch.before)
             if self.verify and (valid.accepted or valid.retired or valid.doubted):
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
             learned = Extracted(*self._changes(valid), perf_counter() - started)
-        stored = await self._store.facts.write_extracted(
+        stored = await self.known.store.facts.write_extracted(
             known.namespace,
             learned.changed,
             seen,
@@ -373,35 +357,30 @@ class Extractor:
         )
         if stored:
             learned = learned._replace(messages=len(batch.unread.rows))
-            await self._tell(learned, before, sum(batch.spent, Usage()))
+            await self._tell(learned, before, batch.spent)
         if learned.changed:
             await self.known.refresh()
         return learned if stored else Extracted(seconds=learned.seconds)
 
-    async def _related(self, batch: Batch) -> list[Fact]:
-        """Return the known facts that the model is shown, and no fact that was learned from later words.
+    async def _reported(self, batch: Batch) -> tuple[ExtractionReply, Sequence[Fact]]:
+        """Return what the model reports of a batch, and the known facts that it was shown.
 
-        An old conversation would seem to correct it.
+        It is shown no fact that was learned from later words: an old conversation would seem to correct it.
         """
-        facts = [fact for fact in self.known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
+        counter, room = self.block.tokenizer_fn, batch.room
+        related = [fact for fact in self.known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
-        if sum(len(fact.content.encode()) + 6 for fact in facts) <= batch.room.known:
-            return facts
-        texts, present = asking.texts_in(batch.lines), self.known.present
-        await present.prepare(texts)
-        counter, room = self.block.tokenizer_fn, batch.room.known
-        return await asyncio.to_thread(asking.offered, facts, texts, present, counter, room)
-
-    async def _reply(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
-        """Return what the model reports of a batch."""
-        counter = self.block.tokenizer_fn
+        if sum(len(fact.content.encode()) + 6 for fact in related) > room.known:
+            texts, present = asking.texts_in(batch.lines), self.known.present
+            await present.prepare(texts)
+            related = await asyncio.to_thread(asking.offered, related, texts, present, counter, room.known)
         # More of it would be learned twice, and a model may have refused to read it.
         answered = question_before([*batch.before, *batch.lines], len(batch.before))
         last = batch.before[-1:] if answered else ()
-        before = [line._replace(text=counter.tail(line.text, batch.room.before)) for line in last]
+        before = [line._replace(text=counter.tail(line.text, room.before)) for line in last]
         prompt = self._prompt(batch.lines, related, said_on=batch.asked_at.date(), before=before)
-        tokens = min(batch.room.answer, ANSWER + sum(counter.count(line.text) for line in batch.lines))
-        with self._counted(EXTRACTION, prompt, batch) as heard:
+        tokens = min(room.answer, ANSWER + sum(counter.count(line.text) for line in batch.lines))
+        with self._counted("facts", prompt, batch) as heard:
             reply, response = await asking.ask_for_facts(
                 self.block.chosen_llm(), prompt, categories=self.categories, answer_tokens=tokens, heard=heard
             )
@@ -409,7 +388,7 @@ class Extractor:
             raise TruncatedReplyError(
                 "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
             )
-        return reply
+        return reply, related
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
@@ -439,13 +418,9 @@ class Extractor:
         # A fact that was deleted since must not come back by being retired.
         about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
         rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
-
-        def validated() -> ValidatedReply:
-            valid = validate_reply(reply, lines, about, now=then, active=known.active, **rules)
-            return without_repeats(valid, known.past)
-
+        rules |= {"active": known.active, "past": known.past}
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
-        return await asyncio.to_thread(validated)
+        return await asyncio.to_thread(validate_reply, reply, lines, about, now=then, **rules)
 
     async def _verified(self, valid: ValidatedReply, batch: Batch, quotes: dict[str, str]) -> ValidatedReply:
         """Return what a second call leaves of a validated reply: all of it if that gives no verdict.
@@ -454,33 +429,40 @@ class Extractor:
         """
         from llama_index_memory_ext.facts import verification  # where it is switched on
 
-        claims = verification.claims_of(valid, quotes)
-        similar = await asyncio.to_thread(verification.similar_facts, valid, self.known.active, self.known.present)
-        prompt = verification.verification_prompt(claims, batch.lines, similar)
+        known, count = self.known, len(valid.accepted) + len(valid.retired) + len(valid.doubted)
+        prompt, similar = await asyncio.to_thread(
+            verification.verification_prompt, valid, quotes, batch.lines, known.active, known.present
+        )
         try:
-            with self._counted(VERIFICATION, prompt, batch) as heard:
+            with self._counted("verification", prompt, batch) as heard:
                 judgements, _ = await asking.ask(
                     self.block.chosen_llm(),
                     prompt,
                     verification.VERDICT_TOOL,
                     verification.VERDICT_FORM,
-                    lambda texts, _: verification.parse_verdict(texts, len(claims)),
-                    answer_tokens=min(batch.room.answer, ANSWER + _VERDICT * len(claims)),
+                    lambda texts, _: verification.parse_verdict(texts, count),
+                    # A verdict on a candidate has at most 60 tokens.
+                    answer_tokens=min(batch.room.answer, ANSWER + 60 * count),
                     heard=heard,
                 )
         except Exception as error:
             if blame_of(error) in ("model", "length"):
                 raise
-            outcome = "they are stored without it"
-            logger.warning("%d facts were not verified (%s); %s.", len(claims), type(error).__name__, outcome)
+            told = "%d facts were not verified (%s); they are stored without it."
+            logger.warning(told, count, type(error).__name__)
             return valid
         return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
 
     def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
-        """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired."""
+        """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
+
+        New facts are the agent's own, but what takes the place of a shared fact is shared, too.
+        """
         self.rejections.update(valid.rejections)
         own = self.known.view.own
-        valid = owned(valid, own)
+        shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
+        new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own}) for fact in valid.accepted)
+        valid = replace(valid, accepted=tuple(new))
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
             now = utc_now()
@@ -501,7 +483,7 @@ class Extractor:
             after, position = after.leaving(SetAside(first, last, type(error).__name__)), max(last, position)
         if after == progress:
             return False
-        noted = await self._store.readers.move(
+        noted = await self.known.store.readers.move(
             self.session_id, self.reader, epoch=unread.epoch, old=unread.position, new=position, state=after.state
         )
         if noted and action == "set aside":
@@ -515,9 +497,10 @@ class Extractor:
             )
         return noted and action != "stop" and (self.at_once or action != "pause")
 
-    async def _tell(self, learned: Extracted, before: Mapping[str, Fact], usage: Usage = Usage()) -> None:  # noqa: B008 - it never changes
+    async def _tell(self, learned: Extracted, before: Mapping[str, Fact], spent: Sequence[Usage] = ()) -> None:
         if not is_heard():
             return
+        usage = sum(spent, Usage())
         # What another process has stored meanwhile was left out. A new fact over ``max_facts`` is retired, too.
         facts = (await self.known.read()).facts
         changed = [fact for fact in learned.changed if fact.id in facts]

@@ -17,7 +17,7 @@ from llama_index_memory_ext.formats import loaded_json
 from llama_index_memory_ext.formats.layouts import described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.text.tool_calls import Json
 
@@ -53,9 +53,19 @@ def foreign_facts(text: str, namespace: str, categories: Sequence[str] = CATEGOR
     if isinstance(value, dict):
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     values = value if isinstance(value, list) else [value]
-    if values and all(map(_is_ours, values)):
+    read = [_read(one) for one in values]
+    # A fact of our own has a content, and the head before them a version.
+    ours = [isinstance(one, dict) and bool({"content", "version"} & one.keys()) for one in values]
+    if values and not any(read) and all(ours):
         return None
-    entries = {place: _read(one, place) for place, one in enumerate(values)}
+    entries: dict[int, _Entry] = {}
+    for place, entry in enumerate(read):
+        if entry is None:
+            raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(values[place])}. Nothing was imported.")
+        if entry.source == "LangGraph" and not entry.fields["content"]:
+            expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(values[place]["value"])
+            raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
+        entries[place] = entry
     named = {place: entry for place, entry in entries.items() if namespace in entry.names}
     users = {entry.names for entry in entries.values()}
     if not named and len(users) > 1:
@@ -81,37 +91,18 @@ def _fact(entry: _Entry, place: int, categories: Sequence[str]) -> Fact:
     raise FactError(f"{problem}. Nothing was imported.")  # Outside of the handler, because its error carries the text.
 
 
-def _is_ours(value: Json) -> bool:
-    """Whether it is a fact of our own, which has a content, or the head before them, which has a version."""
-    return isinstance(value, dict) and _reader_of(value) is None and bool({"content", "version"} & value.keys())
-
-
-def _read(value: Json, place: int) -> _Entry:
-    """Return an entry with its fields; a FactError for what no other program writes."""
-    reader = _reader_of(value)
-    if reader is None:
-        raise FactError(f"Expected {EXPORTS}; entry {place}: saw {described(value)}. Nothing was imported.")
-    entry = reader(value)
-    if entry.source == "LangGraph" and not entry.fields["content"]:
-        expected, seen = f"'value' with a text as {', '.join(_TEXTS)}", described(value["value"])
-        raise FactError(f"Expected in entry {place}: {expected}; saw {seen}. Nothing was imported.")
-    return entry
-
-
-def _reader_of(value: Json) -> Callable[[dict[str, Json]], _Entry] | None:
-    """Return what reads an entry, by the keys that only one program writes; None for what none writes."""
-    if not isinstance(value, dict):
+def _read(entry: Json) -> _Entry | None:
+    """Return an entry by the keys that only one program writes; None for what none of them writes."""
+    if not isinstance(entry, dict):
         return None
-    if {"namespace", "value"} <= value.keys():
-        return _of_langgraph
-    if "fact" in value:
-        return _of_zep
+    if {"namespace", "value"} <= entry.keys():
+        return _of_langgraph(entry)
+    if "fact" in entry:
+        return _of_zep(entry)
     # A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
-    is_openmemorys = "content" in value and {"metadata", "categories", "hash"} & value.keys()
-    return _of_mem0 if value.get("memory") is not None or is_openmemorys else None
-
-
-def _of_mem0(entry: dict[str, Json]) -> _Entry:
+    is_openmemorys = "content" in entry and {"metadata", "categories", "hash"} & entry.keys()
+    if entry.get("memory") is None and not is_openmemorys:
+        return None
     content, state = entry.get("memory"), entry.get("state")
     metadata = entry["metadata"] if isinstance(entry.get("metadata"), dict) else {}
     fields = _common(entry, entry.get("content") if content is None else content, entry.get("id"))

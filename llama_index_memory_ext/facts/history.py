@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
-    from llama_index_memory_ext.language.dates import Day
 
 
 # Characters at each end of a long text, which is a question with something pasted.
 _END = 1_000
 # "And in 2023?"
 _FEW_WORDS = 3
+# The words that tell whether a sentence asks about the past.
+_SECTIONS = ("own_past", "was", "was_or_plan", "plan", "talk", "own")
 
 
 def period_asked(question: str, today: date) -> Period | None:
@@ -39,8 +40,22 @@ def period_asked(question: str, today: date) -> Period | None:
     text = question if len(question) <= 2 * _END else f"{question[:_END]}\n{question[-_END:]}"
     normal = unicodedata.normalize("NFKC", text.translate({0x2019: "'"}))
     is_short = len(normal.split()) <= _FEW_WORDS
-    sentences = (part.strip(" ?!.") for part in phrases("past", "sentence_end").split(normal))
-    return _spanned([period for one in sentences if (period := _asked_in(one, today, is_short=is_short))])
+    periods = []
+    for part in phrases("past", "sentence_end").split(normal):
+        sentence = part.strip(" ?!.")
+        plain = sentence.casefold()
+        has = {name: bool(phrases("past", name).search(plain)) for name in _SECTIONS}
+        # The words ask about the past, whatever time they name.
+        is_was = has["was"] or (has["was_or_plan"] and not has["plan"])
+        marked = has["own_past"] or (is_was and not has["talk"])
+        times = [*relative_periods(plain, today), *_times_in(sentence, today, marked=marked or is_short)]
+        period = _spanned(times) or (Period(date.min, today) if marked else None)
+        if period is None:
+            continue
+        is_named = period.end < today and not has["talk"] and (is_short or has["own"])
+        if period.start <= today if marked else is_named:
+            periods.append(period)
+    return _spanned(periods)
 
 
 def _spanned(periods: Sequence[Period]) -> Period | None:
@@ -48,53 +63,29 @@ def _spanned(periods: Sequence[Period]) -> Period | None:
     return Period(min(one.start for one in periods), max(one.end for one in periods)) if periods else None
 
 
-def _asked_in(sentence: str, today: date, *, is_short: bool) -> Period | None:
-    plain = sentence.casefold()
-
-    def has(section: str) -> bool:
-        return phrases("past", section).search(plain) is not None
-
-    is_talk = has("talk")
-    # The words ask about the past, whatever time they name.
-    marked = has("own_past") or (not is_talk and (has("was") or (has("was_or_plan") and not has("plan"))))
-    times = [*relative_periods(plain, today), *_times_in(sentence, today, marked=marked or is_short)]
-    period = _spanned(times)
-    if period is None:
-        return Period(date.min, today) if marked else None
-    if marked:
-        return period if period.start <= today else None
-    return period if period.end < today and not is_talk and (is_short or has("own")) else None
-
-
 def _times_in(sentence: str, today: date, *, marked: bool) -> Iterator[Period]:
-    """Yield the dates that a sentence names; without a mark of the past only those that say their year."""
+    """Yield the times that a sentence names, as "before 2020"; without a mark of the past, with their year only."""
     for found in dates_in(sentence):
         written = sentence[found.start : found.end]
         ahead, behind = sentence[: found.start].casefold(), sentence[found.end :]
+        has = {name: phrases("past", name).search(ahead) for name in ("before", "since", "year", "month")}
+        before = has["before"]
         for day in found.readings:
+            if day.month is None:
+                # A number alone is a year if a word before it says so.
+                is_told = marked or bool(before or has["since"] or has["year"])
+                is_time = written.endswith("年") or (written.isdigit() and is_told)
+            else:
+                is_time = day.year is not None or (marked and bool(day.day or "月" in written or has["month"]))
             named = period_of(day, today)
-            if named is not None and _is_time(day, written, ahead, marked=marked):
-                yield _asked_about(named, ahead, behind, today)
-
-
-def _is_time(day: Day, written: str, ahead: str, *, marked: bool) -> bool:
-    if day.month is None:
-        # A number alone is a year if a word before it says so.
-        is_told = marked or any(phrases("past", word).search(ahead) for word in ("before", "since", "year"))
-        return written.endswith("年") or (written.isdigit() and is_told)
-    is_whole = day.day or "月" in written or phrases("past", "month").search(ahead)
-    return day.year is not None or bool(marked and is_whole)
-
-
-def _asked_about(named: Period, ahead: str, behind: str, today: date) -> Period:
-    """Return the time that a named one, with the words around it, stands for: "before 2020", "since May"."""
-    before = phrases("past", "before").search(ahead)
-    if before and before["until"]:
-        return Period(date.min, named.end)
-    if before or behind.startswith(("前", "之前", "以前")):
-        return Period(date.min, named.start - timedelta(days=1))
-    is_since = phrases("past", "since").search(ahead)
-    return named._replace(end=max(named.end, today)) if is_since else named
+            if named is None or not is_time:
+                continue
+            if before and before["until"]:
+                yield Period(date.min, named.end)
+            elif before or behind.startswith(("前", "之前", "以前")):
+                yield Period(date.min, named.start - timedelta(days=1))
+            else:
+                yield named._replace(end=max(named.end, today)) if has["since"] else named
 
 
 def why_retired(text: str) -> RetiredBy:

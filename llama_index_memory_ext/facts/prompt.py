@@ -183,8 +183,8 @@ def offered(
     counts = Counter(chain.from_iterable(map(set, words)))
     kinds = Counter[str]()
     places = list[int]()
-    for some in words:
-        kind = next((word for word in some if counts[word] <= _COMMON_SHARE * len(facts)), "")
+    for written in words:
+        kind = next((word for word in written if counts[word] <= _COMMON_SHARE * len(facts)), "")
         kinds[kind] += 1
         places.append(kinds[kind])
     various = [ordered[i] for i in sorted(range(len(ordered)), key=places.__getitem__)]

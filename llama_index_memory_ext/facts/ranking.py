@@ -42,15 +42,9 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = NDArray[np.float64]
 # The share of a limit that pinned facts and corrections may take before all others.
 FIRST_SHARE = 0.25
-# So many newer facts halve the recency of a fact.
-RECENCY_HALF_LIFE = 40
-# A question and its context with so many terms go on with something; shorter ones look something up.
-_ONGOING_TERMS = 15
 # A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
 # least, if that is no more than the second number.
 _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
-# What holds whatever is asked.
-_GENERAL = "preference"
 # More than a prompt has room for, so that the others need not be sorted.
 _BEST = 256
 
@@ -152,9 +146,8 @@ class RankedFact(NamedTuple):
         fact, found = self.fact, dict[str, str]()
         texts = {_OWN: fact.content, _DATE: date_words(fact.began), _SOURCE: fact.source}
         for turn, asked in enumerate(self.asked):
-            codes = languages_of(asked, self.languages) or languages_of(
-                f"{fact.content}\n{fact.source}", self.languages
-            )
+            texts_of_fact = f"{fact.content}\n{fact.source}"
+            codes = languages_of(asked, self.languages) or languages_of(texts_of_fact, self.languages)
             terms = {where: {word.term for word in words_in(text, codes)} for where, text in texts.items()}
             for word in words_in(asked, codes):
                 where = next((where for where in terms if word.term in terms[where]), None)
@@ -203,13 +196,14 @@ class ShowableFacts:
         self.newer[np.argsort(seconds, kind="stable")[::-1]] = places
         if period is None:
             # New is what was said last, and what was learned last: what comes last in the order of the facts.
-            self.recencies = 0.5 ** (np.minimum(self.newer, places[::-1]) / RECENCY_HALF_LIFE)
+            # 40 newer facts halve the recency of a fact.
+            self.recencies = 0.5 ** (np.minimum(self.newer, places[::-1]) / 40)
         else:
             self.recencies = np.array([float(period.start <= fact.began <= period.end) for fact in self.facts])
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         # Whether facts are of more than one day, or it is known since when they are true.
-        self.has_times = any(fact.valid_from for fact in self.facts)
-        self.has_times = self.has_times or len({fact.created_at.date() for fact in self.facts}) > 1
+        days = {fact.created_at.date() for fact in self.facts}
+        self.has_times = len(days) > 1 or any(fact.valid_from for fact in self.facts)
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
@@ -236,7 +230,7 @@ class ShowableFacts:
         ongoing = 1.0
         if self.period is None:
             terms = {term for text in (question, *context) for term in terms_in(text)}
-            ongoing = min(1.0, len(terms) / _ONGOING_TERMS) ** 2
+            ongoing = min(1.0, len(terms) / 15) ** 2
         shares = weights.shares(ongoing)
         similarities: Numbers = np.zeros(len(self.facts))
         if self.ranker is not None:
@@ -274,10 +268,6 @@ class Ranking(NamedTuple):
         yield from self._sorted(np.flatnonzero(self.scores >= least))
         yield from self._sorted(np.flatnonzero(self.scores < least))
 
-    def first(self) -> list[RankedFact]:
-        """Return the pinned facts and corrections, best first."""
-        return list(self._sorted(np.array(self.showable.first, dtype=np.intp)))
-
     def similar(self) -> list[RankedFact]:
         """Return those that have something in common with the question, best first."""
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
@@ -300,7 +290,7 @@ class Ranking(NamedTuple):
             concern = max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) if place < _BEST else 0.0
             if fact.pinned or concern >= self.min_similarity:
                 yield entry
-            elif left and fact.category == _GENERAL:
+            elif left and fact.category == "preference":
                 left -= 1
                 yield entry
 
@@ -311,7 +301,8 @@ class Ranking(NamedTuple):
         at until what is left has no room for the shortest line.
         """
         lines = self.showable.lines
-        first = [entry.fact for entry in self.concerning(self.first())]
+        ranked = self._sorted(np.array(self.showable.first, dtype=np.intp))
+        first = [entry.fact for entry in self.concerning(ranked)]
         kept = fit_tokens([lines[fact.id].tokens for fact in first], int(FIRST_SHARE * limit))
         front = {first[i].id: first[i] for i in kept}
         others = (entry.fact for entry in self.concerning(self.best_first()) if entry.fact.id not in front)
@@ -471,10 +462,9 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
     facts = []
     for entry in ranked:
         fact, matches, tokens = entry.fact, entry.matches, ranking.showable.lines[entry.fact.id].tokens
+        why = "left out: no room" if fact.id in concerning else "left out: too little in common"
         if fact.id in shown:
             why = _why_shown(entry, matches.values())
-        else:
-            why = "left out: no room" if fact.id in concerning else "left out: too little in common"
         by_place = defaultdict[str, list[str]](list)
         for word, place in sorted(matches.items(), key=lambda item: bool(item[1])):
             by_place[place].append(word)

@@ -17,7 +17,7 @@ from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, Sai
 from llama_index_memory_ext.text.messages import unescape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pydantic import ValidationInfo
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # The tags around what a model reads. It copies quotes from there, where these are escaped.
 TAGS = ("transcript", "known_facts", "said_before", "candidates")
-# A model that gives no confidence at all means what it reports.
-DEFAULT_CONFIDENCE = 0.8
 # No reply has as many entries, or as many brackets that are no JSON around it.
 _MOST_ENTRIES, _MOST_PROBLEMS = 1_000, 50
 
@@ -61,11 +59,9 @@ _CONFIDENCE = re.compile(
 _PERCENT = 100
 
 
-def _with_plain_keys(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
-    return {_NEXT_WORD.sub("_", key).lower(): value for key, value in pairs}
-
-
-_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_with_plain_keys)
+_DECODER = json.JSONDecoder(
+    strict=False, object_pairs_hook=lambda pairs: {_NEXT_WORD.sub("_", key).lower(): value for key, value in pairs}
+)
 
 
 def json_values(text: str) -> tuple[list[Json], str, bool]:
@@ -89,20 +85,15 @@ def json_values(text: str) -> tuple[list[Json], str, bool]:
             values.append(value)
         except (ValueError, RecursionError) as error:  # noqa: PERF203 - few of an answer's brackets are none
             rest, position = answer[start.start() :], start.start() + 1
+            try:
+                from_json(rest)
+            except ValueError as found:
+                if str(found).startswith("EOF"):
+                    whole = rest[: rest.rfind("}") + 1]
+                    values += [from_json(whole, allow_partial=True)] if whole else []
+                    return values, "".join(problems[:1]), True
             problems.append(str(error))
-            if _ends_within_value(rest):
-                whole = rest[: rest.rfind("}") + 1]
-                values += [from_json(whole, allow_partial=True)] if whole else []
-                return values, "".join(problems[:-1][:1]), True
     return values, "".join(problems[:1]), False
-
-
-def _ends_within_value(text: str) -> bool:
-    try:
-        from_json(text)
-    except ValueError as error:
-        return str(error).startswith("EOF")
-    return False
 
 
 def objects_in(values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bool]) -> Iterator[dict[str, Json]]:
@@ -177,8 +168,9 @@ def read_confidence(value: Json) -> float:
     >>> [read_confidence(value) for value in ("9/10", "0,95", "\u2265 .9", "95%", "high confidence", True, "NaN")]
     [0.9, 0.95, 0.9, 0.95, 0.9, 0.0, 0.0]
     """
+    # A model that gives no confidence at all means what it reports.
     if value is None:
-        return DEFAULT_CONFIDENCE
+        return 0.8
     scale = 1
     if isinstance(value, str):
         match = _CONFIDENCE.fullmatch(value.strip().lower()[:_PERCENT])
@@ -334,12 +326,6 @@ class ExtractionReply(BaseModel):
         """Tell whether nothing was reported."""
         return not (self.new_facts or self.confirmed or self.retired)
 
-    @property
-    def is_usable(self) -> bool:
-        """Tell whether an entry says something."""
-        facts, retired = (fact.content for fact in self.new_facts), (entry.number for entry in self.retired)
-        return any((*facts, *retired, *self.confirmed))
-
 
 def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> ExtractionReply:
     """Return the reply in a text, with any other text before and after it.
@@ -357,10 +343,11 @@ def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> Extract
     if not answer.strip() or _NOTHING.fullmatch(answer):
         return ExtractionReply()
     values, problem, is_cut = json_values(answer)
-    parts = list(objects_in(values, _is_reply))
+    parts = list(objects_in(values, lambda part: any(name in part for names in _SECTIONS for name in names)))
     if not (parts or problem):
-        # A list of facts alone, or facts one after the other.
-        facts = list(objects_in(values, _is_fact))
+        # A list of facts alone, or facts one after the other: a statement, and what no other object has.
+        beside = {*_QUOTES, "category", "confidence"}
+        facts = list(objects_in(values, lambda part: bool(part.keys() & {*_CONTENTS} and part.keys() & beside)))
         parts = [{"new_facts": facts}] if facts else []
     try:
         reply = merge_replies(
@@ -370,7 +357,8 @@ def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> Extract
         # Its message would hold the words of the reply.
         raise FactReplyError(text, "one of its lists is a text that is no JSON") from None
     is_nothing = bool(parts) or (bool(values) and not problem and not any(values))
-    if reply.is_usable or (is_nothing and not is_cut):
+    facts_said, ended = (fact.content for fact in reply.new_facts), (entry.number for entry in reply.retired)
+    if any((*facts_said, *ended, *reply.confirmed)) or (is_nothing and not is_cut):
         return reply
     raise FactReplyError(text, problem)
 
@@ -388,12 +376,3 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
         ]
     confirmed = [number for reply in replies for number in reply.confirmed]
     return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
-
-
-def _is_reply(part: dict[str, Any]) -> bool:
-    return any(not part.keys().isdisjoint(names) for names in _SECTIONS)
-
-
-def _is_fact(part: dict[str, Any]) -> bool:
-    """Tell whether an object has a statement and something that no other object has."""
-    return not part.keys().isdisjoint(_CONTENTS) and not part.keys().isdisjoint((*_QUOTES, "category", "confidence"))

@@ -17,12 +17,11 @@ from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.text.messages import spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from datetime import date
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.known import UserFacts
-    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.messages import Utterance
 
@@ -98,12 +97,21 @@ class Source:
         return "\n".join(fact.content for fact in self.known)
 
     def find(self, quote: str) -> Place | None:
-        """Returns the place of a quote in the user's lines, of several the best and then the last."""
+        """Returns the place of a quote in the user's lines, of several the best and then the last.
+
+        Else it is that of the line in another language that the quote is a translation of.
+        """
         users = [(i, line.text) for i, line in enumerate(self.lines) if line.is_users and line.text]
         found = [(span.share, i, Place(i, text, span)) for i, text in users if (span := find_quote(quote, text))]
         if found:
             return max(found, key=lambda one: one[:2])[2]
-        return _translated(quote, users)
+        translated = [(i, text) for i, text in users if is_translation(quote, text)]
+        # Who also writes in the language of the quote would be quoted in it.
+        language = language_of(quote)
+        if not translated or (language and any(language_of(text) == language for _, text in users)):
+            return None
+        i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
+        return Place(i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
 
     def question(self, place: Place) -> str:
         """Returns the question that the line of a place answers in a few words; "" if it does not."""
@@ -117,26 +125,15 @@ class Source:
             return None
         return period[side]
 
-    def lines_with(self, place: Place) -> dict[int, int]:
-        """Returns the user's lines that have these very words, with their positions in them."""
+    def around(self, place: Place) -> tuple[list[int], str]:
+        """Returns the user's lines that have these very words, and their text and that of the lines around them.
+
+        Of each line it is as much as is near the words.
+        """
         users = (i for i, line in enumerate(self.lines) if line.is_users and place.quote in line.text)
-        return {place.line: place.span.start} | {i: self.lines[i].text.index(place.quote) for i in users}
-
-    def excerpts(self, places: dict[int, int]) -> str:
-        """Returns the text of lines and of those around them, as much of each as is near its place."""
-        nearby = range(max(min(places) - 1, 0), min(max(places) + 2, len(self.lines)))
-        return "\n".join(excerpt(self.lines[i].text, places.get(i, 0)) for i in nearby)
-
-
-def _translated(quote: str, users: Sequence[tuple[int, str]]) -> Place | None:
-    """Returns the user's line in another language that a quote is a translation of."""
-    translated = [(i, text) for i, text in users if is_translation(quote, text)]
-    # Who also writes in the language of the quote would be quoted in it.
-    language = language_of(quote)
-    if not translated or (language and any(language_of(text) == language for _, text in users)):
-        return None
-    i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
-    return Place(i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
+        found = {place.line: place.span.start} | {i: self.lines[i].text.index(place.quote) for i in users}
+        nearby = range(max(min(found) - 1, 0), min(max(found) + 2, len(self.lines)))
+        return sorted(found), "\n".join(excerpt(self.lines[i].text, found.get(i, 0)) for i in nearby)
 
 
 def excerpt(text: str, place: int, most: int = _MAX_EXCERPT) -> str:
@@ -156,8 +153,27 @@ async def retire_deleted(known: UserFacts, session_id: str) -> bool:
     Returns False if facts were deleted at the same time: nothing is stored then.
     """
     store, changes = known.store, (await known.read()).changes
-    facts = [fact for fact in known.facts.values() if fact.session_id == session_id and _may_go(fact)]
-    facts = await _unsaid(store, session_id, await _without_row(store, session_id, facts))
+    facts = []
+    for fact in known.facts.values():
+        was_restored = any(one.retired_reason == _REASON for one in fact.past_retirements)
+        may_go = fact.message_ids and fact.quote and not (fact.retired or fact.pinned or was_restored)
+        if fact.session_id == session_id and may_go:
+            facts.append(fact)
+    # A database may give a deleted row's id to another message.
+    ids = sorted({one for fact in facts for one in fact.message_ids})
+    texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, ids)} if ids else {}
+    for fact in list(facts):
+        said = [texts.get(one, "") for one in fact.message_ids]
+        # The quote may have been cut out of a clipped text.
+        if any(fact.quote in text or find_quote(fact.quote, text) for text in said):
+            facts.remove(fact)
+    last = 0
+    while facts:
+        page = await store.readers.unread(session_id, "", with_active=True, after=last, limit=_PAGE_ROWS)
+        if not page.rows:
+            break
+        others, last = "\n".join(map(_text_of, page.rows)), page.rows[-1].id
+        facts = [fact for fact in facts if fact.quote not in others]
     if not facts:
         return True
     now = utc_now()
@@ -165,35 +181,6 @@ async def retire_deleted(known: UserFacts, session_id: str) -> bool:
     is_stored = await store.facts.write(known.namespace, gone, changes, view=known.view)
     await known.refresh()
     return is_stored
-
-
-async def _without_row(store: MemoryStore, session_id: str, facts: Sequence[Fact]) -> list[Fact]:
-    """The facts none of whose rows says them any more: a database may give a deleted row's id to another message."""
-    ids = {one for fact in facts for one in fact.message_ids}
-    texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, sorted(ids))} if ids else {}
-    return [fact for fact in facts if not any(_states(texts.get(one, ""), fact) for one in fact.message_ids)]
-
-
-async def _unsaid(store: MemoryStore, session_id: str, facts: Iterable[Fact]) -> list[Fact]:
-    """The facts whose quotes stand in no message of a session."""
-    left, last = list(facts), 0
-    while left:
-        page = await store.readers.unread(session_id, "", with_active=True, after=last, limit=_PAGE_ROWS)
-        if not page.rows:
-            break
-        said, last = "\n".join(map(_text_of, page.rows)), page.rows[-1].id
-        left = [fact for fact in left if fact.quote not in said]
-    return left
-
-
-def _may_go(fact: Fact) -> bool:
-    was_restored = any(one.retired_reason == _REASON for one in fact.past_retirements)
-    return bool(fact.message_ids and fact.quote) and not (fact.retired or fact.pinned or was_restored)
-
-
-def _states(text: str, fact: Fact) -> bool:
-    """Whether a message is the one of a fact, whose quote may have been cut out of a clipped text."""
-    return fact.quote in text or find_quote(fact.quote, text) is not None
 
 
 def _text_of(row: LogRow) -> str:

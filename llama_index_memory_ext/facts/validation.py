@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
+_KNOWN = Rejection("duplicate", "It is known already.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def validate_reply(
     *,
     now: datetime,
     active: Sequence[Fact] = (),
+    past: Sequence[Fact] = (),
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     checks: Sequence[Check] = CHECKS,
@@ -74,6 +76,7 @@ def validate_reply(
         known: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time zone.
         active: Further active facts, so that none is stored twice.
+        past: Facts that were true before, so that none is stored twice with the same last day.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
         checks: What a new fact must pass.
@@ -84,6 +87,8 @@ def validate_reply(
     """
     source = Source(lines, context, others, now.date(), [*known, *active])
     by_content = {normalised(fact.content): fact for fact in reversed(source.known) if not fact.retired}
+    # What passes these is spoken against by its names and numbers alone.
+    surer = [check for check in checks if check not in DOUBTS]
     # Of two new facts with one label it stands for the first, and for None if that was rejected.
     by_label: dict[str, Fact | None] = {}
     accepted: list[Fact] = []
@@ -93,22 +98,17 @@ def validate_reply(
     doubted: list[tuple[Fact, Rejection]] = []
 
     for new in reply.new_facts:
-        content, place, fact = normalised(new.content), source.find(new.quote), None
-        rejection = first_rejection(Candidate(new, place, min_confidence), source, checks)
-        if place and not rejection:
-            fact = by_content.get(content)
-            if fact:
-                confirmed[fact.id] = raised(fact, now)
-                rejection = Rejection("duplicate", "It is known already.")
-            else:
-                fact = by_content[content] = _new_fact(new, place, source, now, session_id)
-                accepted.append(fact)
-        elif (
-            place
-            and rejection
-            and content not in by_content
-            and _is_only_doubted(Candidate(new, place, min_confidence), source, checks)
-        ):
+        content, place = normalised(new.content), source.find(new.quote)
+        candidate = Candidate(new, place, min_confidence)
+        rejection = first_rejection(candidate, source, checks)
+        fact = by_content.get(content) if place and not rejection else None
+        if fact:
+            confirmed[fact.id] = raised(fact, now)
+            rejection = _KNOWN
+        elif place and not rejection:
+            fact = by_content[content] = _new_fact(new, place, source, now, session_id)
+            accepted.append(fact)
+        elif place and rejection and content not in by_content and not first_rejection(candidate, source, surer):
             doubted.append((_new_fact(new, place, source, now, session_id), rejection))
         rejected += [rejection] if rejection else []
         by_label.setdefault(new.label, fact)
@@ -121,13 +121,14 @@ def validate_reply(
             rejected.append(_UNKNOWN if fact is None else Rejection("duplicate", "It is retired already."))
             continue
         instead = by_label.get(entry.replaced_by) if entry.replaced_by else None
-        is_only = quotes[entry.quote] == 1
-        place = source.find(entry.quote)
+        place, is_only = source.find(entry.quote), quotes[entry.quote] == 1
         ending = Ending(fact, entry.quote, place, instead, is_only, is_asked, entry.said_as)
         if rejection := first_rejection(ending, source, ENDING_CHECKS):
             rejected.append(rejection)
         else:
-            retired[fact.id] = _ended(fact, instead, entry, source, now, retired_by)
+            fact = fact.model_copy(update={"valid_until": source.day(entry.valid_until, 1) or fact.valid_until})
+            by = retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+            retired[fact.id] = _ended(fact, instead, entry, max(fact.updated_at, now), by)
 
     for number in reply.confirmed:
         fact = _known_fact(number, known, now)
@@ -138,29 +139,10 @@ def validate_reply(
 
     others_ids = {*retired, *(fact.id for fact in accepted)}
     left = tuple(fact for fact in confirmed.values() if fact.id not in others_ids)
-    return ValidatedReply(tuple(accepted), left, tuple(retired.values()), tuple(rejected), tuple(doubted))
-
-
-def _is_only_doubted(candidate: Candidate, source: Source, checks: Sequence[Check]) -> bool:
-    """Return whether nothing but names and numbers speaks against a new fact."""
-    return first_rejection(candidate, source, [check for check in checks if check not in DOUBTS]) is None
-
-
-def without_repeats(valid: ValidatedReply, past: Sequence[Fact]) -> ValidatedReply:
-    """The reply without new facts that have ended on the same day as a known one that says the same."""
-    known = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
-    new = tuple(fact for fact in valid.accepted if (normalised(fact.content), fact.valid_until) not in known)
-    repeats = (Rejection("duplicate", "It is known already."),) * (len(valid.accepted) - len(new))
-    return replace(valid, accepted=new, rejected=(*valid.rejected, *repeats)) if repeats else valid
-
-
-def owned(valid: ValidatedReply, agent_id: str | None) -> ValidatedReply:
-    """The reply with new facts of an agent, None: shared ones. What takes the place of a shared fact is shared, too."""
-    if agent_id is None:
-        return valid
-    shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
-    new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": agent_id}) for fact in valid.accepted)
-    return replace(valid, accepted=tuple(new))
+    ended = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+    stored = tuple(fact for fact in accepted if (normalised(fact.content), fact.valid_until) not in ended)
+    rejected += [_KNOWN] * (len(accepted) - len(stored))
+    return ValidatedReply(stored, left, tuple(retired.values()), tuple(rejected), tuple(doubted))
 
 
 def _known_fact(number: int, known: Sequence[Fact], now: datetime, *, past: bool = False) -> Fact | None:
@@ -173,13 +155,13 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
 
     What was said elsewhere stands in no row, and in no session.
     """
-    places = source.lines_with(place)
+    places, text = source.around(place)
     valid_until = source.day(new.valid_until, 1)
     if new.said_as == "past":
         # It was over when it was said.
         day_before = source.said_on - timedelta(days=1)
         valid_until = min(valid_until or day_before, day_before)
-    rows = tuple(source.lines[i].row_id for i in sorted(places))
+    rows = tuple(source.lines[i].row_id for i in places)
     is_logged = any(rows)
     return Fact(
         content=new.content,
@@ -193,18 +175,13 @@ def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session
         created_at=now,
         session_id=session_id if is_logged else None,
         message_ids=rows if is_logged else (),
-        source=source.excerpts(places),
+        source=text,
     )
 
 
-def _ended(
-    fact: Fact, new: Fact | None, entry: Retirement, source: Source, now: datetime, retired_by: RetiredBy | None
-) -> Fact:
-    """Return a fact as it is stored when the user's words have ended it."""
+def _ended(fact: Fact, new: Fact | None, entry: Retirement, now: datetime, by: RetiredBy) -> Fact:
+    """Return a fact as it is stored when the user's words have ended it, by the reason that the model gives."""
     reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
     if entry.replaced_by and new is None:
         reason += " What is true instead was not stored."
-    by = retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-    ended = retire(fact, reason, max(fact.updated_at, now), new.id if new else None, by=by)
-    valid_until = source.day(entry.valid_until, 1)
-    return ended.model_copy(update={"valid_until": valid_until}) if valid_until else ended
+    return retire(fact, reason, now, new.id if new else None, by=by)

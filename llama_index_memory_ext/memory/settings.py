@@ -86,8 +86,6 @@ def limits_for(
     return total, record, facts
 
 
-
-
 def check_cache_points(cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None) -> None:
     """Raises a LayoutError if the template cannot keep cache points; warns if there are none and a model needs them."""
     if not cache_points:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -30,13 +29,6 @@ ONLY_A: dict[str, Any] = {"agent_id": "a", "scope": "agent"}
 BOTH_B: dict[str, Any] = {"agent_id": "b", "scope": "both"}
 USER_B: dict[str, Any] = {"agent_id": "b", "scope": "user"}
 AGENTS = [SHARED, BOTH_A, ONLY_A, BOTH_B, USER_B]
-
-
-@pytest.fixture
-async def store(any_database_uri: str | None) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(any_database_uri)
-    yield store
-    await store.aclose()
 
 
 def on(store: MemoryStore, session_id: str = "chat", **options: Any) -> CondensedMemory:
@@ -283,19 +275,18 @@ async def test_an_import_cannot_replace_another_agents_fact(store: MemoryStore) 
     assert await contents(b) == []
 
 
-@pytest.mark.parametrize("scope", ["agent", "both"])
-def test_a_scope_without_its_agent_says_what_is_missing(scope: Any) -> None:
-    with pytest.raises(FactError, match=f'scope "{scope}" needs to know the agent, and agent_id is None. Name it'):
-        CondensedMemory.from_defaults(scope=scope)
-    with pytest.raises(FactError, match="agent_id is None"):
-        FactBook(MemoryStore(), "ann", scope=scope)
-
-
-@pytest.mark.parametrize("agent_id", ["", " \n", "travel "])
-def test_a_blank_agent_is_refused(agent_id: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"scope": "agent"}, 'scope "agent" needs to know the agent, and agent_id is None. Name it'),
+        ({"scope": "both"}, 'scope "both" needs to know the agent, and agent_id is None. Name it'),
+        *(({"agent_id": blank}, "agent_id must be a text, must not be empty") for blank in ("", " \n", "travel ")),
+    ],
+)
+def test_a_scope_needs_its_agent_and_an_agent_a_name(options: Any, complaint: str) -> None:
     for open_one in (RelevantFactsBlock, CondensedMemory.from_defaults, partial(FactBook, MemoryStore(), "ann")):
-        with pytest.raises(SettingError, match="agent_id must be a text, must not be empty"):
-            open_one(agent_id=agent_id)
+        with pytest.raises((FactError, SettingError), match=complaint):
+            open_one(**options)
 
 
 async def test_a_fact_cannot_be_given_to_an_agent_whose_facts_one_does_not_see(store: MemoryStore) -> None:

@@ -45,13 +45,12 @@ def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> Non
 
 
 class OfflineModel(MockLLM):
-    """Says that the user likes tea, and works in any event loop; on request two callers are answered together."""
+    """Says that the user likes tea, and works in any event loop; two callers are answered together."""
 
     together: Any = None
 
     async def achat(self, messages: Any, **kwargs: Any) -> Any:
-        if self.together is not None:
-            await asyncio.to_thread(self.together.wait)
+        await asyncio.to_thread(self.together.wait)
         fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
         return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
 

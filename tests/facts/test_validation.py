@@ -277,16 +277,12 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
 
 
 def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
+    """What the assistant repeats is not: a fact would become ever surer by being shown."""
     (fact,) = gated(new("Prefers pytest for testing"), confirmed=[3, 3]).confirmed
     assert fact.id == "pytest"
     assert fact.confidence == pytest.approx(0.86)
-
-
-def test_what_only_the_assistant_repeats_is_not_confirmed() -> None:
-    """Else a fact would become ever surer by being shown."""
     outcome = gated(confirmed=[2])
-    assert outcome.confirmed == ()
-    assert outcome.rejections == {"not_the_users_words": 1}
+    assert (outcome.confirmed, outcome.rejections) == ((), {"not_the_users_words": 1})
 
 
 @pytest.mark.parametrize("number", [0, -1, 4, 99, "x", None])

@@ -99,7 +99,7 @@ def current_task() -> Any:
 
 
 # Besides language, a library of plain functions on texts.
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 24, 7
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 22, 7
 
 
 class Reporter(MockLLM):
