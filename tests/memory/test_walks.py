@@ -98,7 +98,7 @@ def current_task() -> Any:
 
 
 # Those of an extraction besides language, a library of plain functions on texts.
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 18, 22, 7
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 18, 24, 7
 
 
 class Reporter(MockLLM):
