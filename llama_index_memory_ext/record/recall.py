@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -57,6 +58,9 @@ _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
 # Only messages with this share of the best one's similarity may have what the record leaves of its limit.
 WORTH_MORE = 0.15
+# A message costs room: its similarity is divided by its tokens, at least the first number, to this power. So a long
+# reply comes behind several short messages that fit as well. More messages are not looked at.
+_SHORT, _LENGTH_POWER, _MOST_RANKED = 100, 0.5, 1_000
 # The epoch of an index in which something went wrong: that of no log, so that it is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
@@ -158,12 +162,17 @@ class MessageIndex:
     ) -> list[tuple[IndexedMessage, float]]:
         """Returns those of the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
 
-        ``limit`` tokens are for any of them, ``most`` together with those that are ``WORTH_MORE``.
+        Those come first that are most similar for what they cost. ``limit`` tokens are for any of them, ``most``
+        together with those that are ``WORTH_MORE``.
         """
+
+        def worth(one: tuple[IndexedMessage, float]) -> float:
+            return one[1] / max(min(one[0].tokens, message_limit), _SHORT) ** _LENGTH_POWER
+
         found: list[tuple[IndexedMessage, float]] = []
         days: set[str] = set()
         used = 0
-        for message, similarity in ranked:
+        for message, similarity in sorted(islice(ranked, _MOST_RANKED), key=worth, reverse=True):
             tokens = min(message.tokens, message_limit) + (0 if message.day in days else self._day_tokens)
             if used + tokens <= (most if similarity >= WORTH_MORE else limit):
                 found.append((message, similarity))
@@ -196,7 +205,7 @@ LONGEST_MESSAGE_TOKENS = 500
 
 # The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
 # record leaves so much.
-_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 1.3
+_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 2
 # Many questions are written without a question mark.
 _ASKS = re.compile(
     r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
@@ -279,9 +288,8 @@ class MessageSearch:
         if index is None or index.epoch != seen.epoch:
             return NO_TEXT
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
-        free = self.reader.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
+        most = max(limit, min(_ASKED_SHARE * limit, self.reader.room - window.tokens)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
         await self._prepare(session_id, index, [question, *context])
 
