@@ -19,6 +19,7 @@ NAMES = (
     "one_message",
     "sharded",
     "evidence_in_prompt",
+    "long_replies",
     "honesty",
     "secrets_stored",
     "whose_words",
