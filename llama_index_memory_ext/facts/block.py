@@ -77,7 +77,7 @@ class FactsOptions(TypedDict, total=False):
     confidence_weight: float
     recency_weight: float
     context_turns: int
-    min_similarity: float
+    min_similarity: float | None
     general_facts: int
     ranker_factory: Callable[[], FactRanker]
 
@@ -117,8 +117,12 @@ class RelevantFactsBlock(LogBlock):
         default=RECENCY_WEIGHT, ge=0, validate_default=True, description="For newer facts; 0: age does not matter."
     )
     # 0.5 asks for a rare word or a few common ones in common, whatever else is known.
-    min_similarity: float = Field(
-        default=0.0, ge=0, le=1, description="Facts that concern the question less are left out; 0: none is."
+    min_similarity: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Facts that concern the question less are left out; None: those with less than a tenth of the "
+        "best one's similarity, but for 12; 0: none is.",
     )
     general_facts: int = Field(default=3, ge=0, description="Preferences that `min_similarity` does not leave out.")
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")

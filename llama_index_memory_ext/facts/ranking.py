@@ -45,6 +45,9 @@ FIRST_SHARE = 0.25
 # A fact with a word of the question stands above one that has none and this much more confidence: so similar it is at
 # least, if that is no more than the second number.
 _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
+# Where nothing else is set, a fact with less of the best one's similarity does not concern a question, and so many such
+# facts are shown all the same.
+_FLOOR, _MOST_GENERAL = 0.1, 12
 # More than a prompt has room for, so that the others need not be sorted.
 _BEST = 256
 
@@ -233,15 +236,18 @@ class ShowableFacts:
             ongoing = min(1.0, len(terms) / 15) ** 2
         shares = weights.shares(ongoing)
         similarities: Numbers = np.zeros(len(self.facts))
+        floor = 0.0
         if self.ranker is not None:
             with self._sparing():
                 similarities = similarities_with_context(self.ranker, self.ids, question, context)
+                floor = _FLOOR if question.strip() else 0.0
         if shares.similarity:
             least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
+            floor = floor and least + (1 - least) * floor
             similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
         scores = shares.similarity * similarities + shares.confidence * self.confidences
         scores += shares.recency * self.recencies
-        return Ranking(self, (question, *context), languages, shares, similarities, scores)
+        return Ranking(self, (question, *context), languages, shares, similarities, scores, floor)
 
 
 class Ranking(NamedTuple):
@@ -256,7 +262,9 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
-    min_similarity: float = 0.0
+    # The least similarity of facts that concern the question; 0 where similarities tell nothing.
+    floor: float
+    min_similarity: float | None = None
     general_facts: int = 0
 
     def best_first(self) -> Iterator[RankedFact]:
@@ -277,7 +285,20 @@ class Ranking(NamedTuple):
 
         A fact concerns it by its words or its embedding. Pinned facts stay in any case, and so do so many
         ``general_facts``: preferences that do not concern it. Behind the best facts no others are looked for.
+
+        None: those with a tenth of the best one's similarity, those of the time that the question asks for, and the
+        best 12 others. 0: all of them.
         """
+        if self.min_similarity is None:
+            others = _MOST_GENERAL
+            for entry in ranked:
+                is_then = self.showable.period is not None and entry.recency > 0
+                if entry.fact.pinned or is_then or entry.similarity >= self.floor:
+                    yield entry
+                elif others:
+                    others -= 1
+                    yield entry
+            return
         if not self.min_similarity:
             yield from ranked
             return

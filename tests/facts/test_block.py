@@ -380,6 +380,22 @@ async def test_where_no_fact_concerns_the_question_few_are_shown(open_memory: Op
         RelevantFactsBlock(min_similarity=1.5)
 
 
+async def test_by_default_few_facts_are_shown_that_do_not_concern_the_question(open_memory: OpenMemory) -> None:
+    """Without a question, or where a ranker fails, facts fill their limit."""
+    memory = open_memory("chat", user_id="ann")
+    facts = [Fact(content=f"Met number {i} on the way", confidence=0.7) for i in range(50)]
+    facts += [Fact(content="Deploys to Kubernetes"), Fact(content="Is called Ann", pinned=True)]
+    await memory.sql_store.facts.write("ann", facts)
+    block = memory.facts_block
+    found = shown(await block.aget([user("How do I deploy on Kubernetes?")], session_id="chat"))
+    assert found[:2] == ["Is called Ann", "Deploys to Kubernetes"]
+    assert len(found) == 14
+    assert len(shown(await block.aget([user("How are you?")], session_id="chat"))) == 13
+    assert len(shown(await block.aget([], session_id="chat"))) == 52
+    block.min_similarity = 0
+    assert len(shown(await block.aget([user("How are you?")], session_id="chat"))) == 52
+
+
 async def test_a_fact_is_changed_as_it_is_at_that_moment(any_database_uri: str | None) -> None:
     """Two who change it at once do not undo each other, and one that was deleted does not come back."""
     store = MemoryStore(any_database_uri)
