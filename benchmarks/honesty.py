@@ -159,7 +159,7 @@ def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
     """True facts of LoCoMo that are lost; returns those with exact quotes."""
     what = "LoCoMo, true facts lost"
     exact = report.look(learned(shown(cases, "exact quotes")))
-    report.share(f"{what}: exact quotes", sum(one.is_lost for one in exact), len(exact), 1)
+    report.share(f"{what}: exact quotes", sum(one.is_lost for one in exact), len(exact), 2)
     sentences = [case.quoting(closest_sentence(case)) for case in cases]
     outcomes = report.look(learned(shown(sentences, "one sentence quoted")))
     report.count(f"{what}: one sentence quoted", sum(one.is_lost for one in outcomes), len(outcomes))
@@ -196,7 +196,7 @@ def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Out
     """The hard set and the false replies, by class; returns them."""
     hard = report.look(map(check, cases_of(folder, "false_rejections")))
     lost = report.by_class("hard set, true facts lost", hard, lambda one: one.is_lost)
-    report.share("hard set, true facts lost: all", lost, len(hard), 25)
+    report.share("hard set, true facts lost: all", lost, len(hard), 8)
     replies = cases_of(folder, "false_acceptances")
     unlabelled = sum(check(case).is_changed for case in replies)
     report.count(

@@ -20,7 +20,7 @@ from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.language.quotes import find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
-from llama_index_memory_ext.language.tokens import keywords, shared, term_of
+from llama_index_memory_ext.language.tokens import keywords, overlaps, shared, term_of
 from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_forms
 from llama_index_memory_ext.text.messages import escape_tags
 
@@ -38,7 +38,7 @@ _MAX_QUOTE, _MAX_WORD = 2_000, 50
 # The least share that must be the user's of what an agent's tool stores, and where others have said something, too.
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 # So many of the words of a fact of some length were said by the user or the assistant.
-_FEW_WORDS, _LEAST_SAID = 7, 0.17
+_FEW_WORDS, _LEAST_SAID = 7, 0.15
 _NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
@@ -132,7 +132,7 @@ def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
 def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject passwords, keys and numbers of papers: what is stored is shown to models and may be exported."""
     said = candidate.place.quote if candidate.place else ""
-    is_secret = any(map(holds_secret, (candidate.new.content, candidate.new.quote, said)))
+    is_secret = any(map(holds_secret, {candidate.new.content, candidate.new.quote, said}))
     return Rejection("secret", "It holds a password, a key or another secret.") if is_secret else None
 
 
@@ -163,7 +163,7 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
         words = f"{words}\n{candidate.new.quote}"
     elif is_translation(content, words):
         return None
-    elif len(telling) > _FEW_WORDS and len(shared(telling, source.keywords)) < _LEAST_SAID * len(telling):
+    elif len(telling) > _FEW_WORDS and not _are_said(telling, source.keywords):
         return Rejection("not_the_users_words", "Too few of its words were said.")
     plain = without_dates(content)
     if (
@@ -173,6 +173,12 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     ):
         return None
     return Rejection("not_the_users_words", "None of its words are in the message that its quote is from.")
+
+
+def _are_said(words: frozenset[str], said: frozenset[str]) -> bool:
+    """Return whether enough of the words were said; most are by those in the same form, which are found at once."""
+    least = _LEAST_SAID * len(words)
+    return len(words & said) >= least or len(shared(words, said)) >= least
 
 
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
@@ -227,7 +233,8 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject numbers that were not said, or were said of something else. An age follows from a year."""
     plain = without_dates(candidate.new.content)
-    return _unsaid("number_not_said", missing_numbers(plain, source.said, also=source.ages))
+    ages = source.ages if has_numbers(plain) else ()
+    return _unsaid("number_not_said", missing_numbers(plain, source.said, also=ages))
 
 
 def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
@@ -255,7 +262,7 @@ def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | 
         is_own = may_be_english(content)
     else:
         least = _USERS_SHARE_BESIDE_OTHERS if source.others else _USERS_SHARE
-        is_own = len(own) >= least * len(words) and bool(shared(words, keywords(place.quote) | answered))
+        is_own = len(own) >= least * len(words) and overlaps(words, keywords(place.quote) | answered)
     return None if is_own else Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
 
@@ -331,7 +338,7 @@ ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contr
 
 def is_said_again(fact: Fact, source: Source) -> Rejection | None:
     """Reject a confirmation without a keyword of the user's: the assistant repeats what it was shown."""
-    if shared(keywords(fact.content), source.users_keywords):
+    if overlaps(keywords(fact.content), source.users_keywords):
         return None
     return Rejection("not_the_users_words", "No word of it is in the user's words.")
 
@@ -412,7 +419,7 @@ def _is_told(statement: str, text: str) -> bool:
             # "I have two kids, how much tax do I pay?": only the last part is asked.
             clauses = phrases("clauses", "clause_end").split(sentence)
             told += clauses[:-1] if _is_question(sentence) else [sentence]
-    return bool(shared(keywords(statement), keywords(" ".join(told))))
+    return overlaps(keywords(statement), keywords(" ".join(told)))
 
 
 def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.detection import HAN, KANA, is_translation, language_of, script_of
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
-from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.language.tokens import keywords, overlaps
 from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS, comparable
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def relations_in(text: str) -> set[str]:
 
 def shares_word(statement: str, text: str) -> bool:
     """Return whether a text has a telling word or a name of a statement in some form."""
-    return bool(shared(keywords(statement), keywords(text))) or shares_name(statement, text)
+    return overlaps(keywords(statement), keywords(text)) or shares_name(statement, text)
 
 
 def shares_name(statement: str, text: str) -> bool:
@@ -162,7 +162,7 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
 
 def _is_word_of(name: str, words: frozenset[str]) -> bool:
     folded = comparable(name)
-    return folded in STOP_WORDS or bool(shared([folded], words))
+    return folded in STOP_WORDS or overlaps([folded], words)
 
 
 def _have_one_stem(name: str, word: str) -> bool:

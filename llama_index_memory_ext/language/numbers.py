@@ -145,9 +145,9 @@ def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()
     >>> missing_numbers("Has 3 cats and 5 dogs, runs 10 miles", "I have three cats. I run 10 km")
     ['5', '10 miles']
     """
-    said = quantities(source, language_of(source), with_more=True)
-    missing = []
-    for one in quantities(statement, language_of(statement)):
+    named, missing = quantities(statement, language_of(statement)), list[str]()
+    said = quantities(source, language_of(source), with_more=True) if named else ()
+    for one in named:
         same = [other for other in said if one.values & other.values]
         # One is often not said: "a cat".
         if not same and one.values.isdisjoint({1.0, *also}):

@@ -12,7 +12,7 @@ from llama_index_memory_ext.language.detection import language_of, script_of
 from llama_index_memory_ext.language.numbers import digits_of, quantities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _WORD = r"[^\W_]+"
@@ -34,7 +34,9 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
         days = set(said)
         return [one for one in dates if not any(_fits(named, day, said_on) for named in one.readings for day in days)]
 
-    unsaid = other_than((day for found in _read(source) for day in found.readings), _read(statement))
+    unsaid: Sequence[Found] = _read(statement)
+    if unsaid:
+        unsaid = other_than((day for found in _read(source) for day in found.readings), unsaid)
     if unsaid:
         unsaid = other_than(_worked_out(statement, source, said_on), unsaid)
     return [statement[found.start : found.end].strip(" ,.") for found in unsaid]

@@ -23,7 +23,7 @@ from llama_index_memory_ext.language.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
 # Katakana is apart from the other Japanese characters, because a word ends where it begins or ends.
@@ -275,6 +275,11 @@ def keywords(text: str) -> frozenset[str]:
     characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
     found |= {word.written for word in words if not (characters and pattern(CHARACTER).search(word.written))}
     return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
+
+
+def overlaps(words: Collection[str], others: frozenset[str]) -> bool:
+    """Return whether ``shared`` finds any of the words; the same forms, which are found at once, come first."""
+    return not others.isdisjoint(words) or bool(shared(words, others))
 
 
 def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:

@@ -150,14 +150,29 @@ class Window:
         return replace(self.evicted(as_many), has_overflow=True)
 
 
+@dataclass
+class Joined:
+    """The text of a window; its ``blocks`` hold so many ``entries``, and are the ``length`` first characters of it."""
+
+    window: Window
+    text: str = ""
+    blocks: dict[int, TextBlock] = field(default_factory=dict)
+    entries: int = 0
+    length: int = 0
+
+    def begins(self, window: Window) -> bool:
+        """Return whether the blocks stand at the beginning of another window, too."""
+        same_front = (self.window.instructions, self.window.element) == (window.instructions, window.element)
+        return same_front and self.window.kept[: self.entries] == window.kept[: self.entries]
+
+
 @dataclass(frozen=True)
 class RecordReader:
     """Reads the records of sessions as a block keeps them short.
 
     ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not used: messages have what the
     rest of the record leaves. ``windows`` are the last ones it has read, and ``ended`` the rows behind which their
-    newest blocks have ended when they were shown, for the last two such rows. ``joined`` are the texts of windows,
-    their blocks and the characters of these.
+    newest blocks have ended when they were shown, for the last two such rows. ``joined`` are the texts of windows.
     """
 
     store: MemoryStore
@@ -172,30 +187,33 @@ class RecordReader:
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
-    joined: Recent[str, tuple[Window, str, dict[int, TextBlock], int]] = field(default_factory=Recent)
+    joined: Recent[str, Joined] = field(default_factory=Recent)
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
         known = self.joined.get(session_id)
         # Prompts share the blocks, and whoever got one may have changed it.
-        is_changed = known and not known[1].startswith("".join([block.text for block in known[2].values()]))
-        if known is None or known[0] is not window or is_changed:
-            made, blocks = known[2] if known else {}, dict[int, TextBlock]()
+        if known and not known.text.startswith("".join([block.text for block in known.blocks.values()])):
+            known = None
+        if known is None or known.window is not window:
+            joined = Joined(window)
+            if known and known.begins(window):
+                joined.blocks, joined.entries = dict(known.blocks), known.entries
             # What stands in front of the messages: the first instructions and the summary.
-            pieces, tokens = [*(entry.text for entry in window.instructions), str(window.element)], 0
-            for entry in window.kept:
+            front = [*(entry.text for entry in window.instructions), str(window.element)]
+            pieces, tokens = [] if joined.blocks else front, 0
+            for i, entry in enumerate(window.kept[joined.entries :], joined.entries + 1):
                 pieces.append(entry.text)
                 tokens += entry.tokens
                 # A block ends with the first entry with which it has its least number of tokens. So ends stay where
                 # they are when entries follow, and are the same in every process.
                 if tokens * MOST_BLOCKS >= self.room:
-                    text, block = "".join(pieces), made.get(entry.row_id)
-                    blocks[entry.row_id] = block if block and block.text == text else TextBlock(text=text)
-                    pieces, tokens = [], 0
-            closed = "".join([block.text for block in blocks.values()])
-            known = window, "".join([closed, *pieces]), blocks, len(closed)
-            self.joined.put(session_id, known)
-        _, text, blocks, length = known
+                    joined.blocks[entry.row_id] = TextBlock(text="".join(pieces))
+                    joined.entries, pieces, tokens = i, [], 0
+            closed = "".join([block.text for block in joined.blocks.values()])
+            joined.text, joined.length = "".join([closed, *pieces]), len(closed)
+            self.joined.put(session_id, known := joined)
+        text, blocks, length = known.text, known.blocks, known.length
         rows, ended = list(blocks), self.ended.get(session_id) or ()
         self.ended.put(session_id, tuple(sorted({*ended, *rows[-1:]})[-2:]))
         # The newest end, that before the last turn, and the last one before with which an earlier request has ended.
