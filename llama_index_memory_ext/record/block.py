@@ -104,8 +104,8 @@ class CondensedMemoryBlock(LogBlock):
         default=0,
         ge=0,
         validate_default=True,
-        description="Tokens for messages found for the question, which get twice as much if it asks something and "
-        "the record leaves it free; 0: none.",
+        description="Tokens for messages found for the question, which get three tenths more if it asks something and "
+        "the record leaves them free; 0: none.",
     )
 
     media_turns: int = Field(

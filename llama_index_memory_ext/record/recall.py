@@ -205,7 +205,7 @@ LONGEST_MESSAGE_TOKENS = 500
 
 # The shares of the limit that one recalled message may have, and all of them for a text that asks something, where the
 # record leaves so much.
-_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 2
+_MESSAGE_SHARE, _ASKED_SHARE = 0.25, 1.3
 # Many questions are written without a question mark.
 _ASKS = re.compile(
     r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
