@@ -240,7 +240,7 @@ class ShowableFacts:
         if self.ranker is not None:
             with self._sparing():
                 similarities = similarities_with_context(self.ranker, self.ids, question, context)
-                floor = _FLOOR if question.strip() else 0.0
+                floor = _FLOOR if question.strip() and shares.similarity else 0.0
         if shares.similarity:
             least = min(_WORTH_OF_A_WORD * shares.confidence / shares.similarity, _MOST_FOR_A_WORD)
             floor = floor and least + (1 - least) * floor
@@ -289,18 +289,11 @@ class Ranking(NamedTuple):
         None: those with a tenth of the best one's similarity, those of the time that the question asks for, and the
         best 12 others. 0: all of them.
         """
-        if self.min_similarity is None:
-            others = _MOST_GENERAL
-            for entry in ranked:
-                is_then = self.showable.period is not None and entry.recency > 0
-                if entry.fact.pinned or is_then or entry.similarity >= self.floor:
-                    yield entry
-                elif others:
-                    others -= 1
-                    yield entry
-            return
-        if not self.min_similarity:
+        if not (self.floor if self.min_similarity is None else self.min_similarity):
             yield from ranked
+            return
+        if self.min_similarity is None:
+            yield from self._close_and_best(ranked)
             return
         question, *context = self.asked
         asked, ranker = Asked(question, context, self.languages), self.showable.ranker
@@ -314,6 +307,24 @@ class Ranking(NamedTuple):
             elif left and fact.category == "preference":
                 left -= 1
                 yield entry
+
+    def _close_and_best(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
+        one, others = self.showable, _MOST_GENERAL
+        close = self.similarities >= self.floor
+        if one.period is not None:
+            close |= one.recencies > 0
+        close[[i for i in one.first if one.facts[i].pinned]] = True
+        ids = {one.ids[i] for i in np.flatnonzero(close)}
+        for entry in ranked:
+            if entry.fact.id in ids:
+                ids.remove(entry.fact.id)
+                yield entry
+            elif others:
+                others -= 1
+                yield entry
+            elif not ids:
+                # Of many facts most are not looked at.
+                return
 
     def fit(self, limit: int) -> list[Fact]:
         """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.

@@ -288,10 +288,9 @@ class MessageSearch:
         if index is None or index.epoch != seen.epoch:
             return NO_TEXT
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
+        free = self.reader.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        most = (
-            max(limit, min(_ASKED_SHARE * limit, self.reader.room - window.tokens)) if _ASKS.search(question) else limit
-        )
+        most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
         await self._prepare(session_id, index, [question, *context])
 
