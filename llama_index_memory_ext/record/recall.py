@@ -6,11 +6,11 @@ import asyncio
 import math
 import re
 import threading
+from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -99,6 +99,8 @@ class MessageIndex:
         self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
         self.embeddings: EmbeddingRanker | None = None
         self._messages: list[IndexedMessage] = []
+        # Their names in the ranker.
+        self._ids: list[str] = []
         # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
         self._units: list[list[tuple[LogRow, str]]] = []
         self._is_echo = False
@@ -128,6 +130,7 @@ class MessageIndex:
             again = {unit[0][0].id for unit in self._units[first:]}
             while self._messages and self._messages[-1].row_ids[0] in again:
                 self._messages.pop()
+                self._ids.pop()
             documents: list[tfidf.Document] = []
             for i in range(first, len(self._units)):
                 unit = [row for row, _ in self._units[i]]
@@ -135,6 +138,7 @@ class MessageIndex:
                 if entries:
                     row_ids = tuple(row.id for row in unit)
                     self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(entries)))
+                    self._ids.append(str(row_ids[0]))
                     day = date_words(said_at.date()) if said_at else ""
                     documents.append(tfidf.Document(str(row_ids[0]), texts[i], neighbours(i, texts, days), day))
             self.ranker.add(documents)
@@ -146,15 +150,16 @@ class MessageIndex:
     ) -> list[tuple[IndexedMessage, float]]:
         """Returns the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
 
-        The best come first, of equal ones the newest. [] without a word in common. ``context`` is the text of each turn
-        before, oldest first. Only messages whose rows are all before the row ``before`` are found.
+        These are the best 1,000, best first, of equal ones the newest first. [] without a word in common. ``context``
+        is the text of each turn before, oldest first. Only messages whose rows are all before the row ``before`` are
+        found.
         """
         with self._lock:
-            messages = [message for message in self._messages if message.row_ids[-1] < before]
-        ids = [str(message.row_ids[0]) for message in messages]
+            end = bisect_left(self._messages, before, key=lambda message: message.row_ids[-1])
+            messages, ids = self._messages[:end], tuple(self._ids[:end])
         similarity = tfidf.similarities_with_context(self.ranker, ids, question, context, _EARLIER_WEIGHT)
         found = np.flatnonzero(similarity)
-        best_first = found[np.lexsort((-found, -similarity[found]))]
+        best_first = found[np.lexsort((-found, -similarity[found]))][:_MOST_RANKED]
         return [(messages[i], float(similarity[i])) for i in best_first]
 
     def fitting(
@@ -172,7 +177,7 @@ class MessageIndex:
         found: list[tuple[IndexedMessage, float]] = []
         days: set[str] = set()
         used = 0
-        for message, similarity in sorted(islice(ranked, _MOST_RANKED), key=worth, reverse=True):
+        for message, similarity in sorted(ranked, key=worth, reverse=True):
             tokens = min(message.tokens, message_limit) + (0 if message.day in days else self._day_tokens)
             if used + tokens <= (most if similarity >= WORTH_MORE else limit):
                 found.append((message, similarity))
