@@ -101,7 +101,8 @@ def main() -> int:
     for part, some in (("chosen on", longer[:CHOSEN_ON]), ("elsewhere", longer[CHOSEN_ON:])):
         for side in shown((RECALL, NEWEST, HOST), f"memories, {part}"):
             asked = [found for one in some for found in asyncio.run(ask(sides(LIMIT)[side], one))]
-            found, of = (sum((entry[i] for entry in asked), Counter[str]()) for i in (2, 3))  # type: ignore[misc]
+            found = sum((entry[2] for entry in asked), Counter[str]())
+            of = sum((entry[3] for entry in asked), Counter[str]())
             mean = 100 * sum(entry[0] for entry in asked) / len(asked)
             if side == RECALL:
                 promises.append(Promise(f"mean over the questions, {part}, {side}", 75, mean, "%", at_least=True))

@@ -172,7 +172,7 @@ class MessageIndex:
         """
 
         def worth(one: tuple[IndexedMessage, float]) -> float:
-            return one[1] / max(min(one[0].tokens, message_limit), _SHORT) ** _LENGTH_POWER
+            return one[1] / float(max(min(one[0].tokens, message_limit), _SHORT) ** _LENGTH_POWER)
 
         found: list[tuple[IndexedMessage, float]] = []
         days: set[str] = set()
