@@ -60,7 +60,7 @@ _REACH = len(_NEIGHBOUR_SHARES)
 WORTH_MORE = 0.15
 # A message costs room: its similarity is divided by its tokens, at least the first number, to this power. So a long
 # reply comes behind several short messages that fit as well. More messages are not looked at.
-_SHORT, _LENGTH_POWER, _MOST_RANKED = 100, 0.5, 1_000
+_SHORT, _LENGTH_POWER, _MOST_RANKED = 100, 0.4, 1_000
 # The epoch of an index in which something went wrong: that of no log, so that it is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000

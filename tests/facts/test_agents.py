@@ -156,7 +156,7 @@ async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
 ) -> None:
     """And no model is told what another agent knows."""
     llm, server = start_model(learner)
-    a, b, shared = (on(store, llm=llm, **agent) for agent in (BOTH_A, BOTH_B, SHARED))
+    a, b, shared = (on(store, llm=llm, extract_every_turns=9, **agent) for agent in (BOTH_A, BOTH_B, SHARED))
     await b.facts.aadd("Dreams of the sea")
     await a.aput_messages(talk("tea"))
     for memory, known in ((a, ["Likes tea"]), (b, ["Dreams of the sea", "Likes tea"]), (shared, ["Likes tea"])):

@@ -80,7 +80,7 @@ async def test_no_question_is_refused_with_a_model_whose_window_is_known(
 ) -> None:
     """With long messages, results of tools, and as many facts as are shown. The questions repeat after 21 turns."""
     llm, server = start()
-    memory = open_memory(llm=llm, extract_facts=False, **options)
+    memory = open_memory(llm=llm, extract_facts=False, min_similarity=0, **options)
     for i in range(80):
         await memory.facts.aadd(f"Knows bridge number {i}, which crosses the river {i} miles above the town")
     for turn in range(turns):
