@@ -88,7 +88,7 @@ def sides(limit: int = LIMIT) -> dict[str, Open]:
     """How to open a new memory, for each side that needs no model."""
     return {
         RECALL: partial(condensed, limit, recall_token_limit=limit // 2),
-        NEWEST: partial(condensed, limit),
+        NEWEST: partial(condensed, limit, recall_token_limit=0),
         HOST: partial(plain_memory, IN_MEMORY, token_limit=limit),
         RECIPE: lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=limit)),
     }

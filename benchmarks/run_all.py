@@ -20,6 +20,7 @@ NAMES = (
     "sharded",
     "evidence_in_prompt",
     "long_replies",
+    "named_times",
     "honesty",
     "secrets_stored",
     "whose_words",

@@ -203,7 +203,7 @@ async def show(
     name, record, facts = blank.session_id, blank.condensed_block, blank.facts_block
     position, state = await store.readers.state(session_id, record.name)
     most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
-    skipped = 0 if record.recall_token_limit else max(await store.users.count(session_id) - most, 0)
+    skipped = 0 if record.recall_limit else max(await store.users.count(session_id) - most, 0)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
     kept = ("id", "role", "data", "timestamp", "status", "user_id")
     # What a prompt needs of the session and of its user's facts, in a store of its own.
@@ -233,7 +233,7 @@ async def show(
             "token_limit": blank.token_limit,
             "condensed_token_limit": record.token_limit,
             "facts_token_limit": facts.token_limit,
-            "recall_token_limit": record.recall_token_limit,
+            "recall_token_limit": record.recall_limit,
         },
     }
 

@@ -157,7 +157,7 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
             middle, half = today - timedelta(days=count * days), timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
     for match in phrases("calendar", "last").finditer(text):
-        unit = match["unit"] or match.lastgroup or "day"
+        unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
         yesterday, monday = today - timedelta(days=1), today - timedelta(days=today.weekday() + 7)
         year, month = today.year - (2 if match["year_before"] else 1), today.replace(day=1) - timedelta(days=1)
         yield {
@@ -165,7 +165,7 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
             2: Period(monday, monday + timedelta(days=6)),
             3: Period(month.replace(day=1), month),
             4: Period(date(year, 1, 1), date(year, 12, 31)),
-        }[_line_of(unit.removesuffix("_before"), "units")]
+        }[_line_of(unit, "units")]
 
 
 def _line_of(word: str, section: str) -> int:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
 
-_MAX_SUMMARY_TOKENS = 1_000
+_MAX_SUMMARY_TOKENS, _MAX_RECALL_TOKENS = 1_000, 2_000
+# With less, an eighth of it shows a few words of a message.
+_LEAST_WITH_RECALL = 1_000
 
 
 class CondensedOptions(TypedDict, total=False):
@@ -41,7 +43,7 @@ class CondensedOptions(TypedDict, total=False):
     include_system: bool
     summarize: bool
     summary_token_limit: int | None
-    recall_token_limit: int
+    recall_token_limit: int | None
     media_turns: int
 
 
@@ -60,8 +62,8 @@ class CondensedMemoryBlock(LogBlock):
     The block reads the log of a ``MemoryStore``. While the record fits into its limits it is shown
     whole. When it does not, the oldest messages leave until ``keep_ratio`` of the limit is left, so that
     the beginning of the prompt then stays the same for many turns and can be served from the provider's
-    prompt cache. What has left stays in the store; it is summarised with ``summarize``, and found again by the words of
-    a question with a ``recall_token_limit``: with an ``embed_model`` by their meaning, too.
+    prompt cache. What has left stays in the store; it is found again by the words of a question, with an ``embed_model``
+    by their meaning, too, within ``recall_token_limit``, and summarised with ``summarize``.
 
     Without a ``store`` the block keeps a private one in memory, fed by the messages that the memory
     flushes: it works in any ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart.
@@ -100,12 +102,12 @@ class CondensedMemoryBlock(LogBlock):
         repr=False,
         description="Ranks messages that are found for a question, together with their words; None: words alone.",
     )
-    recall_token_limit: int = Field(
-        default=0,
+    recall_token_limit: int | None = Field(
+        default=None,
         ge=0,
         validate_default=True,
         description="Tokens for messages found for the question, which get three tenths more if it asks something and "
-        "the record leaves them free; 0: none.",
+        "the record leaves them free; 0: none; default: an eighth of a limit of at least 1,000, at most 2,000.",
     )
 
     media_turns: int = Field(
@@ -123,7 +125,7 @@ class CondensedMemoryBlock(LogBlock):
 
     @field_validator("recall_token_limit")
     @classmethod
-    def _check_fields(cls, value: int, info: ValidationInfo) -> int:
+    def _check_fields(cls, value: int | None, info: ValidationInfo) -> int | None:
         """The last field, so that all others are known; an error of the whole block would carry them, the model too."""
         # Where one is missing, it is wrong itself.
         with suppress(KeyError):
@@ -150,7 +152,7 @@ class CondensedMemoryBlock(LogBlock):
         await self.tokenizer_fn.load()
         session_id, search = session_id or DEFAULT_SESSION_ID, self._search
         window = await search.reader.shown(session_id, snapshot)
-        earlier = await search.recall(session_id, messages or [], window) if self.recall_token_limit else NO_TEXT
+        earlier = await search.recall(session_id, messages or [], window) if window.has_left else NO_TEXT
         if not search.reader.has_room(window):
             return ""
         record = search.reader.text(session_id, window, earlier)
@@ -177,7 +179,7 @@ class CondensedMemoryBlock(LogBlock):
             )
         if self.summarize:
             self.jobs.start(self.job_key(session_id), self._summarising(session_id), self.retry_seconds)
-        if self.recall_token_limit:
+        if self.recall_limit:
             self._search.embed(session_id)
 
     async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
@@ -238,6 +240,11 @@ class CondensedMemoryBlock(LogBlock):
         return dict(self._usage)
 
     @property
+    def recall_limit(self) -> int:
+        """The tokens for messages that are found for the question; 0 for none."""
+        return self._search.reader.recall_limit
+
+    @property
     def jobs(self) -> Jobs:
         """The jobs that sum up sessions."""
         return self._store.jobs.jobs("summary", "Earlier messages were not summarised", SummaryFailedEvent)
@@ -253,7 +260,7 @@ class CondensedMemoryBlock(LogBlock):
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
         if self._made is None or self._made[0] != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-            limits, summary_limit = _limits_of(self.__dict__)
+            limits, summary_limit, recall_limit = _limits_of(self.__dict__)
             reader = RecordReader(
                 store=self._store,
                 name=self.name,
@@ -263,7 +270,7 @@ class CondensedMemoryBlock(LogBlock):
                 include_system=self.include_system,
                 summarize=self.summarize,
                 summary_limit=summary_limit,
-                recall_limit=self.recall_token_limit,
+                recall_limit=recall_limit,
                 languages=checked_languages(self.languages),
             )
             self._made = fields, MessageSearch(reader, self.embed_model)
@@ -282,18 +289,22 @@ class CondensedMemoryBlock(LogBlock):
         return partial(summarise, self._search.reader, self.chosen_llm, self.jobs, key, self._usage)
 
 
-def _limits_of(fields: Mapping[str, Any]) -> tuple[Limits, int]:
-    """The limits of the messages and of the summary by the fields of a block; a LimitError if they leave no room."""
+def _limits_of(fields: Mapping[str, Any]) -> tuple[Limits, int, int]:
+    """The limits of the messages, of the summary and of recall by a block's fields; a LimitError if they do not fit."""
     most, keep, ratio = fields["max_messages"], fields["keep_messages"], fields["keep_ratio"]
     limits = Limits.checked(None, most, keep, ratio, include_system=fields["include_system"])
-    token_limit, summary = fields["token_limit"], fields["summary_token_limit"]
+    token_limit, summary, recall = (fields[f"{name}token_limit"] for name in ("", "summary_", "recall_"))
     if summary is None:
         summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
-    reserved = fields["recall_token_limit"] + (summary if fields["summarize"] else 0)
+    reserved = summary if fields["summarize"] else 0
+    if recall is None:
+        share = token_limit // 8 if token_limit >= _LEAST_WITH_RECALL else 0
+        recall = max(min(share, _MAX_RECALL_TOKENS, token_limit - reserved - MIN_ROOM), 0)
+    reserved += recall
     if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
             f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
             f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
             "or lower summary_token_limit or recall_token_limit."
         )
-    return limits, summary
+    return limits, summary, recall

@@ -18,7 +18,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import Recent, lock_for
-from llama_index_memory_ext.language.dates import date_words
+from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.language.dates import date_words, relative_periods
 from llama_index_memory_ext.language.tokens import languages_of, terms_in
 from llama_index_memory_ext.record.text import (
     EARLIER_CLOSING,
@@ -61,6 +62,8 @@ WORTH_MORE = 0.15
 # A message costs room: its similarity is divided by its tokens, at least the first number, to this power. So a long
 # reply comes behind several short messages that fit as well. More messages are not looked at.
 _SHORT, _LENGTH_POWER, _MOST_RANKED = 100, 0.4, 1_000
+# What a message gains, beside the similarity of the best one, that was said at the time that the question names.
+_TIME_SHARE = 0.5
 # The epoch of an index in which something went wrong: that of no log, so that it is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
@@ -158,6 +161,11 @@ class MessageIndex:
             end = bisect_left(self._messages, before, key=lambda message: message.row_ids[-1])
             messages, ids = self._messages[:end], tuple(self._ids[:end])
         similarity = tfidf.similarities_with_context(self.ranker, ids, question, context, _EARLIER_WEIGHT)
+        times = list(relative_periods(question.casefold(), utc_now().date()))
+        if times:
+            spans = [(time.start.isoformat(), time.end.isoformat()) for time in times]
+            said = [any(start <= message.day <= end for start, end in spans) for message in messages]
+            similarity = tfidf.divided_by_best(similarity + _TIME_SHARE * np.array(said, dtype=np.float64))
         found = np.flatnonzero(similarity)
         best_first = found[np.lexsort((-found, -similarity[found]))][:_MOST_RANKED]
         return [(messages[i], float(similarity[i])) for i in best_first]
@@ -271,7 +279,7 @@ class MessageSearch:
             self.embedding_jobs.start(JobKey(session_id, self.reader.name), embed_log, _RETRY_SECONDS)
 
     async def recall(self, session_id: str, messages: Sequence[ChatMessage], window: Window) -> CountedText:
-        """Returns the messages from before the window that matter for the current question, "" for none.
+        """Returns the messages that have left the window and matter for the current question, "" for none.
 
         They have at most the tokens that it leaves free, and beyond the limit for them only those that are similar
         enough. After a restart a long log is indexed in the background up to what the window has seen, and a question
@@ -279,8 +287,7 @@ class MessageSearch:
         """
         counter, limit, seen = self.reader.counter, self.reader.recall_limit, window.seen
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-        has_left = bool(seen.position) or window.has_overflow
-        if not has_left or limit <= tags:
+        if limit <= tags:
             return NO_TEXT
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:

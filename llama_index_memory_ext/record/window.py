@@ -108,6 +108,11 @@ class Window:
         """The epoch and the cursor with which it was read."""
         return self.seen.epoch, self.seen.position
 
+    @property
+    def has_left(self) -> bool:
+        """Whether messages of the session have left the record."""
+        return bool(self.seen.position) or self.has_overflow
+
     @cached_property
     def tokens(self) -> int:
         """The tokens of the record without the element around it, and without what is recalled."""

@@ -63,7 +63,7 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
 ) -> None:
     """But for the turn after a cut; also when each turn is served by another process."""
     llm, server = start_claude(talker)
-    options = {"cache_points": True, "condensed_token_limit": 2_000}
+    options = {"cache_points": True, "condensed_token_limit": 2_000, "recall_token_limit": 0}
     memory = open_memory(**options)
     agent = FunctionAgent(llm=llm, tools=[multiply], streaming=streaming)
     asked, cuts = [], 0

@@ -147,7 +147,7 @@ async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "limits", [{}, {"token_limit": 9_000, "condensed_token_limit": 3_000}, {"recall_token_limit": 400}]
+    "limits", [{}, {"token_limit": 9_000, "condensed_token_limit": 3_400}, {"recall_token_limit": 400}]
 )
 async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, limits: dict[str, int]) -> None:
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
@@ -195,7 +195,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(fille
 
 
 async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(filled: Path, inspect: Inspect) -> None:
-    client = await inspect(filled)
+    client = await inspect(filled, limits={"recall_token_limit": 0})
     store = client.inspector.writer
     rows = await store.readers.find(SESSION, ["archived"], limit=6)
     states = {

@@ -186,7 +186,7 @@ async def test_no_word_of_the_person_is_in_the_files(
         assert connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (mode.lower(),)
     store = open_store(f"sqlite+aiosqlite:///{tmp_path}/memory.db")
     await on(store, "bobs", "bob").aput(user("I keep a platypus. " * 100))
-    memory = on(store, user_id="annabel-q", embed_model=Meanings())
+    memory = on(store, user_id="annabel-q", embed_model=Meanings(), recall_token_limit=0)
     await fill(memory, on(store, "annabel-q-old", "annabel-q"))
     assert {word for _, word in words_in(tmp_path)} >= {"quagmire", "obelisk", "marzipan", "turmeric", "annabel-q"}
     if closed:

@@ -49,6 +49,7 @@ async def test_the_numbers_are_those_of_the_conversation(any_database_uri: str |
     """In every database, and in another process as in this one, but for what has failed there."""
     llm, _ = start_model(model)
     options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
+    options["recall_token_limit"] = 0
     memory = CondensedMemory.from_defaults("chat", max_messages=6, keep_messages=2, summarize=True, **options)
     await memory.aput_messages([*talk(5), user("And now?")])
     await memory.facts.aadd("Likes tea")

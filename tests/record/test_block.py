@@ -101,7 +101,7 @@ async def test_a_store_that_the_memory_does_not_use_is_refused(
 
 async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same(open_block: OpenBlock) -> None:
     """So that the beginning of the prompt can come from a cache for many turns."""
-    block = open_block(token_limit=1_000)
+    block = open_block(token_limit=1_000, recall_token_limit=0)
     cuts, before = 0, ""
     for i in range(200):
         await shown(block, user(f"question {i}, with a few more words to it"), assistant("yes"))

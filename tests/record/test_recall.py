@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -98,6 +98,32 @@ async def test_it_stands_behind_the_record_under_a_heading_in_the_order_in_which
     assert set(days) <= await days_of(memory)
     assert len(days) == len(set(days)) == element.count("<message date") >= 1
     assert "<message date>" not in prompt.partition(EARLIER_OPENING)[0]
+
+
+@pytest.mark.parametrize(
+    "named", ["two weeks ago", "vor zwei Wochen", "il y a deux semaines", "hace dos semanas", "两周前"]
+)
+async def test_what_was_said_at_the_time_that_a_question_names_comes_first(open_memory: OpenMemory, named: str) -> None:
+    """Without a word in common, too; the same question without the time does not find it."""
+    memory, now = open_memory(**SMALL), datetime.now(timezone.utc)
+    for days in (40, 14, 3):
+        said = ChatMessage(f"Remarkable: event {days}.", additional_kwargs={"timestamp": now - timedelta(days=days)})
+        await say(memory, said, assistant("All right."))
+    await fill(memory)
+    assert ("user", "Remarkable: event 14.") not in recalled(await ask(memory, "Xylophone?"))
+    found = recalled(await ask(memory, f"Xylophone {named}?"))
+    assert [text for _, text in found if text.startswith("Remarkable")] == ["Remarkable: event 14."]
+
+
+async def test_it_has_an_eighth_of_the_limit_by_default(open_memory: OpenMemory) -> None:
+    """At most 2,000 tokens, what a summary leaves, and none of a record of less than 1,000."""
+    limits = {1_000: 125, 8_000: 1_000, 50_000: 2_000, 999: 0}
+    for limit, recall in limits.items():
+        assert open_memory(str(limit), condensed_token_limit=limit).condensed_block.recall_limit == recall
+    block = CondensedMemoryBlock(token_limit=1_000, summarize=True, summary_token_limit=940)
+    assert (block.recall_token_limit, block.recall_limit) == (None, 10)
+    block.token_limit, block.summarize = 16_000, False
+    assert block.recall_limit == 2_000
 
 
 async def test_without_a_limit_for_it_nothing_comes_back(memory: CondensedMemory) -> None:

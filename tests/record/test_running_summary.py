@@ -177,8 +177,7 @@ async def test_two_workers_have_one_result(open_memory: OpenMemory, start_model:
         return count_up(messages, tools)
 
     llm, server = start_model(at_once)
-    one = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
-    two = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
+    one, two = (open_memory(llm=llm, extract_facts=False, recall_token_limit=0, **SIX_KEEP_TWO) for _ in range(2))
     await one.aput_messages(turns(1, 5))
     await two.aflush()
     await one.aflush()
