@@ -4,9 +4,9 @@
 
 The conversations are those of ``evidence_in_prompt.py``, moved in time so that each ended four days ago. Asked are the
 questions whose evidence is of one day, with the time since that day at their end, and without. Every side may show
-2,000 tokens, which makes it hard: CondensedMemory with 500 of them for what is recalled, and LlamaIndex's Memory. What a
-message gains by its time was chosen on the first two conversations; the others are reported apart. Nothing is timed.
-Only counts are kept.
+2,000 tokens: CondensedMemory with 500 of them for what is recalled, and LlamaIndex's Memory. What a message gains by
+its time was chosen on the first two conversations; the others are reported apart. Nothing is timed. Only counts are
+kept.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
 # Where nothing else is set, a fact with less of the best one's similarity does not concern a question, and so many such
 # facts are shown all the same.
 _FLOOR, _MOST_GENERAL = 0.1, 12
+# What the fact before on its day and the best one of its day add to a fact, while something is going on, and to which
+# power the length of a fact, with that of its tags, divides it then.
+_DAY_SHARE, _LENGTH_POWER, _TAG_BYTES = 0.2, 0.15, 80
 # More than a prompt has room for, so that the others need not be sorted.
 _BEST = 256
 
@@ -204,6 +207,13 @@ class ShowableFacts:
         else:
             self.recencies = np.array([float(period.start <= fact.began <= period.end) for fact in self.facts])
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
+        self.lengths = np.array([len(fact.content.encode()) + _TAG_BYTES for fact in self.facts], dtype=np.float64)
+        # By their times: the day of each fact, and the fact before it on that day, itself for the first one.
+        ordinals = [fact.created_at.toordinal() for fact in self.facts]
+        self.days = np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+        oldest_first = np.lexsort((-self.newer, self.days))
+        self.before, same_day = places.copy(), np.diff(self.days[oldest_first]) == 0
+        self.before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
         # Whether facts are of more than one day, or it is known since when they are true.
         days = {fact.created_at.date() for fact in self.facts}
         self.has_times = len(days) > 1 or any(fact.valid_from for fact in self.facts)
@@ -227,8 +237,9 @@ class ShowableFacts:
         """Score the facts for a question: similarity, confidence and recency, times their shares.
 
         Recency counts as much as the question and the turns before it go on with something, by the number of their
-        terms: ``min(1, terms / 15) ** 2`` of its weight. For a question about a time, facts that began then have
-        recency 1, all others 0. Where the ranker fails, all similarities are 0.
+        terms: ``min(1, terms / 15) ** 2`` of its weight. As much, a fact that was learned beside better ones on its day
+        comes before others, and a short one before a long one; its score stays what it is. For a question about a time,
+        facts that began then have recency 1, all others 0. Where the ranker fails, all similarities are 0.
         """
         ongoing = 1.0
         if self.period is None:
@@ -247,13 +258,20 @@ class ShowableFacts:
             similarities = np.where(similarities > 0, least + (1 - least) * similarities, 0.0)
         scores = shares.similarity * similarities + shares.confidence * self.confidences
         scores += shares.recency * self.recencies
-        return Ranking(self, (question, *context), languages, shares, similarities, scores, floor)
+        worth = scores
+        if shares.recency and self.period is None and self.facts:
+            best = np.zeros(self.days.max() + 1)
+            np.maximum.at(best, self.days, scores)
+            beside = best[self.days] + np.where(self.before == np.arange(len(scores)), 0.0, scores[self.before])
+            worth = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (_LENGTH_POWER * ongoing)
+        return Ranking(self, (question, *context), languages, shares, similarities, scores, worth, floor)
 
 
 class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made when they are asked for.
 
-    ``weights`` are what similarity, confidence and recency weigh for this question; the sum is 1.
+    ``weights`` are what similarity, confidence and recency weigh for this question; the sum is 1. The order is that of
+    ``worth``.
     """
 
     showable: ShowableFacts
@@ -262,6 +280,7 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
+    worth: Numbers
     # The least similarity of facts that concern the question; 0 where similarities tell nothing.
     floor: float
     min_similarity: float | None = None
@@ -270,11 +289,11 @@ class Ranking(NamedTuple):
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
         least = 0.0
-        if len(self.scores) > 2 * _BEST:
+        if len(self.worth) > 2 * _BEST:
             # The best ones are often enough.
-            least = np.partition(self.scores, -_BEST)[-_BEST]
-        yield from self._sorted(np.flatnonzero(self.scores >= least))
-        yield from self._sorted(np.flatnonzero(self.scores < least))
+            least = np.partition(self.worth, -_BEST)[-_BEST]
+        yield from self._sorted(np.flatnonzero(self.worth >= least))
+        yield from self._sorted(np.flatnonzero(self.worth < least))
 
     def similar(self) -> list[RankedFact]:
         """Return those that have something in common with the question, best first."""
@@ -351,7 +370,7 @@ class Ranking(NamedTuple):
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
         one = self.showable
-        for i in places[np.lexsort((one.newer[places], -self.scores[places]))].tolist():
+        for i in places[np.lexsort((one.newer[places], -self.worth[places]))].tolist():
             fact = one.facts[i]
             yield RankedFact(
                 fact,
@@ -433,6 +452,7 @@ def format_facts(
 
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
 _CONTENT_WIDTH, _MOST_WORDS = 48, 5
+_ABOUT_ORDER = "In a talk that goes on, facts that are short, or learned beside others that match, come earlier."
 _ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
 
 
@@ -483,7 +503,8 @@ class Explanation:
         number = sum(fact.injected for fact in self.facts)
         shown = f"{number} fact{'s' * (number != 1)}, {self.tokens} tokens"
         tokens = f"Shown: {shown}. There is room for {self.limit} tokens: the limit without the tags around all facts."
-        return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
+        about = f"{_ABOUT_SIMILARITY} {_ABOUT_ORDER}" if self.weights.recency else _ABOUT_SIMILARITY
+        return tokens, f"score = {' + '.join(parts)}", about
 
 
 def explain(ranking: Ranking, limit: int) -> Explanation:

@@ -62,8 +62,8 @@ class CondensedMemoryBlock(LogBlock):
     The block reads the log of a ``MemoryStore``. While the record fits into its limits it is shown
     whole. When it does not, the oldest messages leave until ``keep_ratio`` of the limit is left, so that
     the beginning of the prompt then stays the same for many turns and can be served from the provider's
-    prompt cache. What has left stays in the store; it is found again by the words of a question, with an ``embed_model``
-    by their meaning, too, within ``recall_token_limit``, and summarised with ``summarize``.
+    prompt cache. What has left stays in the store; it is found again within ``recall_token_limit`` by the words of a
+    question, with an ``embed_model`` by their meaning, too, and summarised with ``summarize``.
 
     Without a ``store`` the block keeps a private one in memory, fed by the messages that the memory
     flushes: it works in any ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart.

@@ -137,7 +137,8 @@ async def test_another_agents_facts_are_in_no_answer_of_the_memory(store: Memory
 
 
 async def test_the_embeddings_of_one_agent_are_kept_and_deleted_with_its_facts(store: MemoryStore) -> None:
-    memories = [on(store, embed_model=Meanings(), **agent) for agent in (BOTH_A, BOTH_B)]
+    models: Any = {"embed_model": Meanings(), "recall_token_limit": 0}
+    memories = [on(store, **models, **agent) for agent in (BOTH_A, BOTH_B)]
     for memory in memories:
         await memory.facts.aadd("Likes tea")
         await memory.aput(user("What do I like?"))
