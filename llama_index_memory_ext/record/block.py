@@ -18,7 +18,7 @@ from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
-from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, truncated
+from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, day_heading, truncated
 from llama_index_memory_ext.record.window import CachePoints, RecordReader, cache_points_in
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
@@ -41,6 +41,7 @@ class CondensedOptions(TypedDict, total=False):
     max_messages: int | None
     keep_messages: int | None
     include_system: bool
+    show_days: bool
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int | None
@@ -92,6 +93,9 @@ class CondensedMemoryBlock(LogBlock):
         default=None, ge=1, description="Messages that are left when the record is cut; default: by `keep_ratio`."
     )
     include_system: Switch = Field(default=False, description="Whether a first system or developer message stays.")
+    show_days: Switch = Field(
+        default=True, description="Whether the days of the messages (UTC) stand above them, and today below those of other days."
+    )
     summarize: Switch = Field(default=False, description="Whether a model sums up, in the background, what has left.")
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
@@ -232,7 +236,8 @@ class CondensedMemoryBlock(LogBlock):
         if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.kept)
-        return RecordSize(window.tokens, verbatim, window.element.tokens, window.summarised)
+        tokens = reader.text(session_id, window, NO_TEXT).tokens
+        return RecordSize(tokens, verbatim, window.element.tokens, window.summarised)
 
     @property
     def usage(self) -> dict[str, Usage]:
@@ -260,6 +265,8 @@ class CondensedMemoryBlock(LogBlock):
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
         if self._made is None or self._made[0] != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+            if self.show_days:
+                tags += 2 * self.tokenizer_fn.count(day_heading("2026-11-20", is_today=True))
             limits, summary_limit, recall_limit = _limits_of(self.__dict__)
             reader = RecordReader(
                 store=self._store,
@@ -271,6 +278,7 @@ class CondensedMemoryBlock(LogBlock):
                 summarize=self.summarize,
                 summary_limit=summary_limit,
                 recall_limit=recall_limit,
+                show_days=self.show_days,
                 languages=checked_languages(self.languages),
             )
             self._made = fields, MessageSearch(reader, self.embed_model)

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -128,8 +129,7 @@ class MessageIndex:
                 elif self._units and not self._is_echo:
                     self._units[-1].append((row, words))
             texts = ["\n".join(words for _, words in unit) for unit in self._units]
-            times = [unit[0][0].said_at for unit in self._units]
-            days = [said_at.date().isoformat() if said_at else "" for said_at in times]
+            days = [unit[0][0].day for unit in self._units]
             again = {unit[0][0].id for unit in self._units[first:]}
             while self._messages and self._messages[-1].row_ids[0] in again:
                 self._messages.pop()
@@ -137,12 +137,12 @@ class MessageIndex:
             documents: list[tfidf.Document] = []
             for i in range(first, len(self._units)):
                 unit = [row for row, _ in self._units[i]]
-                entries, said_at = entries_of(unit, self._counter, self._tags, brief=True), times[i]
+                entries = entries_of(unit, self._counter, self._tags, brief=True)
                 if entries:
                     row_ids = tuple(row.id for row in unit)
                     self._messages.append(IndexedMessage(row_ids, days[i], tokens_of(entries)))
                     self._ids.append(str(row_ids[0]))
-                    day = date_words(said_at.date()) if said_at else ""
+                    day = date_words(date.fromisoformat(days[i])) if days[i] else ""
                     documents.append(tfidf.Document(str(row_ids[0]), texts[i], neighbours(i, texts, days), day))
             self.ranker.add(documents)
             self.newest = new[-1].id

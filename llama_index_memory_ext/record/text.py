@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
-_DAY_START = "<message date>"
+_DAY_START, _TODAY = "<message date>", " (today)\n"
 _ELEMENT_START = re.compile(
     rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )
-_EMPTY_DAY = re.compile(rf"^{_DAY_START}.*\n(?={_DAY_START}|{EARLIER_CLOSING})", re.MULTILINE)
+# Without a message below it. Today's heading has none.
+_EMPTY_DAY = re.compile(
+    rf"^{_DAY_START}[\w-]+\n(?={_DAY_START}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING}|\Z)", re.MULTILINE
+)
 NO_TEXT = CountedText("", 0)
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 MIN_ROOM = 50
@@ -37,9 +40,9 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
     return NO_TEXT if is_empty or tokens > limit else CountedText(element, tokens)
 
 
-def day_heading(day: str) -> str:
-    """Returns what stands above the earlier messages of a day such as 2026-11-20; "" is an unknown one."""
-    return f"{_DAY_START}{day or 'unknown'}\n"
+def day_heading(day: str, *, is_today: bool = False) -> str:
+    """Returns what stands above the messages of a day such as 2026-11-20; "" is an unknown one."""
+    return f"{_DAY_START}{day or 'unknown'}" + (_TODAY if is_today else "\n")
 
 
 def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
@@ -74,16 +77,18 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
     """Returns the record without its least important parts, at least so many tokens shorter; "" if nothing is left.
 
     First go the earlier messages, then the messages of the record (the oldest first, a call with its results), then the
-    summary, and at last the instructions at the beginning.
+    summary, the instructions at the beginning, and at last the day of today at the end.
     """
     parts, wanted = split_record(text), tokens_to_truncate
     heading = parts.index(EARLIER_OPENING) if EARLIER_OPENING in parts else len(parts)
 
     # The last is missed most.
-    shown = [i for i, part in enumerate(parts) if not part.startswith((EARLIER_OPENING, EARLIER_CLOSING, _DAY_START))]
+    tags = (EARLIER_OPENING, EARLIER_CLOSING, _DAY_START)
+    shown = [i for i, part in enumerate(parts) if not part.startswith(tags) or part.endswith(_TODAY)]
     shown.sort(key=lambda i: (i < heading, i))
     shown.sort(key=lambda i: parts[i].startswith(_SUMMARY_OPENING))
     shown.sort(key=lambda i: i == 0 and parts[i].startswith(_INSTRUCTION_STARTS))
+    shown.sort(key=lambda i: parts[i].startswith(_DAY_START))
     while True:
         gone, saved = set[int](), 0
         for i in shown:

@@ -23,7 +23,8 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, summary_element
+from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, day_heading, summary_element
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
@@ -103,6 +104,22 @@ class Window:
     kept: tuple[Entry, ...] = ()
     has_overflow: bool = False
 
+    def grown(self, entries: Sequence[Entry], *, with_days: bool = False) -> tuple[Entry, ...]:
+        """Returns what is kept with entries behind it, with a heading on each that was said on another day.
+
+        The first has none: its day stands in front of all. A call and its results stand together.
+        """
+        kept, day = list(self.kept), self.kept[-1].day if self.kept else ""
+        for entry in entries:
+            if entry.is_result:
+                entry = replace(entry, day=day)
+            elif with_days and kept and entry.day not in ("", day):
+                heading = day_heading(entry.day)
+                entry = replace(entry, heading=heading, tokens=entry.tokens + self.counter.count(heading))
+            kept.append(entry)
+            day = entry.day or day
+        return tuple(kept)
+
     @property
     def place(self) -> tuple[int, int]:
         """The epoch and the cursor with which it was read."""
@@ -146,8 +163,11 @@ class Window:
 
     def evicted(self, limits: Limits | None = None) -> Window:
         """The window after a cut, if it is over its limits, or over others."""
-        first = plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,))
-        return replace(self, kept=self.kept[first:])
+        kept = self.kept[plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,)) :]
+        if kept and kept[0].heading:
+            tokens = kept[0].tokens - self.counter.count(kept[0].heading)
+            kept = (replace(kept[0], heading="", tokens=tokens), *kept[1:])
+        return replace(self, kept=kept)
 
     def fitted(self) -> Window:
         """The window without what has no room. As little as possible is left out."""
@@ -189,6 +209,7 @@ class RecordReader:
     summarize: bool = False
     summary_limit: int = 0
     recall_limit: int = 0
+    show_days: bool = False
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
@@ -205,10 +226,10 @@ class RecordReader:
             if known and known.begins(window):
                 joined.blocks, joined.entries = dict(known.blocks), known.entries
             # What stands in front of the messages: the first instructions and the summary.
-            front = [*(entry.text for entry in window.instructions), str(window.element)]
+            front = [*(entry.text for entry in window.instructions), str(window.element), self.days(window)[0]]
             pieces, tokens = [] if joined.blocks else front, 0
             for i, entry in enumerate(window.kept[joined.entries :], joined.entries + 1):
-                pieces.append(entry.text)
+                pieces.append(entry.heading + entry.text)
                 tokens += entry.tokens
                 # A block ends with the first entry with which it has its least number of tokens. So ends stay where
                 # they are when entries follow, and are the same in every process.
@@ -226,7 +247,17 @@ class RecordReader:
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        return RecordText(f"{text}{earlier}", window.tokens + earlier.tokens, blocks, length, marks)
+        first_day, today = self.days(window)
+        tokens = window.tokens + earlier.tokens + self.counter.count(first_day) + self.counter.count(today)
+        return RecordText(f"{text}{earlier}{today}", tokens, blocks, length, marks)
+
+    def days(self, window: Window) -> tuple[str, str]:
+        """The heading of the first message, and today's behind all, if the last one is of another day."""
+        if not (self.show_days and window.kept):
+            return "", ""
+        first, today = window.kept[0].day, utc_now().date().isoformat()
+        last = "" if window.kept[-1].day == today else day_heading(today, is_today=True)
+        return day_heading(first) if first else "", last
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
@@ -288,7 +319,9 @@ class RecordReader:
             first = {entry.row_id for entry in window.instructions}
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if page.more else window.kept
-            window = replace(window, kept=(*known, *(one for one in new if one.row_id not in first)), seen=seen)
+            window = replace(window, kept=known, seen=seen)
+            new = [one for one in new if one.row_id not in first]
+            window = replace(window, kept=window.grown(new, with_days=self.show_days))
         self.windows.put(session_id, window)
         return window
 
@@ -394,8 +427,8 @@ def entries_of(
     rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
 ) -> list[Entry]:
     """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
-    found = (entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief) for row in rows)
-    return [entry for entry in found if entry is not None]
+    found = ((row, entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief)) for row in rows)
+    return [replace(entry, day=row.day) for row, entry in found if entry is not None]
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:

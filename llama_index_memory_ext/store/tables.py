@@ -255,6 +255,12 @@ class LogRow:
         return told if told and (written is None or told <= written) else written
 
     @property
+    def day(self) -> str:
+        """The day on which it was said (UTC), as 2026-11-20; "" if it is unknown."""
+        said_at = self.said_at
+        return said_at.date().isoformat() if said_at else ""
+
+    @property
     def is_active(self) -> bool:
         """Whether it belongs to the current turn, and is not in the log yet."""
         return self.status == ACTIVE

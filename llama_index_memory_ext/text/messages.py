@@ -156,13 +156,17 @@ class Utterance(NamedTuple):
 class Entry:
     """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
 
-    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end.
+    Of a brief one, ``<message user>the text`` and a newline, the next tag is the end. ``tokens`` are those of the
+    heading, too.
     """
 
     row_id: int
     text: str
     tokens: int
     has_media: bool = False
+    # The day on which it was said, and what stands above it where that is another one than before.
+    day: str = ""
+    heading: str = ""
 
     @property
     def tags(self) -> tuple[str, str]:

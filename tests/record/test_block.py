@@ -109,7 +109,7 @@ async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same
         if not text.startswith(before):
             cuts += 1
             assert 300 <= COUNTER.count(text) <= 400
-            assert text.startswith('<message role="user">')
+            assert text.startswith(f'{TODAY}<message role="user">')
         before = text
     assert 5 <= cuts <= 15
 
