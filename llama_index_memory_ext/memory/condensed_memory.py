@@ -324,9 +324,10 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        # An agent asks again for each of its tool calls, whose results it may keep to itself. One that has used tools
+        # in the last turn is taken to use them again.
         before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        goes_on = bool(turn) and before == self._question_hash
+        goes_on = bool(turn) and (before == self._question_hash or self.condensed_block.used_tools(self.session_id))
         shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.

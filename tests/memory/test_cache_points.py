@@ -172,6 +172,23 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     assert [message.role for message in third] == ["user", "assistant", "tool"]
 
 
+async def test_after_a_turn_with_tools_a_question_ends_with_a_mark_at_once(open_memory: OpenMemory) -> None:
+    """Also in a process that has not seen that turn. After a turn without tools it does not."""
+    options: dict[str, Any] = {"condensed_token_limit": 2_000, "cache_points": True}
+    memory = open_memory(**options)
+    await prompts_of(memory, 5)
+    await memory.aput(user("Is it warm?"))
+    await memory.aget()
+    await memory.aput_messages([calling(("1", "look", {})), result("1", "30"), assistant("Yes."), user("Is it dry?")])
+    for one in (open_memory(**options), memory):
+        prompt = await one.aget()
+        assert isinstance(question(prompt).blocks[-1], CachePoint)
+        # With a mark that the provider sets there are four.
+        assert len(marked(prompt)) == 3
+    await memory.aput_messages([assistant("No."), user("Is it far?")])
+    assert not isinstance(question(await memory.aget()).blocks[-1], CachePoint)
+
+
 async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: OpenMemory) -> None:
     class Headed(MemoryBlocksTemplate):
         def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
