@@ -12,6 +12,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, TextBlock
 from llama_index.llms.anthropic import Anthropic
 
+from benchmarks.prompt_caches import Blocks
 from tests.anthropic_server import AnthropicServer, marks_of, serve
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, say
@@ -28,10 +29,10 @@ async def start_claude() -> AsyncIterator[StartClaude]:
     """Starts an Anthropic server around a model, and gives LlamaIndex's own class for it."""
     async with AsyncExitStack() as stack:
 
-        def start(model: Model, **settings: Any) -> tuple[Anthropic, AnthropicServer]:
-            server = stack.enter_context(serve(model))
+        def start(answering: Model, **settings: Any) -> tuple[Anthropic, AnthropicServer]:
+            server = stack.enter_context(serve(answering))
             usual: dict[str, Any] = {"model": "claude-sonnet-4-5", "api_key": "sk-test-key", "max_retries": 0}
-            llm = Anthropic(base_url=server.base_url, **usual, **settings)
+            llm = Anthropic(base_url=server.base_url, **{**usual, **settings})
             stack.push_async_callback(llm._aclient.close)
             stack.callback(llm._client.close)
             return llm, server
@@ -91,6 +92,22 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
             assert server.usages[i + 1].found == first.found + first.written
     # What is not in the cache of a turn's beginning: the closing tags, the question, and less than a block.
     assert all(usage.prompt - usage.found - usage.written < 100 for usage in firsts if usage.prompt > 1_100)
+
+
+async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
+    start_claude: StartClaude, open_memory: OpenMemory
+) -> None:
+    llm, server = start_claude(talker, model="claude-opus-4-5")
+    server.cache = Blocks(from_=4_096)
+    memory = open_memory(cache_points=True, condensed_token_limit=8_000, llm=llm, extract_facts=False)
+    for i in range(60):
+        await FunctionAgent(llm=llm, tools=[multiply], streaming=False).run(f"{LONG[:2_000]} {i}", memory=memory)
+    prompts = [usage.prompt for usage in server.usages]
+    cuts = [i for i, (before, now) in enumerate(pairwise(prompts), start=1) if now < before]
+    assert len(cuts) >= 2
+    # What is written after a cut is found in the next turn.
+    assert all(server.usages[i].written > 4_096 for i in cuts)
+    assert [i for i in range(cuts[0], 60) if server.usages[i].found < 4_096] == cuts
 
 
 async def test_a_ttl_reaches_the_server(start_claude: StartClaude, open_memory: OpenMemory) -> None:
