@@ -47,7 +47,7 @@ class Wire:
 
     def caching_openai(self) -> LLM:
         """The same, with marks."""
-        return CachingOpenAI(model="gpt-4o", api_base=f"{self.address}/v1", api_key="none")
+        return CachingOpenAI(model="gpt-5.6-sol", api_base=f"{self.address}/v1", api_key="none")
 
     def anthropic(self, **kwargs: Any) -> LLM:
         """LlamaIndex's model for Anthropic's Messages API."""

@@ -20,6 +20,7 @@ _NOVA = "Amazon's Nova"
 _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
+_OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
 # Below so many tokens nothing is kept; where sources of autumn 2026 differ (Opus 4.7, Sonnet 4.6), the more.
 # https://platform.claude.com/docs/en/build-with-claude/prompt-caching, https://ai.google.dev/gemini-api/docs/caching,
 # https://developers.openai.com/api/docs/guides/prompt-caching,
@@ -27,7 +28,7 @@ _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 _LEAST_CACHEABLE = (
     (4_096, re.compile(r"gemini-(?:[3-9]|\d\d)(?!\d)|claude-(?:opus-4[-.][567]|haiku-4[-.]5)(?!\d)")),
     (2_048, re.compile(r"gemini-2[-.]5(?!\d)|claude-(?:sonnet-4[-.]6(?!\d)|3(?:[-.]5)?-haiku)")),
-    (1_024, re.compile(rf"{_CLAUDE_NAME.pattern}|{_NOVA_NAME.pattern}|(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")),
+    (1_024, re.compile(rf"{_CLAUDE_NAME.pattern}|{_NOVA_NAME.pattern}|{_OPENAI_NAME.pattern}")),
 )
 _warned: set[str] = set()
 
@@ -54,6 +55,11 @@ def needs_cache_points(model_name: str) -> str | None:
     if _CLAUDE_NAME.search(name):
         return _CLAUDE
     return _NOVA if _NOVA_NAME.search(name) else None
+
+
+def takes_cache_points(model_name: str) -> bool:
+    """Returns False for OpenAI's models before GPT-5.6, which need no cache points and refuse them; else True."""
+    return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(model_name.lower())
 
 
 def least_cacheable(model_name: str) -> int:

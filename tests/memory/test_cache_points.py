@@ -17,7 +17,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
-from llama_index_memory_ext.models.prompt_caches import least_cacheable, needs_cache_points
+from llama_index_memory_ext.models.prompt_caches import least_cacheable, needs_cache_points, takes_cache_points
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.forked import run_forked
@@ -282,6 +282,13 @@ def test_every_gpt_claude_and_nova_with_such_a_cache_needs_cache_points_and_no_o
     names = ["".join(parts) for parts in product(places, models.split(), ENDINGS)]
     assert [name for name in names if needs_cache_points(name) != family] == []
     assert [name for name in names if needs_cache_points(name.upper()) != family] == []
+
+
+def test_only_openais_older_models_take_no_cache_points() -> None:
+    older = "gpt-5.5 gpt-5 openai/gpt-4o-mini gpt-35-turbo-16k ft:gpt-4.1:acme o3 o4-mini"
+    others = "gpt-5.6-sol openai/gpt-5.10 gpt-6-luna gpt-oss-120b my-deployment claude-sonnet-4-5 grok-4.7"
+    assert [name for name in older.split() if takes_cache_points(name)] == []
+    assert [name for name in others.split() if not takes_cache_points(name)] == []
 
 
 PROGRAM = """
