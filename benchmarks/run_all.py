@@ -15,6 +15,7 @@ NAMES = (
     "import_time",
     "first_question",
     "cached_prefix",
+    "tool_rounds",
     "real_engine",
     "one_message",
     "sharded",

@@ -47,7 +47,7 @@ class Wire:
 
     def caching_openai(self) -> LLM:
         """The same, with marks."""
-        return CachingOpenAI(model="gpt-4o", api_base=f"{self.address}/v1", api_key="none")
+        return CachingOpenAI(model="gpt-5.6-sol", api_base=f"{self.address}/v1", api_key="none")
 
     def anthropic(self, **kwargs: Any) -> LLM:
         """LlamaIndex's model for Anthropic's Messages API."""
@@ -111,10 +111,11 @@ def _system(body: Body) -> list[Body]:
 
 
 def _parts_of(message: Body) -> Iterator[Part]:
-    role, content = message["role"], message["content"]
-    blocks = [{"text": content}] if isinstance(content, str) else content
+    role, content = message["role"], message.get("content") or []
+    blocks = [*([{"text": content}] if isinstance(content, str) else content), *message.get("tool_calls", [])]
     for i, block in enumerate(blocks):
-        text = f"<|{role}|>\n{block['text']}" if i == 0 else block["text"]
+        said = block["text"] if "text" in block else json.dumps({**block, "cache_control": None})
+        text = f"<|{role}|>\n{said}" if i == 0 else said
         is_last = i == len(blocks) - 1
         marked = bool(block.get("cache_control") or block.get("prompt_cache_breakpoint"))
         yield Part(f"{text}\n" if is_last else text, marked, is_last and role in ("user", "tool"))

@@ -67,6 +67,9 @@ def _about_texts(body: Message) -> Iterator[str]:
 
 def _about_marks(body: Message) -> Iterator[str]:
     marks, shorter = marks_of(body), False
+    asked = body.get("cache_control")
+    if asked and "cache_control" not in list(_blocks(body))[-1][2]:
+        marks = [*marks, asked]
     for mark in marks:
         if mark.get("type") != "ephemeral" or set(mark) - {"type", "ttl"} or mark.get("ttl", "5m") not in ("5m", "1h"):
             yield "cache_control: Input should be {'type': 'ephemeral'}, with a 'ttl' of '5m' or '1h'"
@@ -130,7 +133,10 @@ class _AnthropicHandler(Handler):
             self.refuse(400, "invalid_request_error", complaint)
         else:
             state.requests.append(body)
-            state.usages.append(state.cache.serve([_part(role, block) for _, role, block in _blocks(body)]))
+            parts = [_part(role, block) for _, role, block in _blocks(body)]
+            # A request may ask the server to mark the last block itself.
+            parts[-1] = parts[-1]._replace(marked=parts[-1].marked or "cache_control" in body)
+            state.usages.append(state.cache.serve(parts))
             answer = state.model(body["messages"], [tool["name"] for tool in body.get("tools") or []])
             self.answer(body, answer, state.usages[-1])
 

@@ -40,7 +40,7 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai offline prompt_caches responses          # how a model is asked, and what it answers
+models      ask > caching_openai offline responses > prompt_caches        # how a model is asked, and what it answers
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---

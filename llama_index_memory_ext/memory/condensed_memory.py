@@ -24,6 +24,7 @@ from llama_index_memory_ext.memory.search import MemorySearchResult, check_searc
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
     check_cache_points,
+    keep_for_cache,
     limits_for,
     place_of,
 )
@@ -244,6 +245,8 @@ class CondensedMemory(Memory):
             video_token_size_estimate=video_token_size_estimate,
         )
         memory._owns_store = chat_store is None
+        is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
+        keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -324,9 +327,10 @@ class CondensedMemory(Memory):
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
-        # An agent asks again for each of its tool calls, whose results it may keep to itself.
+        # An agent asks again for each of its tool calls, whose results it may keep to itself. One that has used tools
+        # in the last turn is taken to use them again.
         before, self._question_hash = self._question_hash, hash(body_of(turn[0])) if turn else 0
-        goes_on = bool(turn) and before == self._question_hash
+        goes_on = bool(turn) and (before == self._question_hash or self.condensed_block.used_tools(self.session_id))
         shown = template.with_cache_points(shown, self.session_id, self.cache_points, goes_on=goes_on)
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.

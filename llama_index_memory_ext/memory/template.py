@@ -158,11 +158,12 @@ def with_cache_points(
 ) -> list[ChatMessage]:
     """Returns the messages, those with cache points with the name of the session: OpenAI finds its cache by it.
 
-    If the turn ``goes_on``, because the model has asked for tools, its question gets a cache point for the rest of it.
+    If the turn ``goes_on``, because the model has asked for tools or will, its question gets a cache point for the rest
+    of it. One of the four is left: Anthropic takes it where a request asks it to mark the end of the prompt itself.
     """
     if not cache_points:
         return messages
-    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS:
+    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS - 1:
         question = next((message for message in reversed(messages) if message.role == MessageRole.USER), None)
         if question and question.blocks and not isinstance(question.blocks[-1], CachePoint):
             question.blocks = [*question.blocks, cache_point(cache_points)]

@@ -16,6 +16,7 @@ from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_resp
 from openai import APIStatusError
 
 from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.models.prompt_caches import takes_cache_points
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -65,29 +66,27 @@ class _Caching(_Parent):
         """Return the messages without cache points, and what the request says in their place; {} if nothing."""
         if not any(isinstance(block, CachePoint) for message in messages for block in message.blocks):
             return messages, {}
-        plain, items, marked = list[ChatMessage](), list[dict[str, Any]](), list[ChatMessage]()
+        roles = _MARKED_ROLES if takes_cache_points(self.model) else ()
+        plain, items, fields = list[ChatMessage](), list[dict[str, Any]](), dict[str, Any]()
         for message in messages:
             blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
             has_points = len(blocks) < len(message.blocks)
             plain.append(message.model_copy(update={"blocks": blocks}) if has_points else message)
-            parts = self._parts(message) if has_points and message.role in _MARKED_ROLES else []
+            parts = self._parts(message) if has_points and message.role in roles else []
             if any(_MARK in part for part in parts):
                 (item,) = self._items(message.model_copy(update={"blocks": [TextBlock(text="")]}))
                 items.append({**item, "output" if "output" in item else "content": parts})
-                marked.append(message)
+                fields[self._place] = items
             else:
                 items += self._items(plain[-1])
-        if not marked:
-            return plain, {}
-        fields: dict[str, Any] = {self._place: items}
-        if messages[-1].role != MessageRole.TOOL:
+            session_id = message.additional_kwargs.get("session_id")
+            if has_points and session_id:
+                fields.setdefault(_KEY, sha256(str(session_id).encode("utf-8", "replace")).hexdigest()[:32])
+        if self._place in fields and messages[-1].role != MessageRole.TOOL:
             # Else the end of the prompt, which the next one will not have, would be written to the cache as well.
             fields[_OPTIONS] = {"mode": "explicit"}
-        sessions = [one.additional_kwargs["session_id"] for one in marked if one.additional_kwargs.get("session_id")]
-        if sessions:
-            fields[_KEY] = sha256(str(sessions[0]).encode("utf-8", "replace")).hexdigest()[:32]
         own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
-        return plain, {**fields, **own}
+        return plain, {**fields, **own} if fields else {}
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
         """Return the parts of a message, each text one of its own, with a mark on those before a cache point."""
@@ -117,8 +116,8 @@ class _Caching(_Parent):
             return
         # Nothing of what the server said, and outside of the handler: some servers repeat the prompt in it.
         raise SettingError(
-            f"expected a server that takes cache breakpoints; the one of {self.model} refuses them. GPT-5.6 and later "
-            "models take them; for any other say cache_points=False, and leave CachePoint blocks out of your messages."
+            f"expected a server that takes cache breakpoints and keys; the one of {self.model} refuses them. OpenAI's "
+            "takes them; for any other say cache_points=False, and leave CachePoint blocks out of your messages."
         )
 
     def _get_model_kwargs(self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -169,8 +168,9 @@ class CachingOpenAI(_Caching, OpenAI):
     The ``session_id`` in ``additional_kwargs`` of a message is sent as a digest, ``prompt_cache_key``. What those
     of the model say of the key, and of ``prompt_cache_options``, is sent instead.
 
-    A request without a ``CachePoint`` is that of ``OpenAI``. If the server refuses what is new in one, as it does for
-    older models, a SettingError says that they need ``cache_points=False``.
+    OpenAI's models before GPT-5.6 refuse marks and need none, so that they get the key alone. A request without a
+    ``CachePoint`` is that of ``OpenAI``. If the server of another model refuses what is new in one, a SettingError says
+    that it needs ``cache_points=False``.
 
     Args:
         **kwargs: Those of ``OpenAI``.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
 
@@ -22,6 +23,7 @@ from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, day_heading, t
 from llama_index_memory_ext.record.window import CachePoints, RecordReader, cache_points_in
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -195,6 +197,13 @@ class CondensedMemoryBlock(LogBlock):
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
         window = self._search.reader.windows.get(session_id)
         return window.seen.last_id if window else 0
+
+    def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
+        """Whether tools were used in the last turn of the record, as this process has shown it."""
+        window = self._search.reader.windows.get(session_id)
+        newest = reversed(window.kept if window else ())
+        last_turn = takewhile(lambda role: role != MessageRole.USER.value, (entry.role for entry in newest))
+        return any(role in RESULT_ROLES for role in last_turn)
 
     async def amedia(
         self, session_id: str, questions: int, room: int, tokens: Callable[[ChatMessage], int]

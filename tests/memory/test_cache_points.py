@@ -17,7 +17,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
-from llama_index_memory_ext.models.prompt_caches import needs_cache_points
+from llama_index_memory_ext.models.prompt_caches import least_cacheable, needs_cache_points, takes_cache_points
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.forked import run_forked
@@ -172,6 +172,23 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     assert [message.role for message in third] == ["user", "assistant", "tool"]
 
 
+async def test_after_a_turn_with_tools_a_question_ends_with_a_mark_at_once(open_memory: OpenMemory) -> None:
+    """Also in a process that has not seen that turn. After a turn without tools it does not."""
+    options: dict[str, Any] = {"condensed_token_limit": 2_000, "cache_points": True}
+    memory = open_memory(**options)
+    await prompts_of(memory, 5)
+    await memory.aput(user("Is it warm?"))
+    await memory.aget()
+    await memory.aput_messages([calling(("1", "look", {})), result("1", "30"), assistant("Yes."), user("Is it dry?")])
+    for one in (open_memory(**options), memory):
+        prompt = await one.aget()
+        assert isinstance(question(prompt).blocks[-1], CachePoint)
+        # With a mark that the provider sets there are four.
+        assert len(marked(prompt)) == 3
+    await memory.aput_messages([assistant("No."), user("Is it far?")])
+    assert not isinstance(question(await memory.aget()).blocks[-1], CachePoint)
+
+
 async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: OpenMemory) -> None:
     class Headed(MemoryBlocksTemplate):
         def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
@@ -267,6 +284,13 @@ def test_every_gpt_claude_and_nova_with_such_a_cache_needs_cache_points_and_no_o
     assert [name for name in names if needs_cache_points(name.upper()) != family] == []
 
 
+def test_only_openais_older_models_take_no_cache_points() -> None:
+    older = "gpt-5.5 gpt-5 openai/gpt-4o-mini gpt-35-turbo-16k ft:gpt-4.1:acme o3 o4-mini"
+    others = "gpt-5.6-sol openai/gpt-5.10 gpt-6-luna gpt-oss-120b my-deployment claude-sonnet-4-5 grok-4.7"
+    assert [name for name in older.split() if takes_cache_points(name)] == []
+    assert [name for name in others.split() if not takes_cache_points(name)] == []
+
+
 PROGRAM = """
 import logging
 from llama_index.core.llms import MockLLM
@@ -293,3 +317,67 @@ def test_a_memory_without_cache_points_warns_once_for_each_family(tmp_path: Path
     assert CLAUDE in claude
     assert "from_defaults(cache_points=True)" in claude
     assert "sk-secret" not in done.stderr
+
+
+# ---- which prompts are too short -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "models"),
+    [
+        (4_096, "gemini-3.1-pro-preview models/gemini-3.5-flash gemini-4-argon claude-haiku-4-5@20251001"),
+        (4_096, "us.anthropic.claude-opus-4-5-20251101-v1:0 anthropic/claude-opus-4.6 claude-opus-4-7"),
+        (2_048, "gemini-2.5-flash claude-sonnet-4-6 claude-3-5-haiku-latest anthropic.claude-3-haiku-20240307-v1:0"),
+        (
+            1_024,
+            "claude-sonnet-4-5 claude-opus-4-20250514 claude-opus-4-1 claude-haiku-5-5 claude-opus-5 claude-opus-4-8",
+        ),
+        (1_024, "gpt-5.6-sol openai/gpt-4o o3-mini amazon.nova-lite-v1:0"),
+        (0, "deepseek-v4 llama3.3:70b gpt-oss-120b claude-2.1 gemini-2.0-flash mistral-large unknown"),
+    ],
+)
+def test_the_least_that_a_cache_keeps_is_known_by_the_name_of_the_model(least: int, models: str) -> None:
+    assert {name: least_cacheable(name) for name in models.split()} == dict.fromkeys(models.split(), least)
+
+
+SHORT = """
+import logging
+from llama_index.core import Settings
+from llama_index.llms.anthropic import Anthropic
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+opus = Anthropic(model="claude-opus-4-5", api_key="sk-secret")
+
+
+def keep_ratio(limit, **settings):
+    memory = CondensedMemory.from_defaults(condensed_token_limit=limit, **{"cache_points": True, **settings})
+    return memory.condensed_block.keep_ratio
+
+
+print(keep_ratio(8_000), keep_ratio(8_000, llm=OpenAI(model="gpt-5.5", api_key="sk-secret"), cache_points=False))
+Settings.llm = opus
+print(keep_ratio(8_000), keep_ratio(10_000, recall_token_limit=2_000), keep_ratio(20_000))
+print(keep_ratio(8_000, keep_ratio=0.6), keep_ratio(8_000, max_messages=50, keep_messages=20, keep_ratio=0.6))
+print(keep_ratio(4_000), keep_ratio(4_000), keep_ratio(8_000, keep_ratio=0.3))
+"""
+
+
+def test_a_cut_leaves_what_the_cache_keeps_or_a_warning_says_once_that_it_cannot(tmp_path: Path) -> None:
+    """A keep_ratio that the program has chosen stays."""
+    done = run_forked(SHORT, folder=tmp_path)
+    chosen = [[float(ratio) for ratio in line.split()] for line in done.stdout.splitlines()]
+    raised = pytest.approx(4_506 / 8_000)
+    assert chosen == [[0.4, 0.4], [raised, raised, 0.4], [0.6, 0.6], [0.4, 0.4, 0.3]]
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("WARNING The prompt cache of claude-opus-4-5 finds nothing in prompts of less than 4096")
+    assert "a limit of 4000 is cut to 1600: these are paid in full. Say condensed_token_limit=6008" in warning
+
+
+def test_without_the_cache_points_that_it_needs_the_least_does_not_matter(tmp_path: Path) -> None:
+    program = SHORT.partition("\n\n\nprint")[0] + "\n\nprint(keep_ratio(8_000, llm=opus, cache_points=False))"
+    done = run_forked(program, folder=tmp_path)
+    assert done.stdout == "0.4\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert "only at cache points" in done.stderr

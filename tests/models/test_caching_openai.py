@@ -35,6 +35,12 @@ EXPLICIT = {"mode": "explicit"}
 PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
+@pytest.fixture
+def start_client(start_client: StartClient) -> StartClient:
+    """For a model that takes marks, if no other is named."""
+    return lambda kind, model, /, **settings: start_client(kind, model, **{"model": "gpt-5.6-sol", **settings})
+
+
 class Town(BaseModel):
     """A town."""
 
@@ -105,7 +111,7 @@ async def test_a_mark_stands_on_the_part_before_each_cache_point(start_client: S
     llm, server = start_client(CachingOpenAI, answer)
     llm.chat(messages)
     system, first, reply, image, last = server.bodies[-1]["messages"]
-    assert system == {"role": "system", "content": [{"type": "text", "text": "Be brief.", **MARK}]}
+    assert system == {"role": "developer", "content": [{"type": "text", "text": "Be brief.", **MARK}]}
     texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", **MARK}, {"type": "text", "text": "c"}]
     assert first == {"role": "user", "content": texts}
     assert reply == {"role": "assistant", "content": "Yes."}
@@ -209,11 +215,27 @@ async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_th
 ) -> None:
     llm, server = start_client(kind, answer)
     server.older = True
-    with pytest.raises(SettingError, match=r"the one of gpt-4o-mini refuses them\..* say cache_points=False") as raised:
+    with pytest.raises(SettingError, match=r"the one of gpt-5.6-sol refuses them\..* say cache_points=False") as raised:
         await said(llm, way, asked(0))
     assert server.refusals == ["Unknown parameter: 'prompt_cache_options'."]
     assert "towns" not in str(raised.value)
     assert not [record for record in caplog.records if record.name.startswith("llama_index_memory_ext")]
+
+
+@BOTH
+@EACH_WAY
+async def test_an_older_model_gets_the_key_of_the_session_and_no_marks(
+    start_client: StartClient, kind: type[Any], way: str
+) -> None:
+    """It finds the longest common beginning without them."""
+    llm, server = start_client(kind, answer, model="gpt-4o-mini")
+    server.older, server.caches = True, PromptCaches()
+    for turn in range(2):
+        assert "name" in await said(llm, way, asked(turn))
+    assert server.refusals == []
+    assert {body["prompt_cache_key"] for body in server.bodies} == {hashlib.sha256(b"Ann's session").hexdigest()[:32]}
+    assert "breakpoint" not in json.dumps(server.bodies)
+    assert server.usages[-1].found > 1_024
 
 
 @BOTH
