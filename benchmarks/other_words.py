@@ -35,7 +35,8 @@ FILE, FIRST = Path(__file__).with_suffix(".json"), 5
 def places(*, embedded: bool = False) -> list[tuple[str, int]]:
     """Each question with the place of its fact in the ranking, from 1."""
     asked = json.loads(FILE.read_text(encoding="utf-8"))
-    facts = [Fact(content=content) for content in asked["facts"]]
+    # Of equally good facts the id decides.
+    facts = [Fact(id=str(i), content=content) for i, content in enumerate(asked["facts"])]
     ranker = EmbeddingRanker(LocalEmbedding(), wait_seconds=3_600) if embedded else TfidfRanker()
     ranker.add(map(document_of, facts))
     if isinstance(ranker, EmbeddingRanker):
