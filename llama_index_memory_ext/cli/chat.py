@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from datetime import datetime
 from importlib import import_module
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,7 +15,7 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TIMEOUT, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Model, Session, Timeout, User
+from llama_index_memory_ext.cli.app import Db, Embed, Model, Session, Timeout, User
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table
 
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ _HELP = """\
 
 @cli.app.command()
 def chat(
-    *, session: Session = None, user: User = None, db: Db = None, model: Model = None, timeout: Timeout = TIMEOUT
+    *,
+    session: Session = None,
+    user: User = None,
+    db: Db = None,
+    model: Model = None,
+    embed: Embed = None,
+    timeout: Timeout = TIMEOUT,
 ) -> None:
     """Talk with an agent that remembers.
 
@@ -46,7 +52,7 @@ def chat(
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, user, model=model, timeout=timeout))
+            agent, memory = loop.run(_open(resources, db, session, user, model=model, embed=embed, timeout=timeout))
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not _respond(loop, agent, memory, line)
@@ -57,7 +63,14 @@ def chat(
 
 
 async def _open(
-    resources: AsyncExitStack, db: str | None, session: str, user: str | None, *, model: str | None, timeout: float
+    resources: AsyncExitStack,
+    db: str | None,
+    session: str,
+    user: str | None,
+    *,
+    model: str | None,
+    embed: Embed,
+    timeout: float,
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -75,7 +88,8 @@ async def _open(
     llm = choose_model(model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
     # Servers that give other families OpenAI's API refuse OpenAI's marks.
     marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
-    memory = ext.CondensedMemory.from_defaults(session, user_id=user, llm=llm, chat_store=store, cache_points=marks)
+    options: Any = {"llm": llm, "embed_model": embed, "cache_points": marks}
+    memory = ext.CondensedMemory.from_defaults(session, user_id=user, chat_store=store, **options)
     messages = await store.count_messages(session, None)
     _note(
         f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\n"

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 
 from llama_index_memory_ext.cli import TIMEOUT, TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Json, Model, Output, Session, Timeout, User, Yes
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, Timeout, User, Yes
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
@@ -50,8 +50,11 @@ def check_whose(user: str | None, session: str | None) -> None:
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
 
 
-def command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
-    """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own."""
+def command(name: str, *, create: bool = False, ranks: bool = False) -> Callable[[_Work], None]:
+    """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own.
+
+    One that ``ranks`` facts can do so with an embedding model.
+    """
 
     def register(work: _Work) -> None:
         def run(
@@ -61,16 +64,18 @@ def command(name: str, *, create: bool = False) -> Callable[[_Work], None]:
             agent: Agent = None,
             db: Db = None,
             json: Json = False,
+            embed: Embed = None,
             **own: Any,
         ) -> None:
             def on(store: "MemoryStore") -> Awaitable[Output]:
-                return work(cli.memory_on(store, session, user, agent), **own)
+                return work(cli.memory_on(store, session, user, agent, embed), **own)
 
             check_whose(user, session)
             cli.run(db, on, create=create, as_json=json)
 
         _, *own_options = signature(work).parameters.values()
-        *options, _ = signature(run).parameters.values()
+        *options, embedding, _ = signature(run).parameters.values()
+        options += [embedding] if ranks else []
         run.__signature__ = Signature([*own_options, *options])  # type: ignore[attr-defined] # what Typer reads
         app.command(name, help=work.__doc__)(run)
 
@@ -84,7 +89,7 @@ async def list_(memory: "CondensedMemory", *, retired: _Retired = False, expired
     return facts, facts_table(facts, memory.facts.namespace)
 
 
-@command("search")
+@command("search", ranks=True)
 async def search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
@@ -92,7 +97,7 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
     return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
 
 
-@command("explain")
+@command("explain", ranks=True)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)

@@ -14,7 +14,7 @@ import typer
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Session, User
+from llama_index_memory_ext.cli.app import Db, Embed, Session, User
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
@@ -45,6 +45,7 @@ def inspect(
     condensed_token_limit: _Limit = None,
     facts_token_limit: _Limit = None,
     recall_token_limit: _Limit = None,
+    embed: Embed = None,
 ) -> None:
     """Show in a browser what is stored, and what the model sees of it.
 
@@ -63,6 +64,7 @@ def inspect(
         "condensed_token_limit": condensed_token_limit,
         "facts_token_limit": facts_token_limit,
         "recall_token_limit": recall_token_limit,
+        "embed_model": embed,
     }
     limits = {name: value for name, value in asked.items() if value is not None}
     # Limits that do not fit into each other are told at once.
@@ -93,7 +95,14 @@ def inspect(
 
 
 @cli.app.command()
-def mcp(*, user: User = None, session: _OtherSession = None, db: Db = None, read_only: _ReadOnly = False) -> None:
+def mcp(
+    *,
+    user: User = None,
+    session: _OtherSession = None,
+    db: Db = None,
+    read_only: _ReadOnly = False,
+    embed: Embed = None,
+) -> None:
     """Serve what is known about a user over the Model Context Protocol, on stdin and stdout.
 
     The tools are search_memory, list_memories, remember and forget. A database that does not exist is created.
@@ -109,7 +118,7 @@ def mcp(*, user: User = None, session: _OtherSession = None, db: Db = None, read
     async def answer(store: ext.MemoryStore) -> None:
         # A thread waits for stdin, for which Python would wait after a Ctrl-C; the database takes any end.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        memory = cli.memory_on(store, session, user)
+        memory = cli.memory_on(store, session, user, embed=embed)
         await memory_server(memory, in_session=session is not None, read_only=read_only).run_stdio_async()
 
     cli.run(db, answer, create=not read_only)

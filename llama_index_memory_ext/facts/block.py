@@ -10,7 +10,6 @@ from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import TypedDict
@@ -34,6 +33,7 @@ from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights, explain
 from llama_index_memory_ext.language.tokens import checked_languages
+from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
@@ -125,7 +125,7 @@ class RelevantFactsBlock(LogBlock):
         "best one's similarity, but for 12; 0: none is.",
     )
     general_facts: int = Field(default=3, ge=0, description="Preferences that `min_similarity` does not leave out.")
-    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, description="None: words alone.")
+    embed_model: EmbedModel = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Callable[[], Any] = Field(
         default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
     )
@@ -385,10 +385,11 @@ class RelevantFactsBlock(LogBlock):
         # One of the program's own knows the languages itself.
         is_ours = self.ranker_factory is TfidfRanker
         ranker: FactRanker = TfidfRanker(languages=languages) if is_ours and languages else self.ranker_factory()
-        if self.embed_model is None:
+        model = embed_model_of(self.embed_model)
+        if model is None:
             return ranker
-        keeper = KeptVectors(self._store.database, namespace, model_key(self.embed_model))
-        embedding_ranker = EmbeddingRanker(self.embed_model, lexical=ranker, keeper=keeper)
+        keeper = KeptVectors(self._store.database, namespace, model_key(model))
+        embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
         self._store.jobs.watch(embedding_ranker)
         return embedding_ranker
 

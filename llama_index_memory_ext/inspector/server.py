@@ -39,7 +39,7 @@ class Inspector:
 
     reader: MemoryStore
     writer: MemoryStore
-    limits: Mapping[str, int]
+    limits: Mapping[str, Any]
     access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:

@@ -53,10 +53,10 @@ def page_of(asked: str, total: int, *, otherwise: int = 1) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What each page shows, from its query; ``limits`` are those of the memory that is looked at."""
+    """What each page shows, from its query; ``limits`` and ``embed_model`` are those of the memory looked at."""
 
     store: MemoryStore
-    limits: Mapping[str, int]
+    limits: Mapping[str, Any]
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
         """Returns the sessions whose name, or a user's, holds the text ``q``; the one that was used last is first."""
@@ -152,7 +152,7 @@ class Views:
 MOST_MESSAGES = 2_000
 
 
-async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, int]) -> str:
+async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, Any]) -> str:
     """Returns the page as HTML; a NotFoundError if there is no such session."""
     views = Views(store, limits)
     found = await views.session({"id": session_id, "q": question})
@@ -183,7 +183,7 @@ class Part(NamedTuple):
     tokens: int
 
 
-def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, int]) -> CondensedMemory:
+def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, Any]) -> CondensedMemory:
     """Returns a memory that asks no model; a LimitError for limits that do not fit into each other."""
     # Ids that no memory takes may be stored.
     name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
@@ -192,7 +192,7 @@ def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping
 
 
 async def show(
-    store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, int]
+    store: MemoryStore, session_id: str, user_id: str, question: str, limits: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what the model would be shown if the user asked this question now; "": at the last question.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -155,7 +155,7 @@ class CondensedMemory(Memory):
         user_id: str | None = None,
         shared: bool = False,
         llm: LLM | None = None,
-        embed_model: BaseEmbedding | None = None,
+        embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
@@ -197,8 +197,8 @@ class CondensedMemory(Memory):
                 ``additional_kwargs["user_id"]``.
             llm: Extracts facts, by one more call for each turn, and summarises with ``summarize``; default:
                 ``Settings.llm`` if one is set when a turn ends, else no facts are extracted.
-            embed_model: Ranks facts, and messages that are found for a question, together with their words; default:
-                words alone.
+            embed_model: Ranks facts, and messages that are found for a question, together with their words: a model
+                of LlamaIndex, or "local" for a small one on this machine (extra ``local``); default: words alone.
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
                 only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.

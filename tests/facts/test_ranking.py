@@ -206,7 +206,7 @@ def test_the_words_of_a_source_count_less_than_those_of_the_fact() -> None:
 
 
 def test_formatted_facts_are_those_for_the_last_turn() -> None:
-    context = "I'm working on a Python project\n\nIt uses FastAPI and SQLAlchemy\n\nHow do I write tests?"
+    context = "I'm working on a Python project\n\nIt uses FastAPI and SQLAlchemy\n\nHow do I test it?"
     found = format_facts(STACK, current_context=context)
     assert "pytest" in found.splitlines()[0]
     assert format_facts(STACK, current_context=context.replace("\n\n", "\n")) == found

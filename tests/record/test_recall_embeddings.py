@@ -18,7 +18,7 @@ from tests.memories import OpenMemory
 from tests.record.test_recall import SMALL, fill, say
 from tests.search.test_embeddings import Awaited, Meanings
 
-HOUND, CAR = "Our hound sleeps a lot.", "An automobile was sold."
+HOUND, CAR = "Our wauwau sleeps a lot.", "A motorwagen was sold."
 
 
 class DocumentsWait(Awaited):
@@ -81,12 +81,12 @@ async def test_until_it_is_embedded_words_find_a_message(open_memory: OpenMemory
 async def test_tools_are_embedded_with_their_results_and_instructions_are_not(open_memory: OpenMemory) -> None:
     memory = open_memory(**SMALL, embed_model=(model := Meanings(asked=[])))
     system = ChatMessage(role="system", content="Answer briefly.")
-    await say(memory, system, user("Look it up."), calling(("1", "lookup", {"of": "pets"})), result("1", "a hound"))
+    await say(memory, system, user("Look it up."), calling(("1", "lookup", {"of": "pets"})), result("1", "a wauwau"))
     await say(memory, assistant("Done."))
     await fill(memory)
-    assert "a hound" in " ".join(await ask(memory))
+    assert "a wauwau" in " ".join(await ask(memory))
     (call,) = (text for text in model.asked if "lookup" in text)
-    assert "a hound" in call
+    assert "a wauwau" in call
     assert not any("briefly" in text for text in model.asked)
 
 
@@ -96,7 +96,7 @@ async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, capl
     await begin(memory)
     with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
         assert await ask(memory, "sleeps") == await ask(open_memory(**SMALL), "sleeps") != []
-    assert "hound" not in caplog.text
+    assert "wauwau" not in caplog.text
     failures = (await memory.astats()).failures
     assert failures["recall embeddings"].error == "ConnectionError"
     fresh = open_memory(**SMALL, embed_model=Meanings())
@@ -132,22 +132,22 @@ async def test_vectors_are_deleted_with_their_messages(store: MemoryStore) -> No
         for name in ("chat", "other")
     )
     for memory in (one, other):
-        await say(memory, user("Look."), calling(("1", "lookup", {"of": "pets"})), result("1", "a hound"))
+        await say(memory, user("Look."), calling(("1", "lookup", {"of": "pets"})), result("1", "a wauwau"))
         await say(memory, assistant("Done."))
         await begin(memory)
         await ask(memory)
     kept = await stored(store, "other")
     before = await stored(store)
     assert len(before) == len(kept) > 40
-    hound, called = await row_of(one, HOUND), await row_of(one, "a hound")
-    await store.delete_message("chat", hound)
+    wauwau, called = await row_of(one, HOUND), await row_of(one, "a wauwau")
+    await store.delete_message("chat", wauwau)
     await store.delete_message("chat", called)
     # The vector of the call was that of its result, too.
-    assert before - await stored(store) == {hound, called - 1}
+    assert before - await stored(store) == {wauwau, called - 1}
     # What is left is read from the store, and the call is embedded anew.
     assert HOUND not in await ask(one)
     await one.condensed_block.await_jobs("chat")
-    assert before - await stored(store) == {hound}
+    assert before - await stored(store) == {wauwau}
     await one.areset(MessageStatus.ARCHIVED)
     assert await stored(store) == set()
     await begin(one)
@@ -194,7 +194,7 @@ async def test_rows_that_have_the_ids_of_deleted_ones_are_not_taken_for_them(
     model.gate.set()
     await begin(memory)
     await ask(memory)
-    talk = [user(f"Another puppy, {i}." if i == 50 else f"Another talk, {i}.") for i in range(60)]
+    talk = [user(f"Another doggo, {i}." if i == 50 else f"Another talk, {i}.") for i in range(60)]
 
     async def replace() -> None:
         await memory.sql_store.log.append("chat", talk, len, replace=True)

@@ -27,11 +27,14 @@ from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.facts import KeptVectors
 
-MEANINGS = {"puppy": "dog", "hound": "dog", "automobile": "car", "physician": "doctor"}
+MEANINGS = {"doggo": "dog", "wauwau": "dog", "motorwagen": "car", "medicus": "doctor"}
 
 
 class Meanings(BaseEmbedding):
-    """Stands in for a model: adds up a fixed vector for each word, and knows some words that mean the same."""
+    """Stands in for a model: adds up a fixed vector for each word, and knows some words that mean the same.
+
+    No dictionary of English has these words, or words alone would find them.
+    """
 
     model_name: str = "meanings"
     size: int = 64
@@ -108,16 +111,16 @@ def first(facts: list[Fact], question: str, ranker: EmbeddingRanker) -> str:
 
 async def test_a_fact_is_found_by_its_meaning() -> None:
     ranker = ranker_of(Meanings())
-    assert not ranker.similarities("Which puppy?")
-    assert await ranker.aprepare(["Which puppy?", "Which automobile?"])
-    assert first(FACTS, "Which puppy?", ranker) == "Has a small dog"
-    assert first(FACTS, "Which automobile?", ranker) == "Drives a red car"
+    assert not ranker.similarities("Which doggo?")
+    assert await ranker.aprepare(["Which doggo?", "Which motorwagen?"])
+    assert first(FACTS, "Which doggo?", ranker) == "Has a small dog"
+    assert first(FACTS, "Which motorwagen?", ranker) == "Drives a red car"
 
 
 async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> None:
     ranker, words = ranker_of(Meanings()), TfidfRanker()
     words.add(map(document_of, FACTS))
-    question = "puppy and piano"
+    question = "doggo and piano"
     await ranker.aprepare([question])
     asked = vector_of(question)
     cosines = {fact.id: float(vector_of(fact.content) @ asked) for fact in FACTS}
@@ -153,22 +156,22 @@ async def test_a_question_with_nothing_to_go_by_is_not_embedded(question: str) -
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=30))
 @settings(max_examples=30)
 async def test_a_ranker_answers_for_the_documents_that_are_left(steps: list[tuple[bool, int, int]]) -> None:
-    model, texts, left = Meanings(), ("a hound", "an automobile", "a physician", "old hound"), dict[str, Document]()
+    model, texts, left = Meanings(), ("a wauwau", "a motorwagen", "a medicus", "old wauwau"), dict[str, Document]()
     ranker = EmbeddingRanker(model)
     for adding, number, place in steps:
         if adding:
             document = Document(str(number), texts[place])
             left[document.id] = document
             ranker.add([document])
-            assert await ranker.aprepare(["old puppy", "car"])
+            assert await ranker.aprepare(["old doggo", "car"])
         else:
             left.pop(str(number), None)
             ranker.remove([str(number), "unknown"])
     assert ranker.is_complete
     new = EmbeddingRanker(model)
     new.add(left.values())
-    await new.aprepare(["old puppy", "car"])
-    for question in ("old puppy", "car"):
+    await new.aprepare(["old doggo", "car"])
+    for question in ("old doggo", "car"):
         assert dict(ranker.similarities(question)) == pytest.approx(dict(new.similarities(question)), abs=1e-5)
 
 
@@ -179,10 +182,10 @@ async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> 
         def _get_query_embedding(self, query: str) -> list[float]:
             return [number + 5 for number in super()._get_query_embedding(query)]
 
-    facts = [*(Fact(content=f"number{i}", confidence=0.95) for i in range(50)), Fact(content="Some hound")]
+    facts = [*(Fact(content=f"number{i}", confidence=0.95) for i in range(50)), Fact(content="Some wauwau")]
     ranker = ranker_of(Narrow(), facts)
     await ranker.aprepare(["Some dog"])
-    assert first(facts, "Some dog", ranker) == "Some hound"
+    assert first(facts, "Some dog", ranker) == "Some wauwau"
 
 
 # ---- a model that is slow or fails -----------------------------------------------------------------------
@@ -191,31 +194,31 @@ async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> 
 async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     """Words alone decide then; one line is logged, without any text, and after a pause it is tried again."""
     patient = ranker_of(model := Meanings(failing=True, asked=[]), retry_seconds=3600)
-    assert [await patient.aprepare([one]) for one in ("puppy", "car")] == [False, False]
-    assert model.asked == ["puppy"]
+    assert [await patient.aprepare([one]) for one in ("doggo", "car")] == [False, False]
+    assert model.asked == ["doggo"]
     caplog.clear()
     ranker = ranker_of(model, retry_seconds=1e-9)
     with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
-        assert not await ranker.aprepare(["red puppy"])
-        assert dict(ranker.similarities("red puppy")).keys() == {FACTS[1].id}
+        assert not await ranker.aprepare(["red doggo"])
+        assert dict(ranker.similarities("red doggo")).keys() == {FACTS[1].id}
     (line,) = (record.getMessage() for record in caplog.records)
     assert "ConnectionError" in line
-    assert "puppy" not in line
+    assert "doggo" not in line
     model.failing = False
-    assert await ranker.aprepare(["red puppy"])
-    assert dict(ranker.similarities("red puppy")).keys() >= {FACTS[0].id, FACTS[1].id}
+    assert await ranker.aprepare(["red doggo"])
+    assert dict(ranker.similarities("red doggo")).keys() >= {FACTS[0].id, FACTS[1].id}
 
 
 async def test_a_slow_model_is_not_waited_for_but_its_answer_is_used_later() -> None:
     model = Awaited(gate=asyncio.Event(), asked=[])
     ranker = ranker_of(model, wait_seconds=0.01, retry_seconds=1e-9)
-    assert not await ranker.aprepare(["puppy"])
-    assert not ranker.similarities("puppy")
+    assert not await ranker.aprepare(["doggo"])
+    assert not ranker.similarities("doggo")
     model.gate.set()
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-    assert await ranker.aprepare(["puppy"])
-    assert first(FACTS, "puppy", ranker) == "Has a small dog"
-    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "puppy"])
+    assert await ranker.aprepare(["doggo"])
+    assert first(FACTS, "doggo", ranker) == "Has a small dog"
+    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "doggo"])
 
 
 async def test_what_is_under_way_ends_with_the_ranker() -> None:
@@ -231,18 +234,18 @@ async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_bei
     model = Meanings(refused="number3 ", asked=[], embed_batch_size=8)
     ranker = ranker_of(model, facts, retry_seconds=1e-9)
     for _ in range(20):
-        assert not await ranker.aprepare(["puppy"])
-    assert first(facts, "puppy", ranker) == "Has a small dog"
+        assert not await ranker.aprepare(["doggo"])
+    assert first(facts, "doggo", ranker) == "Has a small dog"
     model.asked.clear()
     model.refused = "no text"
-    assert await ranker.aprepare(["puppy"])
+    assert await ranker.aprepare(["doggo"])
     assert model.asked == ["number3 of many"]
 
 
 @pytest.mark.parametrize(("model", "in_thread"), [(Meanings(in_thread=[]), True), (Awaited(in_thread=[]), False)])
 async def test_a_model_that_computes_does_so_in_a_thread(model: Meanings, in_thread: bool) -> None:
     """One that awaits a network is awaited."""
-    await ranker_of(model).aprepare(["puppy"])
+    await ranker_of(model).aprepare(["doggo"])
     assert set(model.in_thread) == {in_thread}
 
 
@@ -265,10 +268,10 @@ async def test_rankers_with_the_same_model_share_the_vectors_of_questions() -> N
     """A question is embedded once, even if two rankers are asked at the same time."""
     model = Awaited(gate=asyncio.Event(), asked=[])
     rankers = [EmbeddingRanker(model), EmbeddingRanker(model)]
-    both = asyncio.gather(*(ranker.prepare_queries(["puppy"]) for ranker in rankers))
+    both = asyncio.gather(*(ranker.prepare_queries(["doggo"]) for ranker in rankers))
     model.gate.set()
     assert await both == [True, True]
-    assert model.asked == ["puppy"]
+    assert model.asked == ["doggo"]
 
 
 async def test_a_text_is_embedded_as_a_client_could_send_it() -> None:
@@ -323,13 +326,13 @@ async def test_no_fact_is_embedded_twice(open_block: OpenBlock) -> None:
     model = Meanings(asked=[])
     block = await with_facts(open_block(embed_model=model))
     blocks = [open_block(embed_model=model) for _ in range(3)]
-    await asyncio.gather(*(ask(one, "Which puppy?") for one in [block, *blocks]))
-    for question in ("Which puppy?", "Which automobile?"):
+    await asyncio.gather(*(ask(one, "Which doggo?") for one in [block, *blocks]))
+    for question in ("Which doggo?", "Which motorwagen?"):
         await ask(block, question)
-    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "Which puppy?", "Which automobile?"])
+    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "Which doggo?", "Which motorwagen?"])
     again = Meanings(asked=[])
-    assert (await ask(open_block(embed_model=again), "Which puppy?"))[0] == "Has a small dog"
-    assert again.asked == ["Which puppy?"]
+    assert (await ask(open_block(embed_model=again), "Which doggo?"))[0] == "Has a small dog"
+    assert again.asked == ["Which doggo?"]
 
 
 async def test_a_fact_is_embedded_again_if_its_content_has_changed_but_not_if_its_confidence_has(
@@ -337,27 +340,27 @@ async def test_a_fact_is_embedded_again_if_its_content_has_changed_but_not_if_it
 ) -> None:
     model = Meanings(asked=[])
     block = await with_facts(open_block(embed_model=model))
-    await ask(block, "Which puppy?")
+    await ask(block, "Which doggo?")
     model.asked.clear()
     await block.book().aupdate(FACTS[0].id, confidence=0.95)
     await block.book().aretire(FACTS[2].id)
     await block.book().arestore(FACTS[2].id)
-    await ask(block, "Which hound?")
-    assert model.asked == ["Which hound?"]
+    await ask(block, "Which wauwau?")
+    assert model.asked == ["Which wauwau?"]
     await block.book().aupdate(FACTS[0].id, content="Has a small cat")
-    await ask(block, "Which hound?")
-    assert model.asked == ["Which hound?", "Has a small cat"]
+    await ask(block, "Which wauwau?")
+    assert model.asked == ["Which wauwau?", "Has a small cat"]
     await ask(open_block(embed_model=model), "Which cat?")
-    assert model.asked == ["Which hound?", "Has a small cat", "Which cat?"]
+    assert model.asked == ["Which wauwau?", "Has a small cat", "Which cat?"]
     assert await stored(block) == 3
 
 
 async def test_each_model_has_vectors_of_its_own(open_block: OpenBlock) -> None:
     await (block := open_block(embed_model=Meanings())).book().aadd(FACTS[0])
-    await ask(block, "Which puppy?")
+    await ask(block, "Which doggo?")
     other = Meanings(model_name="another", size=16, asked=[])
-    assert await ask(open_block(embed_model=other), "Which puppy?") == [FACTS[0].content]
-    assert other.asked == ["Which puppy?", FACTS[0].content]
+    assert await ask(open_block(embed_model=other), "Which doggo?") == [FACTS[0].content]
+    assert other.asked == ["Which doggo?", FACTS[0].content]
     assert await stored(block) == 2
     assert model_key(other) != model_key(Meanings())
 
@@ -365,16 +368,16 @@ async def test_each_model_has_vectors_of_its_own(open_block: OpenBlock) -> None:
 async def test_a_vector_of_another_length_is_made_again(open_block: OpenBlock) -> None:
     """The model goes by the same name but is another one since."""
     await (block := open_block(embed_model=Meanings())).book().aadd(FACTS[0])
-    await ask(block, "Which puppy?")
-    for asked in (["Which puppy?", FACTS[0].content], ["Which puppy?"]):
+    await ask(block, "Which doggo?")
+    for asked in (["Which doggo?", FACTS[0].content], ["Which doggo?"]):
         model = Meanings(size=16, asked=[])
-        await ask(open_block(embed_model=model), "Which puppy?")
+        await ask(open_block(embed_model=model), "Which doggo?")
         assert model.asked == asked
 
 
 async def test_a_fact_is_forgotten_with_its_vector(open_block: OpenBlock) -> None:
     block = await with_facts(open_block(embed_model=Meanings()))
-    await ask(block, "Which puppy?")
+    await ask(block, "Which doggo?")
     await block.book().aforget(FACTS[0].id)
     assert await stored(block) == 2
     await block.book().aforget()
@@ -396,10 +399,10 @@ async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ev
     model = Meanings(failing=True)
     block = open_block(ranker_factory=lambda: EmbeddingRanker(model, retry_seconds=1e-9))
     await with_facts(block, [*FACTS, Fact(content="Never fails", confidence=0.81)])
-    shown = await block.aget([ChatMessage(content="Which puppy?")], session_id="chat")
+    shown = await block.aget([ChatMessage(content="Which doggo?")], session_id="chat")
     assert "Never fails" in shown.splitlines()[0]
     model.failing = False
-    assert (await ask(block, "Which puppy?"))[0] == "Has a small dog"
+    assert (await ask(block, "Which doggo?"))[0] == "Has a small dog"
 
 
 async def test_many_facts_are_read_and_written_in_pages(open_block: OpenBlock) -> None:

