@@ -96,7 +96,8 @@ class CondensedMemoryBlock(LogBlock):
     )
     include_system: Switch = Field(default=False, description="Whether a first system or developer message stays.")
     show_days: Switch = Field(
-        default=True, description="Whether the days of the messages (UTC) stand above them, and today below those of other days."
+        default=True,
+        description="Whether the days of the messages (UTC) stand above them, and today below those of other days.",
     )
     summarize: Switch = Field(default=False, description="Whether a model sums up, in the background, what has left.")
     summary_token_limit: int | None = Field(

@@ -111,13 +111,11 @@ class Window:
         """
         kept, day = list(self.kept), self.kept[-1].day if self.kept else ""
         for entry in entries:
-            if entry.is_result:
-                entry = replace(entry, day=day)
-            elif with_days and kept and entry.day not in ("", day):
-                heading = day_heading(entry.day)
-                entry = replace(entry, heading=heading, tokens=entry.tokens + self.counter.count(heading))
-            kept.append(entry)
-            day = entry.day or day
+            own = day if entry.is_result else entry.day or day
+            heading = day_heading(own) if with_days and kept and own != day else ""
+            tokens = entry.tokens + (self.counter.count(heading) if heading else 0)
+            kept.append(replace(entry, day=own, heading=heading, tokens=tokens))
+            day = own
         return tuple(kept)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.record.conftest import OpenBlock
 COUNTER = TokenCounter()
 
 
+TODAY = f"<message date>{datetime.now(timezone.utc).date()}\n"
 LONG = " ".join(f"w{i}" for i in range(3_000))
 
 
