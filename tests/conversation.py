@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
@@ -39,6 +40,11 @@ def result(call_id: str, text: str) -> ChatMessage:
 def sent_text(messages: Sequence[ChatMessage]) -> str:
     """All text of the messages, joined as OpenAI joins the blocks of a message: without a separator."""
     return "".join(block.text for message in messages for block in message.blocks if isinstance(block, TextBlock))
+
+
+def of_today() -> str:
+    """What stands above the messages of today, before a record's first one."""
+    return f"<message date>{datetime.now(timezone.utc).date()}\n"
 
 
 def record(text: str) -> list[tuple[str, str]]:

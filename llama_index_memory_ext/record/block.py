@@ -19,7 +19,7 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage, MessageSearch
-from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, day_heading, truncated
+from llama_index_memory_ext.record.text import MIN_ROOM, NO_TEXT, TODAY_HEADING, truncated
 from llama_index_memory_ext.record.window import CachePoints, RecordReader, cache_points_in
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
@@ -246,8 +246,7 @@ class CondensedMemoryBlock(LogBlock):
         if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.kept)
-        tokens = reader.text(session_id, window, NO_TEXT).tokens
-        return RecordSize(tokens, verbatim, window.element.tokens, window.summarised)
+        return RecordSize(reader.tokens(window), verbatim, window.element.tokens, window.summarised)
 
     @property
     def usage(self) -> dict[str, Usage]:
@@ -276,7 +275,7 @@ class CondensedMemoryBlock(LogBlock):
         if self._made is None or self._made[0] != fields:
             tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
             if self.show_days:
-                tags += 2 * self.tokenizer_fn.count(day_heading("2026-11-20", is_today=True))
+                tags += 2 * self.tokenizer_fn.count(TODAY_HEADING.format("2026-11-20"))
             limits, summary_limit, recall_limit = _limits_of(self.__dict__)
             reader = RecordReader(
                 store=self._store,

@@ -23,11 +23,11 @@ from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.language.dates import date_words, relative_periods
 from llama_index_memory_ext.language.tokens import languages_of, terms_in
 from llama_index_memory_ext.record.text import (
+    DAY_HEADING,
     EARLIER_CLOSING,
     EARLIER_OPENING,
     NO_TEXT,
     clip_entries,
-    day_heading,
     earlier_element,
 )
 from llama_index_memory_ext.record.window import entries_of
@@ -99,7 +99,7 @@ class MessageIndex:
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self._counter, self._tags, self._languages = counter, tags, languages
-        self._day_tokens = counter.count(day_heading("2026-11-20"))
+        self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
         self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
         self.embeddings: EmbeddingRanker | None = None
         self._messages: list[IndexedMessage] = []

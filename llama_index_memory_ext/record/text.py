@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
+# What stands above the messages of a day such as 2026-11-20, or of an unknown one, and behind those of other days.
+DAY_HEADING, TODAY_HEADING = "<message date>{}\n", "<message date>{} (today)\n"
 _DAY_START, _TODAY = "<message date>", " (today)\n"
 _ELEMENT_START = re.compile(
     rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
@@ -40,16 +42,11 @@ def summary_element(summary: str, limit: int, counter: TokenCounter, tags: Itera
     return NO_TEXT if is_empty or tokens > limit else CountedText(element, tokens)
 
 
-def day_heading(day: str, *, is_today: bool = False) -> str:
-    """Returns what stands above the messages of a day such as 2026-11-20; "" is an unknown one."""
-    return f"{_DAY_START}{day or 'unknown'}" + (_TODAY if is_today else "\n")
-
-
 def earlier_element(found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter) -> CountedText:
     """Returns earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
     for day, entries in found:
-        days[day] = days.get(day, day_heading(day)) + "".join(entry.text for entry in entries)
+        days[day] = days.get(day, DAY_HEADING.format(day or "unknown")) + "".join(entry.text for entry in entries)
     shown = "".join(days[day] for day in sorted(days))
     text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}" if shown else ""
     return CountedText(text, counter.count(text))

@@ -24,7 +24,7 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.record.text import NO_TEXT, clip_entries, day_heading, summary_element
+from llama_index_memory_ext.record.text import DAY_HEADING, NO_TEXT, TODAY_HEADING, clip_entries, summary_element
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
@@ -112,7 +112,7 @@ class Window:
         kept, day = list(self.kept), self.kept[-1].day if self.kept else ""
         for entry in entries:
             own = day if entry.is_result else entry.day or day
-            heading = day_heading(own) if with_days and kept and own != day else ""
+            heading = DAY_HEADING.format(own) if with_days and kept and own != day else ""
             tokens = entry.tokens + (self.counter.count(heading) if heading else 0)
             kept.append(replace(entry, day=own, heading=heading, tokens=tokens))
             day = own
@@ -245,17 +245,20 @@ class RecordReader:
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        first_day, today = self.days(window)
-        tokens = window.tokens + earlier.tokens + self.counter.count(first_day) + self.counter.count(today)
-        return RecordText(f"{text}{earlier}{today}", tokens, blocks, length, marks)
+        today = self.days(window)[1]
+        return RecordText(f"{text}{earlier}{today}", self.tokens(window) + earlier.tokens, blocks, length, marks)
+
+    def tokens(self, window: Window) -> int:
+        """The tokens of a window with the days around it."""
+        return window.tokens + sum(map(self.counter.count, self.days(window)))
 
     def days(self, window: Window) -> tuple[str, str]:
         """The heading of the first message, and today's behind all, if the last one is of another day."""
         if not (self.show_days and window.kept):
             return "", ""
         first, today = window.kept[0].day, utc_now().date().isoformat()
-        last = "" if window.kept[-1].day == today else day_heading(today, is_today=True)
-        return day_heading(first) if first else "", last
+        last = "" if window.kept[-1].day == today else TODAY_HEADING.format(today)
+        return DAY_HEADING.format(first) if first else "", last
 
     async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
         """The window within its limits, for which it is cut, for every process.
@@ -368,8 +371,8 @@ class RecordReader:
             event = HistoryCondensedEvent(
                 session_id=session_id,
                 messages=await self.store.users.count(session_id, after=old, last=new),
-                tokens_before=before.tokens,
-                tokens_after=after.tokens,
+                tokens_before=self.tokens(before),
+                tokens_after=self.tokens(after),
                 summarised=self.summarize,
                 summary_tokens=after.element.tokens,
                 position=new,

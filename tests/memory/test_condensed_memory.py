@@ -18,7 +18,7 @@ from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, MessageError, StoreError
 from llama_index_memory_ext.text.messages import HINT
-from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
+from tests.conversation import BEFORE_QUESTION, assistant, calling, of_today, record, result, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 
 
@@ -57,7 +57,7 @@ async def test_the_first_question_comes_alone_and_the_second_with_the_record(ope
     await memory.aput(user("What is my name?"))
     (message,) = await memory.aget()
     assert sent_text([message]) == (
-        "<memory>\n<condensed_memory>\n"
+        f"<memory>\n<condensed_memory>\n{of_today()}"
         '<message role="user">My name is Logan.</message>\n'
         '<message role="assistant">Hello Logan.</message>\n'
         "</condensed_memory>\n</memory>\n\n"
@@ -153,7 +153,7 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
     (message,) = await memory.aget()
     before, image, after, question = message.blocks
     assert sent_text([ChatMessage(blocks=[before])]) == (
-        '<memory>\n<condensed_memory>\n<message role="user">one</message>\n</condensed_memory>\n'
+        f'<memory>\n<condensed_memory>\n{of_today()}<message role="user">one</message>\n</condensed_memory>\n'
         "<notes>\nBe kind.\n</notes>\n<picture>\n"
     )
     assert isinstance(image, ImageBlock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,14 +18,13 @@ from llama_index_memory_ext import (
     StoreError,
     TokenCounter,
 )
-from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.memories import OpenPlainMemory
+from tests.conversation import assistant, calling, of_today, record, result, sent_text, user
+from tests.memories import OpenMemory, OpenPlainMemory
 from tests.record.conftest import OpenBlock
 
 COUNTER = TokenCounter()
 
 
-TODAY = f"<message date>{datetime.now(timezone.utc).date()}\n"
 LONG = " ".join(f"w{i}" for i in range(3_000))
 
 
@@ -98,6 +97,53 @@ async def test_a_store_that_the_memory_does_not_use_is_refused(
     await store.aclose()
 
 
+# ---- days ----------------------------------------------------------------------------------------------
+
+
+def on_day(day: str, message: ChatMessage) -> ChatMessage:
+    kwargs = {**message.additional_kwargs, "date": f"{day}T09:00:00+00:00"}
+    return ChatMessage(role=message.role, blocks=message.blocks, additional_kwargs=kwargs)
+
+
+async def test_a_day_stands_above_its_messages_and_today_below_those_of_others(open_block: OpenBlock) -> None:
+    block = open_block(token_limit=2_000)
+    for day in ("2025-03-04", "2025-03-04", "2025-03-06"):
+        await shown(block, on_day(day, user("Hello.")))
+    call = calling(("call_1", "look", {}))
+    await shown(block, on_day("2025-03-06", call), on_day("2025-03-07", result("call_1", "No.")))
+    text = await block.aget([], session_id="chat")
+    hello, today = '<message role="user">Hello.</message>\n', of_today()
+    last = today.replace("\n", " (today)\n")
+    first, second = (f"<message date>2025-03-{day}\n" for day in ("04", "06"))
+    assert text.startswith(f"{first}{hello}{hello}{second}{hello}<message role")
+    # A result stands with its call.
+    assert text.count("<message date>") == 3
+    assert text.endswith(last)
+    assert (await block.ameasure("chat")).record_tokens == COUNTER.count(text)
+    await shown(block, user("Now."))
+    again = await block.aget([], session_id="chat")
+    assert again == f'{text.removesuffix(last)}{today}<message role="user">Now.</message>\n'
+    block.show_days = False
+    assert "<message date>" not in await block.aget([], session_id="chat")
+
+
+async def test_days_are_within_the_limit_and_the_same_in_every_process(open_memory: OpenMemory) -> None:
+    """After each cut the first message has its day, and what was sent before a cut stays as it is."""
+    options: dict[str, Any] = {"condensed_token_limit": 400, "recall_token_limit": 0}
+    memory, other = open_memory(**options), open_memory(**options)
+    texts = [""]
+    for i in range(40):
+        day = f"2025-04-{1 + i // 2:02}"
+        await memory.aput_messages([on_day(day, user(f"Question {i}?")), on_day(day, assistant("Yes, of course."))])
+        found = [await one.condensed_block.aget(session_id="chat") for one in (memory, other, open_memory(**options))]
+        assert len(set(found)) == 1
+        texts.append(found[0])
+        assert COUNTER.count(texts[-1]) <= 400
+        assert not texts[-1] or texts[-1].startswith("<message date>2025-04-")
+    cut = [not after.startswith(before.rpartition("<message date>")[0]) for before, after in pairwise(texts)]
+    assert 2 <= sum(cut) <= 10
+
+
 # ---- what is kept --------------------------------------------------------------------------------------
 
 
@@ -111,7 +157,7 @@ async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same
         if not text.startswith(before):
             cuts += 1
             assert 300 <= COUNTER.count(text) <= 400
-            assert text.startswith(f'{TODAY}<message role="user">')
+            assert text.startswith(f'{of_today()}<message role="user">')
         before = text
     assert 5 <= cuts <= 15
 

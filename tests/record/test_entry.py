@@ -11,9 +11,9 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import (
+    DAY_HEADING,
     EARLIER_CLOSING,
     EARLIER_OPENING,
-    day_heading,
     earlier_element,
     is_result,
     split_record,
@@ -62,7 +62,12 @@ def parts_of(
     at = 1 if entries and entries[0].role == "system" else 0
     element = summary_element(summary, 1_000, COUNTER)
     found = [entry.text for entry in entries_of(earlier or [], brief=True)]
-    days = [day_heading("2026-11-20"), *found[:1], *([day_heading("2026-11-21")] if found[1:] else []), *found[1:]]
+    days = [
+        DAY_HEADING.format("2026-11-20"),
+        *found[:1],
+        *([DAY_HEADING.format("2026-11-21")] if found[1:] else []),
+        *found[1:],
+    ]
     below = [EARLIER_OPENING, *days, EARLIER_CLOSING] if found else []
     return [*shown[:at], *([element] if element else []), *shown[at:], *below]
 

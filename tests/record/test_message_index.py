@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.recall import MessageIndex
-from llama_index_memory_ext.record.text import day_heading, earlier_element
+from llama_index_memory_ext.record.text import DAY_HEADING, earlier_element
 from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import storable
 from tests.conversation import assistant, calling, result, user
@@ -175,10 +175,10 @@ def test_a_heading_for_each_day_is_counted() -> None:
     """A message of a day that has none yet needs more room than another one of the same day."""
     rows = rows_of(user("tea one"), user("tea two"), user("Bye."))
     apart = on_days(rows, 0, 1, 2)
-    tokens = COUNTER.count("<message user>tea one\n<message user>tea two\n" + day_heading("2023-05-08"))
+    tokens = COUNTER.count("<message user>tea one\n<message user>tea two\n" + DAY_HEADING.format("2023-05-08"))
     assert len(found(index_of(rows), "tea", limit=tokens)) == 2
     assert len(found(index_of(apart), "tea", limit=tokens)) == 1
-    assert len(found(index_of(apart), "tea", limit=tokens + COUNTER.count(day_heading("2023-05-09")))) == 2
+    assert len(found(index_of(apart), "tea", limit=tokens + COUNTER.count(DAY_HEADING.format("2023-05-09")))) == 2
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
@@ -240,7 +240,7 @@ def test_what_is_found_fits_as_it_is_shown(talk: list[ChatMessage], limit: int, 
     units = found(index, question, limit=limit, message_limit=unit_limit)
     shown = [index.entries([by_id[row_id] for row_id in ids], "", unit_limit) for ids in units]
     text = "".join(entry.text for entries in shown for entry in entries)
-    days = day_heading("2026-11-20") if units else ""
+    days = DAY_HEADING.format("2026-11-20") if units else ""
     assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries)
     assert COUNTER.count(days + text) <= limit
     assert all(sum(entry.tokens for entry in entries) <= unit_limit for entries in shown)

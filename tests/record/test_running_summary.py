@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
 from llama_index_memory_ext.record.summary import summary_room
 from llama_index_memory_ext.store.tables import Seen
-from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.conversation import assistant, calling, of_today, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, fail, say, serve
@@ -259,7 +259,7 @@ async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_mo
     text = sent_text(await memory.aget())
     marks = [
         '<memory>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
-        '</conversation_summary>\n<message role="assistant">answer 5',
+        f'</conversation_summary>\n{of_today()}<message role="assistant">answer 5',
         "<earlier_messages note=",
         "</earlier_messages>\n</condensed_memory>\n<relevant_facts>\n<fact ",
         "Question 1 again?",
