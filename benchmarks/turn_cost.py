@@ -1,12 +1,13 @@
 """The cost of one turn: ``aput`` a question, ``aget``, ``aput`` the answer, ``aget``, on a SQLite file.
 
-Four sides take turns, in an order that rotates: the package in a session of 10,000 messages, the package
-at 100, LlamaIndex's Memory of the same settings without any block at 100, and the recipe at 100. All limits
-are the defaults. Each side has its own database file. Messages have 20 tokens: short ones make the record
-long in entries, which is the package's bad case.
+Five sides take turns, in an order that rotates: the package in a session of 10,000 messages with and without recall,
+the package at 100, LlamaIndex's Memory of the same settings without any block at 100, and the recipe at 100. All other
+limits are the defaults. Each side has its own database file. Messages have 20 tokens: short ones make the record long
+in entries, which is the package's bad case. Their words are of few, so that each question matches all messages, which
+is the worst case of recall.
 
 Sessions grow while they are measured. Those of 100 messages are therefore begun anew in each of the rounds
-and pass 100 by two messages a turn, up to 160. The session of 10,000 goes on through all rounds, so that its
+and pass 100 by two messages a turn, up to 160. The sessions of 10,000 go on through all rounds, so that their
 record is seen at every length between two cuts, and the cut itself too. The first turns of a round warm
 the connections up and are not counted.
 
@@ -44,11 +45,13 @@ ROUNDS, TURNS, WARM_UP = 10, 26, 4
 LONG, SHORT = 10_000, 100
 FACTS, WATCHED_TURNS = 1_000, 200
 
-LONG_SESSION = f"CondensedMemory at {LONG:,} messages"
+RECALLING = f"CondensedMemory at {LONG:,} messages"
+LONG_SESSION = f"{RECALLING}, recall_token_limit=0"
 SHORT_SESSION = f"CondensedMemory at {SHORT} messages"
 HOST = f"Memory without blocks at {SHORT} messages"
 RECIPE = f"the recipe at {SHORT} messages"
-SIDES = (LONG_SESSION, SHORT_SESSION, HOST, RECIPE)
+LONG_SESSIONS = (RECALLING, LONG_SESSION)
+SIDES = (*LONG_SESSIONS, SHORT_SESSION, HOST, RECIPE)
 
 
 @asynccontextmanager
@@ -56,12 +59,15 @@ async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
     """A side's memory with the messages that it begins with."""
     uri = f"sqlite+aiosqlite:///{file}"
     opened: AbstractAsyncContextManager[Memory]
-    if side in (LONG_SESSION, SHORT_SESSION):
-        opened = CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri, extract_facts=False)
+    if side in (*LONG_SESSIONS, SHORT_SESSION):
+        recall = 0 if side == LONG_SESSION else None
+        opened = CondensedMemory.from_defaults(
+            session_id=SESSION, async_database_uri=uri, extract_facts=False, recall_token_limit=recall
+        )
     else:
         opened = host_memory(uri, *([RecipeBlock()] if side == RECIPE else []))
     async with opened as memory:
-        await memory.aput_messages(sample_messages(LONG if side == LONG_SESSION else SHORT))
+        await memory.aput_messages(sample_messages(LONG if side in LONG_SESSIONS else SHORT))
         yield memory
 
 
@@ -79,11 +85,14 @@ async def turn(memory: BaseMemory, number: int) -> float:
 async def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
     """The seconds of each counted turn of each side, and those of the processor for the thread of the event loop."""
     seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
-    async with session_of(LONG_SESSION, folder / "long.db") as long_session:
+    async with (
+        session_of(RECALLING, folder / "recalling.db") as recalling,
+        session_of(LONG_SESSION, folder / "long.db") as long_session,
+    ):
         for round_number in shown(range(ROUNDS), "rounds"):
             async with AsyncExitStack() as stack:
-                memories: dict[str, Memory] = {LONG_SESSION: long_session}
-                for i, side in enumerate(SIDES[1:]):
+                memories: dict[str, Memory] = {RECALLING: recalling, LONG_SESSION: long_session}
+                for i, side in enumerate(SIDES[2:]):
                     file = folder / f"{round_number}-{i}.db"
                     memories[side] = await stack.enter_async_context(session_of(side, file))
                 for number in range(WARM_UP + TURNS):
@@ -98,7 +107,7 @@ async def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
 async def pauses_of_turns(file: Path) -> list[float]:
     """The longest pause of the event loop in each turn of a session with many messages and facts, in milliseconds."""
     longest = []
-    async with session_of(LONG_SESSION, file) as memory:
+    async with session_of(RECALLING, file) as memory:
         assert isinstance(memory, CondensedMemory)
         await put_facts(memory, FACTS)
         for number in range(WARM_UP):
@@ -123,12 +132,13 @@ def measured() -> tuple[list[Measure], list[Promise]]:
     measures += [Measure(f"the event loop's processor time, {side}", taken, "ms") for side, taken in loop.items()]
     measures.append(Measure("turns measured on each side", ROUNDS * TURNS))
     measures.append(Measure("the recipe against Memory without blocks", turns[RECIPE] / turns[HOST]))
+    measures.append(Measure(f"{LONG:,} messages with recall against {SHORT}", turns[RECALLING] / turns[SHORT_SESSION]))
     held = f"{LONG:,} messages and {FACTS:,} facts"
     measures.append(
         Measure(f"longest pause in 99 of 100 turns, {held}", quantiles(pauses, n=100, method="inclusive")[-1], "ms")
     )
     promises = [
-        Promise(f"{LONG:,} messages against {SHORT}", 1.15, turns[LONG_SESSION] / turns[SHORT_SESSION]),
+        Promise(f"{LONG:,} messages without recall against {SHORT}", 1.15, turns[LONG_SESSION] / turns[SHORT_SESSION]),
         Promise(f"CondensedMemory against Memory without blocks at {SHORT}", 0.38, turns[SHORT_SESSION] / turns[HOST]),
         Promise(f"longest pause in a turn, {held}", 5, max(pauses), "ms"),
     ]

@@ -193,15 +193,17 @@ class MessageIndex:
                 used += tokens
         return found
 
-    def entries(self, rows: Sequence[LogRow], question: str, limit: int) -> list[Entry]:
+    def clip_for(self, question: str) -> Callable[[str, int], str] | None:
+        """Returns what leaves the part of a text that has the words of a question; None for no words."""
+        terms = partial(terms_in, codes=languages_of(question, self._languages))
+        wanted = set(terms(question))
+        return partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
+
+    def entries(self, rows: Sequence[LogRow], limit: int, clip: Callable[[str, int], str] | None) -> list[Entry]:
         """Returns the rows of one message as they are recalled; [] if there is no room for a word of each.
 
-        Of more than ``limit`` tokens, the part with the words of the question is shown; without one, the two ends.
+        Of more than ``limit`` tokens the part is shown that ``clip`` leaves; None: the two ends.
         """
-        codes = languages_of(question, self._languages)
-        terms = partial(terms_in, codes=codes)
-        wanted = set(terms(question))
-        clip = partial(excerpt, counter=self._counter, wanted=wanted, terms=terms) if wanted else None
         shown = clip_entries(entries_of(rows, self._counter, self._tags, brief=True), limit, self._counter, clip)
         fits = tokens_of(shown) <= limit
         return shown if fits and all(entry.body.strip() for entry in shown) else []
@@ -255,6 +257,8 @@ class MessageSearch:
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
+    # What was recalled last in a session, by all that it depends on: agents ask again for each of their tool calls.
+    recalled: Recent[str, tuple[object, CountedText]] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -305,6 +309,10 @@ class MessageSearch:
         most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
         await self._prepare(session_id, index, [question, *context])
+        depends_on = (question, *context), index.epoch, index.newest, before, most, utc_now().date()
+        last = self.recalled.get(session_id)
+        if last and last[0] == depends_on:
+            return last[1]
 
         def choose() -> list[tuple[IndexedMessage, float]]:
             ranked = index.ranked(question, context, before)
@@ -314,7 +322,11 @@ class MessageSearch:
         if shown is None:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
-        return earlier_element([(message.day, entries) for message, entries in shown], counter)
+        earlier = earlier_element([(message.day, entries) for message, entries in shown], counter)
+        # Vectors may come later, and what has failed may succeed.
+        if index.embeddings is None and index.epoch == seen.epoch:
+            self.recalled.put(session_id, (depends_on, earlier))
+        return earlier
 
     async def search(self, session_id: str, question: str, *, most: int, message_limit: int) -> list[FoundMessage]:
         """Returns the messages most similar to a question, best first, of the log and of answered active turns.
@@ -362,10 +374,10 @@ class MessageSearch:
         by_id = {row.id: row for row in stored}
 
         def show() -> list[tuple[FoundMessage, list[Entry]]]:
-            shown = []
+            shown, clip = [], index.clip_for(question)
             for message, similarity in chosen:
                 rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
-                entries = index.entries(rows, question, limit)
+                entries = index.entries(rows, limit, clip)
                 if entries:
                     text = "\n".join(entry.body for entry in entries)
                     row_ids = tuple(row.id for row in rows)

@@ -104,7 +104,7 @@ def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> Non
     rows = rows_of(user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on."))
     index = index_of(rows)
     assert found(index, "zebra", limit=100, message_limit=60)[0] == (rows[0].id,)
-    (entry,) = index.entries(rows[:1], "", 60)
+    (entry,) = index.entries(rows[:1], 60, None)
     assert entry.tokens <= 60
     assert "tokens left out" in entry.text
     assert "zebra" not in entry.text
@@ -187,7 +187,7 @@ def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
     index = index_of(rows)
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
-    (entry,) = index.entries(rows[:1], "", 500)
+    (entry,) = index.entries(rows[:1], 500, None)
     assert entry.text == "<message user>I drink green tea in the morning.\n"
     assert "<message date>unknown\n" in earlier_element([("", [entry])], COUNTER)
 
@@ -238,7 +238,7 @@ def test_what_is_found_fits_as_it_is_shown(talk: list[ChatMessage], limit: int, 
     index = index_of(rows)
     by_id = {row.id: row for row in rows}
     units = found(index, question, limit=limit, message_limit=unit_limit)
-    shown = [index.entries([by_id[row_id] for row_id in ids], "", unit_limit) for ids in units]
+    shown = [index.entries([by_id[row_id] for row_id in ids], unit_limit, None) for ids in units]
     text = "".join(entry.text for entries in shown for entry in entries)
     days = DAY_HEADING.format("2026-11-20") if units else ""
     assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries)
