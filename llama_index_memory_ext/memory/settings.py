@@ -121,7 +121,8 @@ def keep_for_cache(record: CondensedMemoryBlock, cache_points: CachePoints, *, i
     if not is_chosen and room * record.keep_ratio < wanted <= room * _MOST_KEPT:
         record.keep_ratio = wanted / room
     if room * record.keep_ratio < least:
-        limit = math.ceil(wanted / _MOST_KEPT) + record.recall_limit
+        # What is recalled has a share of it.
+        limit = math.ceil(wanted / _MOST_KEPT * record.token_limit / room)
         warn_of_short_prompts(name, record.token_limit, int(room * record.keep_ratio), limit)
 
 

@@ -64,7 +64,7 @@ WORTH_MORE = 0.15
 # reply comes behind several short messages that fit as well. More messages are not looked at.
 _SHORT, _LENGTH_POWER, _MOST_RANKED = 100, 0.4, 1_000
 # What a message gains, beside the similarity of the best one, that was said at the time that the question names.
-_TIME_SHARE = 0.5
+_TIME_SHARE = 1.0
 # The epoch of an index in which something went wrong: that of no log, so that it is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS, _NEIGHBOUR_CHARACTERS = 20_000, 2_000
