@@ -12,7 +12,8 @@ use.
 
 Every side may show 4,000 tokens of what was said before the last turn, which is in the prompt besides:
 
-- CondensedMemory with 2,000 of them for what is recalled, and with none: then it shows the newest messages only. With
+- CondensedMemory with 2,000 of them for what is recalled, with the 500 that it has by default, and with none: then it
+  shows the newest messages only. With
   an ``embed_model``, messages are recalled by their embeddings, too; all are embedded before the first question.
 - LlamaIndex's Memory as ``from_defaults(token_limit=4_000)`` makes it. It counts in its own tokenizer, keeps 70 % for
   the messages and lets 3,000 tokens go at once.
@@ -55,6 +56,7 @@ OTHER_LIMITS = (1_000, 2_000, 8_000)
 TOP_K = 18
 
 RECALL, NEWEST = "CondensedMemory with recall", "CondensedMemory, newest only"
+DEFAULTS = "CondensedMemory, recall by default"
 RECALL_E5 = "CondensedMemory with recall and E5"
 HOST, RECIPE, VECTORS = "LlamaIndex's Memory", "the recipe", "VectorMemoryBlock"
 ASKED_BY_TWO = f"VectorMemoryBlock, {TOP_K} nodes, asked by two messages"
@@ -88,6 +90,7 @@ def sides(limit: int = LIMIT) -> dict[str, Open]:
     """How to open a new memory, for each side that needs no model."""
     return {
         RECALL: partial(condensed, limit, recall_token_limit=limit // 2),
+        DEFAULTS: partial(condensed, limit),
         NEWEST: partial(condensed, limit, recall_token_limit=0),
         HOST: partial(plain_memory, IN_MEMORY, token_limit=limit),
         RECIPE: lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=limit)),
