@@ -53,6 +53,8 @@ SEARCH_TOOL = "search_memory"
 # A message is also found by the two turns before the question. Each weighs half of what it does for facts, because
 # these turns mostly stand in the record themselves.
 CONTEXT_TURNS = 3
+# A question with more different terms says itself what it is about.
+_ENOUGH_TERMS = 6
 _EARLIER_WEIGHT = 0.1
 # The weights of the words of the messages before and after a message, at distance 1, 2 and 3: those that matter for a
 # question seldom stand alone.
@@ -306,6 +308,8 @@ class MessageSearch:
         before = window.kept[0].row_id if window.kept else seen.last_id + 1
         free = self.reader.room - window.tokens
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
+        if len(set(terms_in(question[:_NEIGHBOUR_CHARACTERS]))) > _ENOUGH_TERMS:
+            context = []
         most = max(limit, min(int(limit * _ASKED_SHARE), free)) if _ASKS.search(question) else limit
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
         await self._prepare(session_id, index, [question, *context])

@@ -115,6 +115,15 @@ async def test_what_was_said_at_the_time_that_a_question_names_comes_first(open_
     assert [text for _, text in found if text.startswith("Remarkable")] == ["Remarkable: event 14."]
 
 
+async def test_a_short_question_is_also_about_what_was_said_last(memory: CondensedMemory) -> None:
+    """A long one says itself what it is about."""
+    await say(memory, user("Caroline was here."), assistant("I see."))
+    assert CAROLINE in recalled(await ask(memory, "And then?"))
+    await say(memory, assistant("All right."), user("Caroline was here."), assistant("I see."))
+    question = "Which weather, interest, rain, storm, clouds, wind, snow or sun of today stays fine around here?"
+    assert CAROLINE not in recalled(await ask(memory, question))
+
+
 async def test_it_has_an_eighth_of_the_limit_by_default(open_memory: OpenMemory) -> None:
     """At most 2,000 tokens, what a summary leaves, and none of a record of less than 1,000."""
     limits = {1_000: 125, 8_000: 1_000, 50_000: 2_000, 999: 0}
