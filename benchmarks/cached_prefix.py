@@ -14,10 +14,11 @@ database serves. Only counts are kept: the texts are not free for every use.
   itself (``cache_control`` of the request).
 
 All sides but the plain list have a limit of 8,000 tokens for the newest messages. With recall there are 2,000 tokens
-more, which change with each question: there, what stands before them is looked at for itself, too. The plain list is
-LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean as ours. What is paid is relative to
-it: the price of all prompt tokens under each rule's own prices, divided by that of as many of its prompt tokens. Ours
-is also measured with limits of 4,000 and 50,000 tokens; no conversation is as long as the second.
+more, which change with each question, or by default 1,000 of the 8,000: there, what stands before them is looked at
+for itself, too. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean
+as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices, divided by that
+of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no conversation is as
+long as the second.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ RECALL_TAG = "<earlier_messages"
 OURS, HOST, RECIPE = "CondensedMemory", "LlamaIndex's Memory", "the recipe"
 BUFFER, SUMMARY_BUFFER = "ChatMemoryBuffer", "ChatSummaryMemoryBuffer"
 WITH_RECALL, WITH_MARKS, BEFORE_RECALL = " with recall", ", marked", ", before what is recalled"
+BY_DEFAULT = ", recall by default"
 
 Open = Callable[[], AbstractAsyncContextManager[BaseMemory]]
 RULES: dict[str, Callable[[], Rule]] = {
@@ -103,12 +105,12 @@ class Side:
         return MARKED if self.marked else UNMARKED
 
 
-def ours(limit: int, *, recall: int = 0, marked: bool = False) -> Side:
-    """Our memory, without facts."""
+def ours(limit: int, *, recall: int | None = 0, marked: bool = False) -> Side:
+    """Our memory, without facts; what it recalls has tokens besides, or with None the share that it has by default."""
     opened = partial(
         CondensedMemory.from_defaults,
-        token_limit=limit + recall + 10_000,
-        condensed_token_limit=limit + recall,
+        token_limit=limit + (recall or 0) + 10_000,
+        condensed_token_limit=limit + (recall or 0),
         recall_token_limit=recall,
         extract_facts=False,
         cache_points=marked,
@@ -129,6 +131,8 @@ def sides_at(limit: int) -> dict[str, Side]:
     return {
         OURS: ours(limit),
         OURS + WITH_MARKS: ours(limit, marked=True),
+        OURS + BY_DEFAULT: ours(limit, recall=None),
+        OURS + BY_DEFAULT + WITH_MARKS: ours(limit, recall=None, marked=True),
         OURS + WITH_RECALL: ours(limit, recall=RECALLED),
         OURS + WITH_RECALL + WITH_MARKS: ours(limit, recall=RECALLED, marked=True),
         BUFFER: Side(buffer),
