@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _SUMMARY_OPENING, _SUMMARY_CLOSING = "<conversation_summary>", "</conversation_summary>\n"
 EARLIER_OPENING = '<earlier_messages note="said before the messages above; found for the question">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
-# What stands above the messages of a day such as 2026-11-20, or of an unknown one, and behind those of other days.
-DAY_HEADING, TODAY_HEADING = "<message date>{}\n", "<message date>{} (today)\n"
 _DAY_START, _TODAY = "<message date>", " (today)\n"
+# What stands above the messages of a day such as 2026-11-20, or of an unknown one, and behind those of other days.
+DAY_HEADING, TODAY_HEADING = f"{_DAY_START}{{}}\n", f"{_DAY_START}{{}}{_TODAY}"
 _ELEMENT_START = re.compile(
     rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})", re.MULTILINE
 )

@@ -215,7 +215,7 @@ class RecordReader:
 
     def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
         """Returns the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        known = self.joined.get(session_id)
+        known, (first_day, today) = self.joined.get(session_id), self.days(window)
         # Prompts share the blocks, and whoever got one may have changed it.
         if known and not known.text.startswith("".join([block.text for block in known.blocks.values()])):
             known = None
@@ -224,7 +224,7 @@ class RecordReader:
             if known and known.begins(window):
                 joined.blocks, joined.entries = dict(known.blocks), known.entries
             # What stands in front of the messages: the first instructions and the summary.
-            front = [*(entry.text for entry in window.instructions), str(window.element), self.days(window)[0]]
+            front = [*(entry.text for entry in window.instructions), str(window.element), first_day]
             pieces, tokens = [] if joined.blocks else front, 0
             for i, entry in enumerate(window.kept[joined.entries :], joined.entries + 1):
                 pieces.append(entry.heading + entry.text)
@@ -245,7 +245,6 @@ class RecordReader:
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        today = self.days(window)[1]
         return RecordText(f"{text}{earlier}{today}", self.tokens(window) + earlier.tokens, blocks, length, marks)
 
     def tokens(self, window: Window) -> int:
@@ -320,9 +319,9 @@ class RecordReader:
             first = {entry.row_id for entry in window.instructions}
             # If there are older messages than these, they and the known ones have no room in the record any more.
             known = () if page.more else window.kept
-            window = replace(window, kept=known, seen=seen)
             new = [one for one in new if one.row_id not in first]
-            window = replace(window, kept=window.grown(new, with_days=self.show_days))
+            kept = replace(window, kept=known).grown(new, with_days=self.show_days)
+            window = replace(window, kept=kept, seen=seen)
         self.windows.put(session_id, window)
         return window
 
@@ -428,8 +427,10 @@ def entries_of(
     rows: Iterable[LogRow], counter: TokenCounter, tags: Iterable[str], *, brief: bool = False
 ) -> list[Entry]:
     """Returns the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
-    found = ((row, entry_of(row.id, row.message, counter, tags, speaker=row.speaker, brief=brief)) for row in rows)
-    return [replace(entry, day=row.day) for row, entry in found if entry is not None]
+    found = (
+        entry_of(row.id, row.message, counter, tags, speaker=row.speaker, day=row.day, brief=brief) for row in rows
+    )
+    return [entry for entry in found if entry is not None]
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:

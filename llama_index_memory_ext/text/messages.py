@@ -197,11 +197,12 @@ def entry_of(
     tags: Iterable[str] = (),
     *,
     speaker: str = "",
+    day: str = "",
     brief: bool = False,
 ) -> Entry | None:
     """Returns the entry of a message; None if there is nothing to show. No text can forge our tags or ``tags``.
 
-    The ``speaker`` is named, if there is one.
+    The ``speaker`` is named, if there is one. On the ``day`` it was said, "" if that is unknown.
     """
     body = escape_tags(body_of(message), tags)
     if not body.strip():
@@ -211,7 +212,8 @@ def entry_of(
     names = "".join(f' {key}="{escape(value[:200])}"' for key, value in given.items() if value)
     role = message.role.value
     text = f"<message {role}{names}>{body.rstrip()}\n" if brief else f'{_ROLE}"{role}"{names}>{body}{CLOSING}'
-    return Entry(row_id, text, counter.count(text), any(one.block_type in MEDIA_TOKENS for one in message.blocks))
+    has_media = any(one.block_type in MEDIA_TOKENS for one in message.blocks)
+    return Entry(row_id, text, counter.count(text), has_media, day)
 
 
 def clip_entry(entry: Entry, limit: int, counter: TokenCounter, clip: Callable[[str, int], str] | None = None) -> Entry:
