@@ -48,6 +48,7 @@ class CondensedOptions(TypedDict, total=False):
     summary_token_limit: int | None
     recall_token_limit: int | None
     media_turns: int
+    keep_tool_results: int | None
 
 
 class RecordSize(NamedTuple):
@@ -119,6 +120,12 @@ class CondensedMemoryBlock(LogBlock):
 
     media_turns: int = Field(
         default=2, ge=0, description="Turns before this one whose media a `CondensedMemory` sends again; 0: none."
+    )
+    keep_tool_results: int | None = Field(
+        default=None,
+        ge=0,
+        description="Turns before a cut whose tool results stay; those of older turns are one line each from then on, "
+        "with their size. The calls stay, and a search finds the results whole. None: all stay.",
     )
     cache_points: CachePoints = Field(
         default=False,
@@ -288,6 +295,7 @@ class CondensedMemoryBlock(LogBlock):
                 summary_limit=summary_limit,
                 recall_limit=recall_limit,
                 show_days=self.show_days,
+                keep_tool_results=self.keep_tool_results,
                 languages=checked_languages(self.languages),
             )
             self._made = fields, MessageSearch(reader, embed_model_of(self.embed_model))

@@ -264,7 +264,8 @@ async def summarise(
     session_id = key.session_id
     window = await reader.read(session_id)
     while window.has_overflow or window.is_over:
-        kept = window.evicted(window.limits.kept).kept
+        window = await reader.shortened(session_id, window)
+        kept = window.cut().kept
         if not kept or kept[0].row_id <= window.seen.position + 1:
             return
         started, spent = perf_counter(), list[Usage]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.text.limits import share_out
@@ -26,6 +27,8 @@ _ELEMENT_START = re.compile(
 _EMPTY_DAY = re.compile(
     rf"^{_DAY_START}[\w-]+\n(?={_DAY_START}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING}|\Z)", re.MULTILINE
 )
+# What stands for a tool's result of an earlier turn.
+_LEFT_OUT = "[{} tokens, left out]"
 NO_TEXT = CountedText("", 0)
 # The tags of the record and of two messages, and a few words: with less room, nothing would be shown.
 MIN_ROOM = 50
@@ -58,6 +61,13 @@ def clip_entries(
     """Returns the entries, the long ones clipped. Together they have at most ``limit`` tokens if their tags fit."""
     shares = share_out([entry.tokens for entry in entries], limit)
     return [clip_entry(entry, share, counter, clip) for entry, share in zip(entries, shares, strict=True)]
+
+
+def in_a_line(entry: Entry, counter: TokenCounter) -> Entry:
+    """Returns the entry of a tool's result with its size in place of its body, if that is shorter."""
+    text = _LEFT_OUT.format(entry.tokens).join(entry.tags)
+    tokens = counter.count(text)
+    return replace(entry, text=text, tokens=tokens) if tokens < entry.tokens else entry
 
 
 def split_record(text: str) -> list[str]:

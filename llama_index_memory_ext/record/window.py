@@ -24,7 +24,14 @@ from typing_extensions import Self
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.record.text import DAY_HEADING, NO_TEXT, TODAY_HEADING, clip_entries, summary_element
+from llama_index_memory_ext.record.text import (
+    DAY_HEADING,
+    NO_TEXT,
+    TODAY_HEADING,
+    clip_entries,
+    in_a_line,
+    summary_element,
+)
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
@@ -91,7 +98,8 @@ class Window:
     """What this process remembers of the record of one session, and the limits of its messages.
 
     ``instructions`` are the first ones, if they stay, and ``summary`` is of ``summarised`` messages; ``element`` is how
-    it is shown. ``has_overflow``: there are rows that are neither kept nor left behind.
+    it is shown. ``has_overflow``: there are rows that are neither kept nor left behind. Tools' results before the row
+    ``results_from`` are shown in a line.
     """
 
     seen: Seen
@@ -103,6 +111,7 @@ class Window:
     summarised: int = 0
     kept: tuple[Entry, ...] = ()
     has_overflow: bool = False
+    results_from: int = 0
 
     def grown(self, entries: Sequence[Entry], *, with_days: bool = False) -> tuple[Entry, ...]:
         """Returns what is kept with entries behind it, with a heading on each that was said on another day.
@@ -161,7 +170,19 @@ class Window:
 
     def evicted(self, limits: Limits | None = None) -> Window:
         """The window after a cut, if it is over its limits, or over others."""
-        kept = self.kept[plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,)) :]
+        return self.without(plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,)))
+
+    def cut(self) -> Window:
+        """The window cut down to what limits leave: its first group leaves at least, but for the newest one.
+
+        Else other processes, which see that the cursor has moved, would not know of a cut that saves tokens only.
+        """
+        after, groups = self.evicted(self.limits.kept), tool_call_groups(self.kept)
+        return self.without(len(groups[0])) if after.kept == self.kept and len(groups) > 1 else after
+
+    def without(self, number: int) -> Window:
+        """The window without so many of the oldest entries."""
+        kept = self.kept[number:]
         if kept and kept[0].heading:
             tokens = kept[0].tokens - self.counter.count(kept[0].heading)
             kept = (replace(kept[0], heading="", tokens=tokens), *kept[1:])
@@ -208,6 +229,7 @@ class RecordReader:
     summary_limit: int = 0
     recall_limit: int = 0
     show_days: bool = False
+    keep_tool_results: int | None = None
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
     ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
@@ -275,7 +297,9 @@ class RecordReader:
             window = window.fitted()
             self.windows.put(session_id, window)
             return window
-        started, after = perf_counter(), window.evicted()
+        started, before = perf_counter(), window
+        window = await self.shortened(session_id, window)
+        after = window.cut()
         if after.kept == window.kept:
             # A call with more results than messages are allowed is kept whole.
             return window
@@ -285,19 +309,33 @@ class RecordReader:
             return (await self.read(session_id)).evicted()
         after = replace(after, seen=replace(window.seen, position=position))
         self.windows.put(session_id, after)
-        await self.announce(session_id, window, after, started)
+        await self.announce(session_id, before, after, started)
         return after
+
+    async def shortened(self, session_id: str, window: Window) -> Window:
+        """The window before a cut, with the tools' results in a line that are older than the last turns.
+
+        It is read anew, so that it is the one that every other process reads after the cut.
+        """
+        turns = [entry.row_id for entry in window.kept if entry.role == MessageRole.USER.value]
+        if self.keep_tool_results is None or len(turns) < self.keep_tool_results:
+            return window
+        starts = [*turns, window.seen.last_id + 1]
+        return await self.read(session_id, results_from=starts[-self.keep_tool_results - 1])
 
     def has_room(self, window: Window) -> bool:
         """Whether a window can be shown, with room for what is recalled: a long call that is kept whole has none."""
         return window.tokens <= self.room - self.recall_limit
 
-    async def read(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
+    async def read(
+        self, session_id: str, snapshot: Snapshot | None = None, *, results_from: int | None = None
+    ) -> Window:
         """The window with what the log has gained, and without what this or another process has cut.
 
-        A ``snapshot`` of the session spares a query.
+        A ``snapshot`` of the session spares a query. With ``results_from`` it is read anew, as it would be after a cut
+        that has stored this row, and not remembered.
         """
-        window = self.windows.get(session_id)
+        window = self.windows.get(session_id) if results_from is None else None
         page = await self._page(session_id, window.seen if window else Seen(), snapshot=snapshot)
         if window is not None:
             # A result shares the room of its call.
@@ -308,12 +346,14 @@ class RecordReader:
             window = await self._empty(session_id, page)
             if window is None:
                 # Another process has moved the cursor since.
-                return await self.read(session_id)
+                return await self.read(session_id, results_from=results_from)
+            if results_from is not None:
+                window = replace(window, results_from=results_from)
         if page.rows:
-            seen, new = replace(window.seen, last_id=page.rows[-1].id), await self._counted(page.rows)
+            seen, new = replace(window.seen, last_id=page.rows[-1].id), await self._counted(page.rows, window)
             while page.more and not await asyncio.to_thread(window.is_filled_by, new):
                 page = await self._page(session_id, window.seen, before=page.rows[0].id)
-                new = await self._counted(page.rows) + new
+                new = await self._counted(page.rows, window) + new
             if tokens_of(new) > window.message_limit:
                 new = await asyncio.to_thread(window.within_shares, new)
             first = {entry.row_id for entry in window.instructions}
@@ -322,7 +362,8 @@ class RecordReader:
             new = [one for one in new if one.row_id not in first]
             kept = replace(window, kept=known).grown(new, with_days=self.show_days)
             window = replace(window, kept=kept, seen=seen)
-        self.windows.put(session_id, window)
+        if results_from is None:
+            self.windows.put(session_id, window)
         return window
 
     async def media(
@@ -357,7 +398,7 @@ class RecordReader:
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
         (epoch, old), name = window.place, self.name
-        made = {"summary": window.summary, "summarised": window.summarised}
+        made = {"summary": window.summary, "summarised": window.summarised, "results_from": window.results_from}
         state = made if any(made.values()) else None
         return await self.store.readers.move(session_id, name, epoch=epoch, old=old, new=position, state=state)
 
@@ -406,7 +447,8 @@ class RecordReader:
         keep = max(self.limits.keep_messages - len(instructions), 1)
         limits = replace(self.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep)
         seen, summarised = Seen(page.epoch, page.position), int(state.get("summarised") or 0)
-        return Window(seen, limits, self.counter, instructions, summary, element, summarised)
+        results_from = int(state.get("results_from") or 0)
+        return Window(seen, limits, self.counter, instructions, summary, element, summarised, results_from=results_from)
 
     async def _page(
         self, session_id: str, seen: Seen, before: int | None = None, snapshot: Snapshot | None = None
@@ -416,11 +458,13 @@ class RecordReader:
             return LogPage(snapshot.position, snapshot.epoch, [row for row in rows if row.id > snapshot.position])
         return await self.store.readers.page(session_id, self.name, seen, before=before, limit=_PAGE_ROWS)
 
-    async def _counted(self, rows: Sequence[LogRow]) -> list[Entry]:
-        counter, tags = self.counter, (self.name,)
+    async def _counted(self, rows: Sequence[LogRow], window: Window | None = None) -> list[Entry]:
+        counter, tags, results_from = self.counter, (self.name,), window.results_from if window else 0
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
-            return await asyncio.to_thread(entries_of, rows, counter, tags)
-        return entries_of(rows, counter, tags)
+            entries = await asyncio.to_thread(entries_of, rows, counter, tags)
+        else:
+            entries = entries_of(rows, counter, tags)
+        return [in_a_line(one, counter) if one.is_result and one.row_id < results_from else one for one in entries]
 
 
 def entries_of(
