@@ -18,7 +18,7 @@ COUNTER = TokenCounter()
 LIMIT = 2_000
 
 
-def turn(i: int, words: int = 150) -> list[ChatMessage]:
+def turn(i: int, words: int = 60) -> list[ChatMessage]:
     said = " ".join(f"tree{(i + n) % 7}" for n in range(words))
     called = calling((f"c{i}", "look", {"n": i}))
     return [user(f"question {i}"), called, result(f"c{i}", said), assistant(f"answer {i}")]
@@ -73,15 +73,17 @@ async def test_every_process_shows_the_same(database_uri: str, kept: int) -> Non
     """One that has read each turn, one that begins now, and two that read in turn."""
     store, other = MemoryStore(database_uri), MemoryStore(database_uri)
     memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
-    options = {"token_limit": LIMIT, "keep_tool_results": kept}
-    always, sometimes = (CondensedMemoryBlock(store=one, **options) for one in (store, other))
+
+    def open_one(where: MemoryStore) -> CondensedMemoryBlock:
+        return CondensedMemoryBlock(store=where, token_limit=LIMIT, keep_tool_results=kept)
+
+    always, sometimes = open_one(store), open_one(other)
     for i in range(25):
         await memory.aput_messages(turn(i))
         shown = str(await always.aget([], session_id="chat"))
         if i % 4 == 0:
             assert str(await sometimes.aget([], session_id="chat")) == shown
-        fresh = CondensedMemoryBlock(store=other, **options)
-        assert str(await fresh.aget([], session_id="chat")) == shown
+        assert str(await open_one(other).aget([], session_id="chat")) == shown
     await asyncio.gather(store.aclose(), other.aclose())
 
 
