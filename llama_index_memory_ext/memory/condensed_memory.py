@@ -32,7 +32,7 @@ from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.window import CachePoints
-from llama_index_memory_ext.settings import Switch, check_names, checked, shown, unpacked
+from llama_index_memory_ext.settings import Switch, check_id, check_names, checked, shown, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
@@ -486,6 +486,44 @@ class CondensedMemory(Memory):
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
 
+    async def abranch(
+        self, new_session_id: str, *, until: str | int | None = None, before: str | int | None = None
+    ) -> Self:
+        """Copy the session into a new one, up to a message; the two go on apart, and this one stays as it is.
+
+        The copy belongs to the same user, and its messages keep their ids and times; all of them are in its record, as
+        between two turns. Facts are the user's in both. Messages from which they were extracted are not read again, and
+        what is not read yet is read in both sessions. A session without a user has facts of its own: a copy of it
+        learns them anew.
+
+        Args:
+            new_session_id: The name of the new session.
+            until: The last message that is copied, by its ``additional_kwargs["message_id"]``; None: all are.
+            before: In place of ``until``, the first message that is not copied, such as a question to be asked anew.
+
+        Returns:
+            A memory of the new session with the settings of this one, on its store, which this one closes.
+
+        Raises:
+            SettingError: The new name is no id, or both ``until`` and ``before`` are given.
+            StoreError: The new session was used before, as this one was, or no message has this id; a
+                ``SessionOwnerError`` if this session is another user's. Nothing is copied then.
+        """
+        check_id("new_session_id", new_session_id)
+        if new_session_id is None or None not in (until, before):
+            saw = "none" if new_session_id is None else "both until and before"
+            raise SettingError(f"abranch takes a new_session_id, and until or before, where the copy ends; saw {saw}.")
+        opening, end = Opening(self.user_id, self.shared), until if before is None else before
+        async with self._calls():
+            users = self.sql_store.users
+            await users.branch(self.session_id, new_session_id, opening, end, with_end=before is None)
+        copied = self.model_copy(update={"session_id": new_session_id})
+        copied._owns_store = copied._opened = False  # noqa: SLF001 - it is one of these
+        if self.user_id is None:
+            own = self.facts_block.model_copy(update={"user_id": new_session_id})
+            copied.memory_blocks = [own if block is self.facts_block else block for block in self.memory_blocks]
+        return copied
+
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
@@ -522,6 +560,7 @@ class CondensedMemory(Memory):
     import_ = in_sync(aimport, after=_wait_for_jobs, note=turns.WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
+    branch = in_sync(abranch)
     forget = in_sync(aforget)
 
     async def __aenter__(self) -> Self:
