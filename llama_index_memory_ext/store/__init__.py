@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +17,8 @@ from sqlalchemy import Connection, func, or_, select, text
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.errors import SettingError, StoreError
+from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS
 from llama_index_memory_ext.store.cursors import Readers
 from llama_index_memory_ext.store.facts import Facts
@@ -36,6 +39,8 @@ __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
+# A hundred years.
+_MOST_DAYS = 36_500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
@@ -340,6 +345,51 @@ class MemoryStore(SQLAlchemyChatStore):
         if vacuum:
             await self.vacuum()
         return counts
+
+    async def retain(
+        self,
+        *,
+        days: float | None = None,
+        messages: int | None = None,
+        session_ids: Collection[str] | None = None,
+        unread: bool = False,
+        vacuum: bool = True,
+    ) -> dict[str, int]:
+        """Delete old messages for good, in whole turns, with their embeddings and a summary of them; facts stay.
+
+        A fact loses what it has of their words: its quote, the text around it, and the rows; ``words_deleted_at`` says
+        when. The turn that goes on stays, and so does what a memory that extracts facts has not read yet.
+
+        Args:
+            days: Turns go that have a message that was stored more than so many days ago; above 0, at most 36,500.
+            messages: Turns go that have a message that is not one of so many newest ones of its session; at least 1.
+            session_ids: Only these sessions; None: all.
+            unread: Whether messages go, too, from which a memory has still to extract facts.
+            vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
+
+        Returns:
+            The number of deleted ``"messages"``, of ``"facts"`` that have lost words, and of messages that would go but
+            are ``"unread"``.
+
+        Raises:
+            SettingError: A number is out of its range. Nothing is deleted.
+        """
+        days, messages = _MOST_DAYS if days is None else days, LAST_ID if messages is None else messages
+        if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
+            raise SettingError(
+                f"retain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
+                f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
+            )
+        since, counts = time.time_ns() - int(days * 86_400e9), Counter(messages=0, facts=0, unread=0)
+        for info in await self.sessions():
+            key, has_old = info.session_id, info.first_at and info.first_at.timestamp() * 1e9 < since
+            # A session in which nothing is due is not locked.
+            if (has_old or info.messages > messages) and (session_ids is None or key in session_ids):
+                retain = self.users.retain_within
+                counts.update(await self.database.run(retain, key, since, messages, unread=unread, sessions=[key]))
+        if vacuum:
+            await self.vacuum()
+        return dict(counts)
 
     async def vacuum(self) -> bool:
         """Rewrite the database, so that what was deleted is not in its files any more.

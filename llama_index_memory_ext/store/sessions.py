@@ -13,6 +13,7 @@ from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
+    ACTIVE,
     ARCHIVED,
     DONE,
     EPOCHS,
@@ -288,6 +289,37 @@ class Users:
                 conn.execute(update(cursors).where(*here).values(position=position, state=left))
         self._renew(conn, key)
         return count
+
+    def retain_within(self, conn: Connection, key: str, since: int, most: int, *, unread: bool) -> dict[str, int]:
+        """Delete turns of a session with a message that was written before ``since`` or is not one of ``most`` newest.
+
+        The turn that goes on stays, and without ``unread`` what a reader of facts has not read. Returns the numbers of
+        deleted messages, of facts that have lost words, and of messages that stay because they are unread.
+        """
+        rows, cursors = self._tables.rows, self._tables.cursors
+        found = conn.execute(
+            select(rows.c["id", "role", "timestamp", "status"]).where(rows.c.key == key).order_by(rows.c.id)
+        ).all()
+        ids, count = [row.id for row in found], len(found)
+        # The places where turns begin, and the end.
+        starts = [0, *(i for i, row in enumerate(found) if row.role == MessageRole.USER.value), count]
+        old = [i for i, row in enumerate(found) if row.timestamp < since or i < count - most]
+        active = [i for i, row in enumerate(found) if row.status == ACTIVE]
+        due = starts[bisect_right(starts, max(old, default=-1))]
+        due = min(due, starts[bisect_right(starts, min(active, default=count)) - 1])
+        users = [row.user_id for row in conn.execute(self._owners, {"session": key})]
+        readers = [] if unread else [one for user in users for one in self._readers_of(conn, key, user)]
+        of_readers = (cursors.c.key == key, cursors.c.reader.in_(readers))
+        read = conn.execute(
+            select(func.coalesce(func.min(cursors.c.position), LAST_ID)).where(*of_readers)
+        ).scalar_one()
+        end = min(due, starts[bisect_right(starts, bisect_right(ids, read)) - 1])
+        if not end:
+            conn.rollback()
+            return {"unread": due}
+        self.delete_within(conn, key, rows.c.id <= ids[end - 1])
+        changed = self._facts.lose_words_within(conn, users, key, [*ids, LAST_ID][end])
+        return {"messages": end, "facts": changed, "unread": due - end}
 
     def _ends(self, conn: Connection, key: str, first: int, last: int) -> tuple[int, int]:
         """The first and the last row of a session between these two, which belong to it; 0, 0 if there is none."""
