@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -42,12 +44,13 @@ from llama_index_memory_ext.text.messages import (
     characters_of,
     checked_messages,
     is_answer,
+    redacted,
     tokens_by_bytes,
 )
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -61,6 +64,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
+
+# A function from a text to a text; None: texts are stored as they are.
+Redact: TypeAlias = Callable[[str], str] | None
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -96,6 +102,7 @@ class CondensedMemory(Memory):
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    redact: Redact = Field(default=None, exclude=True, repr=False, description="Changes each text before it is stored.")
     cache_points: CachePoints = False
     user_id: str | None = None
     shared: Switch = False
@@ -157,6 +164,7 @@ class CondensedMemory(Memory):
         llm: LLM | None = None,
         embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
+        redact: Redact = None,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
@@ -202,6 +210,9 @@ class CondensedMemory(Memory):
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
                 only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.
+            redact: A function from each text of a message, and of the arguments of its tool calls, to the text that is
+                stored; ``redact_secrets`` is one. The model is shown what is stored. If it fails, nothing is stored,
+                and whoever puts the message gets a ``SettingError``.
             settings: Each of the following, by name.
 
         Raises:
@@ -238,6 +249,7 @@ class CondensedMemory(Memory):
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
             insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
+            redact=redact,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
@@ -260,7 +272,7 @@ class CondensedMemory(Memory):
 
         One with an id, ``additional_kwargs["message_id"]``, is stored once: see ``MemoryStore.add_messages``.
         """
-        messages = checked_messages(messages)
+        messages = await self._checked(messages)
         if messages:
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
@@ -276,7 +288,7 @@ class CondensedMemory(Memory):
 
         Messages at its beginning that are there already stay, and what was read of them is not read again.
         """
-        await self._append(checked_messages(messages), self._plan_flush, replace=True)
+        await self._append(await self._checked(messages), self._plan_flush, replace=True)
         await self.facts_block.anotice_deletion(self.session_id)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
@@ -301,10 +313,13 @@ class CondensedMemory(Memory):
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         await self.tokenizer_fn.load()
+        given = [ChatMessage(input) if isinstance(input, str) else input] if input is not None else []
+        # As it is stored.
+        question = next(iter(await self._checked(given)), None)
         async with self._calls():
-            snapshot, is_to_come = await self._look(input)
+            snapshot, is_to_come = await self._look(question)
             turn = [row.message for row in snapshot.active]
-            asked = template.with_question(turn, input)
+            asked = template.with_question(turn, question)
             turn = [] if is_to_come else turn
             contents: dict[str, Any] = {}
             for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
@@ -579,12 +594,26 @@ class CondensedMemory(Memory):
                 "This memory cannot be pickled: its database is in memory, and the copy would be empty. Keep it in a "
                 'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
-        return super().__getstate__()
+        state = super().__getstate__()
+        # LlamaIndex leaves out what cannot be pickled.
+        if "redact" not in state["__dict__"]:
+            raise SettingError(
+                "This memory cannot be pickled: the copy would not have its redact, and store what that leaves out. "
+                "Let redact be a function of a module, or pass on the memory itself."
+            )
+        return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
+
+    async def _checked(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Return the messages as they are to be stored; a MessageError for anything else."""
+        found = checked_messages(messages)
+        if self.redact is None:
+            return found
+        return await asyncio.to_thread(list, map(partial(redacted, redact=self.redact), found))
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
         if not self._opened:
@@ -633,7 +662,7 @@ class CondensedMemory(Memory):
     def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
-    async def _look(self, question: str | ChatMessage | None) -> tuple[Snapshot, bool]:
+    async def _look(self, question: ChatMessage | None) -> tuple[Snapshot, bool]:
         """Read what the session holds now, and whether the question is still to come behind these messages.
 
         LlamaIndex's chat engines put their question when it was answered. With a question that is still to come, a turn

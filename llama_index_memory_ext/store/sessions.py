@@ -297,9 +297,8 @@ class Users:
         deleted messages, of facts that have lost words, and of messages that stay because they are unread.
         """
         rows, cursors = self._tables.rows, self._tables.cursors
-        found = conn.execute(
-            select(rows.c["id", "role", "timestamp", "status"]).where(rows.c.key == key).order_by(rows.c.id)
-        ).all()
+        columns = rows.c["id", "role", "timestamp", "status"]
+        found = conn.execute(select(*columns).where(rows.c.key == key).order_by(rows.c.id)).all()
         ids, count = [row.id for row in found], len(found)
         # The places where turns begin, and the end.
         starts = [0, *(i for i, row in enumerate(found) if row.role == MessageRole.USER.value), count]
