@@ -1,4 +1,4 @@
-"""The commands ``forget`` and ``retain``: delete a person, a session or what is old; the file is searched for it."""
+"""The commands ``forget``, which searches the file for what it has deleted, and ``retain``, for what is old."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import closing
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, pluralize
@@ -27,10 +25,8 @@ _BLOCK_BYTES = 1 << 22
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
 _DAYS_HELP = "Delete turns with a message that was stored more than so many days ago."
 _MESSAGES_HELP = "Delete turns with a message that is not one of so many newest ones of its session."
-_UNREAD_HELP = "Also delete messages from which facts have still to be extracted."
 _Days = Annotated[float | None, cli.option("--days", "NUMBER", _DAYS_HELP, min=0.001, max=36_500)]
 _Messages = Annotated[int | None, cli.option("--messages", "NUMBER", _MESSAGES_HELP, min=1)]
-_Unread = Annotated[bool, typer.Option("--unread", help=_UNREAD_HELP)]
 
 
 @cli.app.command()
@@ -76,7 +72,6 @@ def retain(
     messages: _Messages = None,
     session: Session = None,
     user: User = None,
-    unread: _Unread = False,
     yes: Yes = False,
     db: Db = None,
     json: Json = False,
@@ -94,14 +89,12 @@ def retain(
     async def work(store: ext.MemoryStore) -> Output:
         infos = await store.sessions(user, session_ids=[] if session is None else [session])
         names = [info.session_id for info in infos]
-        deleted = await store.retain(days=days, messages=messages, session_ids=names, unread=unread, vacuum=False)
+        deleted = await store.retain(days=days, messages=messages, session_ids=names, vacuum=False)
         if not await store.vacuum():
             raise TerminalError("The messages are deleted, but the file was not rewritten. Run the command again.")
-        counts = (
-            f"{pluralize(deleted['messages'], 'message')}; {pluralize(deleted['facts'], 'fact')} stay without them."
-        )
-        left = f"\nStill unread, and kept: {pluralize(deleted['unread'], 'message')}." if deleted["unread"] else ""
-        return deleted, f"Deleted {counts}{left}"
+        kept = f" {deleted['unread']} stay until facts are extracted from them." if deleted["unread"] else ""
+        text = f"Deleted {pluralize(deleted['messages'], 'message')}.{kept}"
+        return deleted, f"{text} Facts that have lost words: {deleted['facts']}."
 
     cli.run(db, work, as_json=json)
 

@@ -35,7 +35,7 @@ from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import Switch, check_id, check_names, checked, shown, unpacked
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
     HINT,
@@ -106,6 +106,7 @@ class CondensedMemory(Memory):
     cache_points: CachePoints = False
     user_id: str | None = None
     shared: Switch = False
+    temporary: Switch = False
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -165,6 +166,7 @@ class CondensedMemory(Memory):
         embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
         redact: Redact = None,
+        temporary: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
@@ -213,6 +215,8 @@ class CondensedMemory(Memory):
             redact: A function from each text of a message, and of the arguments of its tool calls, to the text that is
                 stored; ``redact_secrets`` is one. The model is shown what is stored. If it fails, nothing is stored,
                 and whoever puts the message gets a ``SettingError``.
+            temporary: Whether nothing is stored: the user's facts are read from the database, which has to be there
+                already, and the session is in memory. No facts are extracted, and to add one raises a ``StoreError``.
             settings: Each of the following, by name.
 
         Raises:
@@ -235,14 +239,18 @@ class CondensedMemory(Memory):
         store, session_id = place_of(chat_store, session_id, **place, db_schema=db_schema)
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
+        facts_store = store
+        if temporary:
+            facts_store, store, settings = reader_of(store), MemoryStore(), {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         counter.warm_up()
-        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
+        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
+        stores = store, facts_store
         of_user = session_id if user_id is None else user_id
         memory = cls(
             session_id=session_id,
             token_limit=limits[0],
-            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks or (), **of_both),
+            memory_blocks=blocks_for(settings, limits[1:], stores, of_user, memory_blocks or (), **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
@@ -250,13 +258,14 @@ class CondensedMemory(Memory):
             insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
             redact=redact,
+            temporary=temporary,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory._owns_store = chat_store is None
+        memory._owns_store = chat_store is None or temporary
         is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
         keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         if chat_history is not None:
@@ -442,6 +451,8 @@ class CondensedMemory(Memory):
             await self.facts_block.aclose()
             if self._owns_store:
                 await self.sql_store.aclose()
+            if self.temporary and self.facts_block.store:
+                await self.facts_block.store.aclose()
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
@@ -554,6 +565,11 @@ class CondensedMemory(Memory):
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
         """
+        if self.temporary:
+            raise StoreError(
+                "A temporary memory stores nothing, and there is nothing of it to forget; nothing was deleted. "
+                "`await store.forget_user(user_id)` of a MemoryStore deletes what is stored about a person."
+            )
         async with self._calls():
             store, user_id = self.sql_store, self.facts_block.namespace_of(self.session_id)
             sessions = {self.session_id, *await store.users.keys(user_id)}
@@ -745,19 +761,20 @@ class CondensedMemory(Memory):
 def blocks_for(
     settings: Mapping[str, Any],
     limits: tuple[int, int],
+    stores: tuple[MemoryStore, MemoryStore],
     user_id: str,
     others: Sequence[BaseMemoryBlock[Any]],
     **of_both: Any,
 ) -> list[BaseMemoryBlock[Any]]:
-    """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
+    """Returns the record and the facts, with these limits and stores and with what is ``of_both``, and the ``others``.
 
     A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
     range or for what is no list of blocks, and what the checks of the record raise.
     """
     of_record = {name: settings[name] for name in settings if name in CondensedMemoryBlock.model_fields}
     of_facts = {name: settings[name] for name in settings if name in RelevantFactsBlock.model_fields}
-    record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
-    facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
+    record = CondensedMemoryBlock(token_limit=limits[0], store=stores[0], **of_record, **of_both)
+    facts = RelevantFactsBlock(token_limit=limits[1], store=stores[1], user_id=user_id, **of_facts, **of_both)
     blocks = [record, facts, *(others if isinstance(others, list | tuple) else [others])]
     names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
     if len(names) < len(blocks):

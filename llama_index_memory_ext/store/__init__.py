@@ -19,7 +19,7 @@ from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
 from llama_index_memory_ext.settings import shown
-from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS
+from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, is_missing
 from llama_index_memory_ext.store.cursors import Readers
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
@@ -447,17 +447,27 @@ def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
     return not forbidden
 
 
-@asynccontextmanager
-async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
-    """Gives a store on the same database that refuses each write; it is closed at the end of the block.
+def reader_of(store: MemoryStore) -> MemoryStore:
+    """Returns a store on the same database that refuses each write. Its tables must have this package's version.
 
-    The database must have its tables, in the version of this package, and be no private one in memory.
+    A StoreError if there is no such database yet, or it is a private one in memory.
     """
     database = store.database
+    if is_missing(database.url):
+        raise StoreError(
+            f"Expected a database that is there, to read from it and to write nothing; {store!r} is in memory, or was "
+            "not used yet. Put a message by a memory that is not temporary first."
+        )
     uri = database.url.render_as_string(hide_password=False)
     limits: Any = {"operation_timeout": store.operation_timeout, "pool_size": store.pool_size}
-    async with aclosing(MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)) as reader:
-        reader.database.set_up = "SET default_transaction_read_only = on"
-        if database.backend == "sqlite":
-            reader.database.set_up = "PRAGMA query_only = ON"
+    reader = MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)
+    is_file = database.backend == "sqlite"
+    reader.database.set_up = "PRAGMA query_only = ON" if is_file else "SET default_transaction_read_only = on"
+    return reader
+
+
+@asynccontextmanager
+async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
+    """Gives a store as ``reader_of`` does; it is closed at the end of the block."""
+    async with aclosing(reader_of(store)) as reader:
         yield reader

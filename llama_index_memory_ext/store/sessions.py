@@ -209,9 +209,8 @@ class Users:
         The copy is of the same users, all of it is log, and each reader has come as far in it as it had in the session.
         What a reader has stored of single rows is left out. ``CondensedMemory.abranch`` says what is raised.
         """
-        rows, owners, cursors, ids = (
-            getattr(self._tables, one) for one in ("rows", "owners", "cursors", "message_ids")
-        )
+        rows, owners = self._tables.rows, self._tables.owners
+        cursors, ids = self._tables.cursors, self._tables.message_ids
         self.database.lock(conn, [new], ())
         self.owners_within(conn, key, opening)
         used = (exists().where(table.c.key == new) for table in (rows, owners))
@@ -234,15 +233,14 @@ class Users:
         # They are written in the order of the rows.
         new_ids = conn.execute(select(rows.c.id).where(rows.c.key == new).order_by(rows.c.id)).scalars().all()
         row_ids = dict(zip(old_ids, new_ids, strict=True))
-        found = conn.execute(select(ids.c["message_id", "row_id"]).where(ids.c.key == key)).all()
+        found = conn.execute(select(*ids.c["message_id", "row_id"]).where(ids.c.key == key)).all()
         named = [(name, row_ids[row_id]) for name, row_id in found if row_id in row_ids]
         if named:
             conn.execute(insert(ids), [{"key": new, "message_id": name, "row_id": row_id} for name, row_id in named])
-        whose = select(literal(new), *owners.c["user_id", "kind"]).where(
-            owners.c.key == key, owners.c.kind != OF_NOBODY
-        )
+        of_users = (owners.c.key == key, owners.c.kind != OF_NOBODY)
+        whose = select(literal(new), *owners.c["user_id", "kind"]).where(*of_users)
         conn.execute(insert(owners).from_select(["key", "user_id", "kind"], whose))
-        read = conn.execute(select(cursors.c["reader", "position", "state"]).where(cursors.c.key == key)).all()
+        read = conn.execute(select(*cursors.c["reader", "position", "state"]).where(cursors.c.key == key)).all()
         for reader, old, stored in read:
             state = None if stored is None or ROWS in stored else stored
             position = [0, *new_ids][bisect_right(old_ids, old)]
@@ -309,9 +307,8 @@ class Users:
         users = [row.user_id for row in conn.execute(self._owners, {"session": key})]
         readers = [] if unread else [one for user in users for one in self._readers_of(conn, key, user)]
         of_readers = (cursors.c.key == key, cursors.c.reader.in_(readers))
-        read = conn.execute(
-            select(func.coalesce(func.min(cursors.c.position), LAST_ID)).where(*of_readers)
-        ).scalar_one()
+        position = func.coalesce(func.min(cursors.c.position), LAST_ID)
+        read = conn.execute(select(position).where(*of_readers)).scalar_one()
         end = min(due, starts[bisect_right(starts, bisect_right(ids, read)) - 1])
         if not end:
             conn.rollback()

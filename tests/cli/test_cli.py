@@ -414,9 +414,9 @@ def test_what_is_old_is_deleted_for_good_and_facts_stay(cli: Here, database: Pat
     assert json.loads(done.stdout) == {"messages": 2, "facts": 0, "unread": 0}
     assert b"Semiramis" not in database.read_bytes()
     assert b"Nebukadnezar" in database.read_bytes()
-    assert cli("retain", "--days", "1", "--yes").stdout == "Deleted 0 messages; 0 facts stay without them.\n"
-    assert cli("retain", "--messages", "1", *ANN, "--yes").stdout.startswith("Deleted 2 messages;")
-    assert cli("retain", "--messages", "1", "--session", "none", "--yes").stdout.startswith("Deleted 0 messages;")
+    assert cli("retain", "--days", "1", "--yes").stdout == "Deleted 0 messages. Facts that have lost words: 0.\n"
+    assert cli("retain", "--messages", "1", *ANN, "--yes").stdout.startswith("Deleted 2 messages.")
+    assert cli("retain", "--messages", "1", "--session", "none", "--yes").stdout.startswith("Deleted 0 messages.")
     assert [one["session_id"] for one in json.loads(cli("sessions", "list", "--json").stdout)] == ["b"]
     assert "Has a cat" in cli("facts", "list", *ANN).stdout
 
