@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
+    from llama_index_memory_ext.language.secrets import redact_secrets as redact_secrets
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
     from llama_index_memory_ext.memory.condensed_memory import MemoryOptions as MemoryOptions
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
@@ -57,6 +58,7 @@ _NAMES = {
     "facts.block": ["FactsOptions", "RelevantFactsBlock"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
+    "language.secrets": ["redact_secrets"],
     "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
     "models.caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],

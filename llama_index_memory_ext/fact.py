@@ -129,6 +129,9 @@ class Fact(BaseModel):
         default=None, description="user, or other: somebody whom the content names; None: nobody has told."
     )
     source: Visible = Field(default="", description="The text around the quote, by which it is found too.")
+    words_deleted_at: Utc | None = Field(
+        default=None, description="When retention deleted messages that state it, or are around it, and their words."
+    )
     imported_from: Visible | None = Field(
         default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
     )

@@ -44,7 +44,7 @@ models      ask > caching_openai local_embeddings offline responses > prompt_cac
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    names > said_dates > numbers quotes tokens > dates secrets detection related words > __init__ # words
+language    names > said_dates > numbers quotes secrets tokens > dates detection related words > __init__ # words
 background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
@@ -64,7 +64,6 @@ WITH_ONE_IMPORTER = {
     "inspector/actions.py": "is all of the inspector that changes something",
     "inspector/server.py": "needs the extra inspect",
     "language/related.py": "is a dictionary of its own, which few tokens of a text need",
-    "language/secrets.py": "is a list of formats, each with its source",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from datetime import datetime
 from importlib import import_module
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.agent.workflow import FunctionAgent
 
+_TEMPORARY_HELP = "Store nothing: what is known of the user is read, and the conversation is gone at its end."
+_Temporary = Annotated[bool, typer.Option("--temporary", help=_TEMPORARY_HELP)]
 _HELP = """\
 /facts           what is known about you; the command `facts forget ID` deletes a fact
 /why [QUESTION]  which facts the last question showed the model, or another one would, and why
@@ -39,6 +41,7 @@ def chat(
     model: Model = None,
     embed: Embed = None,
     timeout: Timeout = TIMEOUT,
+    temporary: _Temporary = False,
 ) -> None:
     """Talk with an agent that remembers.
 
@@ -49,10 +52,11 @@ def chat(
     unanswered = 0
     session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}" if session is None else session
     resources = AsyncExitStack()
+    how: Any = {"model": model, "embed": embed, "timeout": timeout, "temporary": temporary}
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, user, model=model, embed=embed, timeout=timeout))
+            agent, memory = loop.run(_open(resources, db, session, user, **how))
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not _respond(loop, agent, memory, line)
@@ -71,6 +75,7 @@ async def _open(
     model: str | None,
     embed: Embed,
     timeout: float,
+    temporary: bool,
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -81,20 +86,22 @@ async def _open(
     from llama_index_memory_ext.models.prompt_caches import needs_cache_points
 
     store = await resources.enter_async_context(aclosing(cli.find_store(db)))
-    await cli.check_store(store, create=True)
-    # Where nothing can be kept no conversation begins.
-    await cli.try_writing(store)
+    await cli.check_store(store, create=not temporary)
+    if not temporary:
+        # Where nothing can be kept no conversation begins.
+        await cli.try_writing(store)
     # OpenAI's clients leave connections open unless they are given a client.
     llm = choose_model(model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
     # Servers that give other families OpenAI's API refuse OpenAI's marks.
     marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
-    options: Any = {"llm": llm, "embed_model": embed, "cache_points": marks}
+    options: Any = {"llm": llm, "embed_model": embed, "cache_points": marks, "temporary": temporary}
     memory = ext.CondensedMemory.from_defaults(session, user_id=user, chat_store=store, **options)
-    messages = await store.count_messages(session, None)
+    messages = await memory.sql_store.count_messages(session, None)
+    state = "temporary: nothing is stored" if temporary else f"{messages} messages so far" if messages else "new"
     _note(
         f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\n"
         f"database {cli.file_of(store) or store.address}\n"
-        f"session  {session}, {f'{messages} messages so far' if messages else 'new'}\n"
+        f"session  {session}, {state}\n"
         f"facts    {f'{user}, in all sessions' if user else 'of this session; --user NAME keeps them for all sessions'}"
     )
     return FunctionAgent(tools=list(TOOLS), llm=llm), memory

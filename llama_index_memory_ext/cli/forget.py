@@ -1,4 +1,4 @@
-"""The command ``forget``: deletes a person or a session, and searches the file for what was deleted."""
+"""The commands ``forget``, which searches the file for what it has deleted, and ``retain``, for what is old."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sqlite3
 from contextlib import closing
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Output, Session, User, Yes
 
@@ -23,6 +23,10 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
 # Columns of names that are no user's and no session's.
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
+_DAYS_HELP = "Delete turns with a message that was stored more than so many days ago."
+_MESSAGES_HELP = "Delete turns with a message that is not one of so many newest ones of its session."
+_Days = Annotated[float | None, cli.option("--days", "NUMBER", _DAYS_HELP, min=0.001, max=36_500)]
+_Messages = Annotated[int | None, cli.option("--messages", "NUMBER", _MESSAGES_HELP, min=1)]
 
 
 @cli.app.command()
@@ -59,6 +63,40 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
     if found and found["left"]:
         searched = pluralize(found["searched"], "text")
         raise TerminalError(f"Still in the file or in its journal: {found['left']} of {searched}.")
+
+
+@cli.app.command()
+def retain(
+    *,
+    days: _Days = None,
+    messages: _Messages = None,
+    session: Session = None,
+    user: User = None,
+    yes: Yes = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Delete old messages for good, of all sessions, of one, or of a user's.
+
+    Facts stay, without the words of these messages. The turn that goes on stays. It asks before it does, and then
+    rewrites the file; exit code 1 if that fails.
+    """
+    if days is messages is None:
+        raise UsageError("say which messages are old: --days NUMBER, --messages NUMBER, or both.")
+    if not yes:
+        cli.confirm("Delete these messages for good?")
+
+    async def work(store: ext.MemoryStore) -> Output:
+        infos = await store.sessions(user, session_ids=[] if session is None else [session])
+        names = [info.session_id for info in infos]
+        deleted = await store.retain(days=days, messages=messages, session_ids=names, vacuum=False)
+        if not await store.vacuum():
+            raise TerminalError("The messages are deleted, but the file was not rewritten. Run the command again.")
+        kept = f" {deleted['unread']} stay until facts are extracted from them." if deleted["unread"] else ""
+        text = f"Deleted {pluralize(deleted['messages'], 'message')}.{kept}"
+        return deleted, f"{text} Facts that have lost words: {deleted['facts']}."
+
+    cli.run(db, work, as_json=json)
 
 
 async def _delete(store: ext.MemoryStore, sessions: list[str], users: list[str], facts: list[ext.Fact]) -> Output:

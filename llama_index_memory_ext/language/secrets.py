@@ -1,20 +1,29 @@
-"""Tells which texts hold a secret: a key by its format, a card by its digits, a password or a passport by its name."""
+"""Finds secrets in texts: a key by its format, a card by its digits, a password or a passport by its name."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.language import phrases
+from llama_index_memory_ext.language.words import sentences_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
-_CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])", 16
+_CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)", 16
 _IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
 _SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_CODE, _SHORTEST_KEY = 8, 4, 3, 10
 # What a secret has that words have not.
 _UNLIKE_WORDS = r"\d|[$%^*~#@&]|!\w"
+_PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
+# What stands in place of a secret.
+_LEFT_OUT = "[secret]"
 # A random token changes between letters and digits at least once in so many characters.
 _LETTERS_A_CHANGE = 6
 
@@ -32,9 +41,8 @@ def holds_secret(text: str) -> bool:
     if phrases("secrets", "seed").search(plain) and len(plain.split()) >= _SEED_WORDS:
         return True
     private = phrases("secrets", "public").sub(" ", plain)
-    for kind, is_secret in ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban)):
-        if any(map(is_secret, re.findall(kind, private))):
-            return True
+    if any(is_secret(found) for kind, is_secret in _NUMBERS for found in re.findall(kind, private)):
+        return True
     # A password, a key, a login or what a code opens is named, with a word that looks like it.
     others = phrases("secrets", "named").sub(" ", undated)
     chosen = phrases("secrets", "login").findall(undated) + phrases("secrets", "pair").findall(undated)
@@ -45,6 +53,32 @@ def holds_secret(text: str) -> bool:
         chosen += re.sub(r"(?<=\d)[ -](?=\d)", "", others).split()
     # Locks have shorter codes than passwords are.
     return any(_is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET) for word in chosen)
+
+
+def redact_secrets(text: str) -> str:
+    """Return a text with ``[secret]`` in place of each number of a card or an account, and of each long random key.
+
+    Where only the words tell a secret, a password for example, it stands in place of the sentence, or of the whole text
+    if the secret is in another sentence than its name. A text without a secret comes back as it is. What has neither a
+    name nor a known form is not found: see the guide "Leaving out".
+
+    >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")
+    'Pay with [secret]. [secret] Thanks!'
+    """
+    if not holds_secret(text):
+        return text
+    plain = re.sub(_PRIVATE_KEY, _LEFT_OUT, unicodedata.normalize("NFKC", text))
+    for kind, is_secret in _NUMBERS:
+        plain = re.sub(kind, partial(_without, is_secret), plain)
+    kept = []
+    for sentence in sentences_in(plain):
+        end = sentence[len(sentence.rstrip()) :]
+        kept.append(f"{_LEFT_OUT}{end}" if holds_secret(sentence) else sentence)
+    return _LEFT_OUT if holds_secret("".join(kept)) else "".join(kept)
+
+
+def _without(is_secret: Callable[[str], bool], found: re.Match[str]) -> str:
+    return _LEFT_OUT if is_secret(found[0]) else found[0]
 
 
 def _is_random(token: str) -> bool:
@@ -79,3 +113,7 @@ def _is_chosen(word: str, fewest_digits: int) -> bool:
     has_letter, has_digit = any(map(str.isalpha, plain)), any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
     return len(plain) >= _SHORTEST_SECRET and has_letter and (has_digit or has_mark)
+
+
+# The secrets that are told by themselves, each with its check.
+_NUMBERS = ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -32,8 +34,8 @@ from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.window import CachePoints
-from llama_index_memory_ext.settings import Switch, check_names, checked, shown, unpacked
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.settings import Switch, check_id, check_names, checked, shown, unpacked
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
     HINT,
@@ -42,12 +44,13 @@ from llama_index_memory_ext.text.messages import (
     characters_of,
     checked_messages,
     is_answer,
+    redacted,
     tokens_by_bytes,
 )
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -61,6 +64,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
+
+# A function from a text to a text; None: texts are stored as they are.
+Redact: TypeAlias = Callable[[str], str] | None
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -96,9 +102,11 @@ class CondensedMemory(Memory):
     memory_blocks_template: RichPromptTemplate = Field(default_factory=template.MemoryBlocksTemplate)
     insert_method: InsertMethod = InsertMethod.USER
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
+    redact: Redact = Field(default=None, exclude=True, repr=False, description="Changes each text before it is stored.")
     cache_points: CachePoints = False
     user_id: str | None = None
     shared: Switch = False
+    temporary: Switch = False
     sql_store: MemoryStore = Field(default_factory=MemoryStore, exclude=True, repr=False)
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -157,6 +165,8 @@ class CondensedMemory(Memory):
         llm: LLM | None = None,
         embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
+        redact: Redact = None,
+        temporary: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Returns a memory with a condensed block and a facts block on one store.
@@ -202,6 +212,11 @@ class CondensedMemory(Memory):
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
                 only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.
+            redact: A function from each text of a message, and of the arguments of its tool calls, to the text that is
+                stored; ``redact_secrets`` is one. The model is shown what is stored. If it fails, nothing is stored,
+                and whoever puts the message gets a ``SettingError``.
+            temporary: Whether nothing is stored: the user's facts are read from the database, which has to be there
+                already, and the session is in memory. No facts are extracted, and to add one raises a ``StoreError``.
             settings: Each of the following, by name.
 
         Raises:
@@ -224,27 +239,33 @@ class CondensedMemory(Memory):
         store, session_id = place_of(chat_store, session_id, **place, db_schema=db_schema)
         if shared and user_id is None:
             raise SettingError("shared=True needs a user_id, which says who is speaking; saw none. Give it the user's.")
+        facts_store = store
+        if temporary:
+            facts_store, store, settings = reader_of(store), MemoryStore(), {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         counter.warm_up()
-        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter, "store": store}
+        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
+        stores = store, facts_store
         of_user = session_id if user_id is None else user_id
         memory = cls(
             session_id=session_id,
             token_limit=limits[0],
-            memory_blocks=blocks_for(settings, limits[1:], of_user, memory_blocks or (), **of_both),
+            memory_blocks=blocks_for(settings, limits[1:], stores, of_user, memory_blocks or (), **of_both),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
             insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
+            redact=redact,
+            temporary=temporary,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory._owns_store = chat_store is None
+        memory._owns_store = chat_store is None or temporary
         is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
         keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         if chat_history is not None:
@@ -260,7 +281,7 @@ class CondensedMemory(Memory):
 
         One with an id, ``additional_kwargs["message_id"]``, is stored once: see ``MemoryStore.add_messages``.
         """
-        messages = checked_messages(messages)
+        messages = await self._checked(messages)
         if messages:
             # Only a new question ends the turn before it.
             ends_turn = any(message.role == MessageRole.USER for message in messages)
@@ -276,7 +297,7 @@ class CondensedMemory(Memory):
 
         Messages at its beginning that are there already stay, and what was read of them is not read again.
         """
-        await self._append(checked_messages(messages), self._plan_flush, replace=True)
+        await self._append(await self._checked(messages), self._plan_flush, replace=True)
         await self.facts_block.anotice_deletion(self.session_id)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
@@ -301,10 +322,13 @@ class CondensedMemory(Memory):
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         await self.tokenizer_fn.load()
+        given = [ChatMessage(input) if isinstance(input, str) else input] if input is not None else []
+        # As it is stored.
+        question = next(iter(await self._checked(given)), None)
         async with self._calls():
-            snapshot, is_to_come = await self._look(input)
+            snapshot, is_to_come = await self._look(question)
             turn = [row.message for row in snapshot.active]
-            asked = template.with_question(turn, input)
+            asked = template.with_question(turn, question)
             turn = [] if is_to_come else turn
             contents: dict[str, Any] = {}
             for block in sorted(self.memory_blocks, key=lambda block: block.priority, reverse=True):
@@ -427,6 +451,8 @@ class CondensedMemory(Memory):
             await self.facts_block.aclose()
             if self._owns_store:
                 await self.sql_store.aclose()
+            if self.temporary and self.facts_block.store:
+                await self.facts_block.store.aclose()
 
     async def aimport(self, source: str | bytes | Iterable[Any], *, show_progress: bool = False) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
@@ -486,6 +512,44 @@ class CondensedMemory(Memory):
         how = {"show_progress": show_progress, "failed": failed}
         return await backfill(self.sql_store, self.facts_block, self.session_id, session_ids, **how)
 
+    async def abranch(
+        self, new_session_id: str, *, until: str | int | None = None, before: str | int | None = None
+    ) -> Self:
+        """Copy the session into a new one, up to a message; the two go on apart, and this one stays as it is.
+
+        The copy belongs to the same user, and its messages keep their ids and times; all of them are in its record, as
+        between two turns. Facts are the user's in both. Messages from which they were extracted are not read again, and
+        what is not read yet is read in both sessions. A session without a user has facts of its own: a copy of it
+        learns them anew.
+
+        Args:
+            new_session_id: The name of the new session.
+            until: The last message that is copied, by its ``additional_kwargs["message_id"]``; None: all are.
+            before: In place of ``until``, the first message that is not copied, such as a question to be asked anew.
+
+        Returns:
+            A memory of the new session with the settings of this one, on its store, which this one closes.
+
+        Raises:
+            SettingError: The new name is no id, or both ``until`` and ``before`` are given.
+            StoreError: The new session was used before, as this one was, or no message has this id; a
+                ``SessionOwnerError`` if this session is another user's. Nothing is copied then.
+        """
+        check_id("new_session_id", new_session_id)
+        if new_session_id is None or None not in (until, before):
+            saw = "none" if new_session_id is None else "both until and before"
+            raise SettingError(f"abranch takes a new_session_id, and until or before, where the copy ends; saw {saw}.")
+        opening, end = Opening(self.user_id, self.shared), until if before is None else before
+        async with self._calls():
+            users = self.sql_store.users
+            await users.branch(self.session_id, new_session_id, opening, end, with_end=before is None)
+        copied = self.model_copy(update={"session_id": new_session_id})
+        copied._owns_store = copied._opened = False  # noqa: SLF001 - it is one of these
+        if self.user_id is None:
+            own = self.facts_block.model_copy(update={"user_id": new_session_id})
+            copied.memory_blocks = [own if block is self.facts_block else block for block in self.memory_blocks]
+        return copied
+
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
 
@@ -501,6 +565,11 @@ class CondensedMemory(Memory):
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and ``"embeddings"``.
         """
+        if self.temporary:
+            raise StoreError(
+                "A temporary memory stores nothing, and there is nothing of it to forget; nothing was deleted. "
+                "`await store.forget_user(user_id)` of a MemoryStore deletes what is stored about a person."
+            )
         async with self._calls():
             store, user_id = self.sql_store, self.facts_block.namespace_of(self.session_id)
             sessions = {self.session_id, *await store.users.keys(user_id)}
@@ -522,6 +591,7 @@ class CondensedMemory(Memory):
     import_ = in_sync(aimport, after=_wait_for_jobs, note=turns.WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
+    branch = in_sync(abranch)
     forget = in_sync(aforget)
 
     async def __aenter__(self) -> Self:
@@ -540,12 +610,26 @@ class CondensedMemory(Memory):
                 "This memory cannot be pickled: its database is in memory, and the copy would be empty. Keep it in a "
                 'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
-        return super().__getstate__()
+        state = super().__getstate__()
+        # LlamaIndex leaves out what cannot be pickled.
+        if "redact" not in state["__dict__"]:
+            raise SettingError(
+                "This memory cannot be pickled: the copy would not have its redact, and store what that leaves out. "
+                "Let redact be a function of a module, or pass on the memory itself."
+            )
+        return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
         # The store of a memory that was pickled has opened the database anew, for this memory alone.
         self._owns_store = True
+
+    async def _checked(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Return the messages as they are to be stored; a MessageError for anything else."""
+        found = checked_messages(messages)
+        if self.redact is None:
+            return found
+        return await asyncio.to_thread(list, map(partial(redacted, redact=self.redact), found))
 
     async def _append(self, messages: Sequence[ChatMessage], plan: turns.Plan | None, *, replace: bool = False) -> None:
         if not self._opened:
@@ -594,7 +678,7 @@ class CondensedMemory(Memory):
     def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
-    async def _look(self, question: str | ChatMessage | None) -> tuple[Snapshot, bool]:
+    async def _look(self, question: ChatMessage | None) -> tuple[Snapshot, bool]:
         """Read what the session holds now, and whether the question is still to come behind these messages.
 
         LlamaIndex's chat engines put their question when it was answered. With a question that is still to come, a turn
@@ -677,19 +761,20 @@ class CondensedMemory(Memory):
 def blocks_for(
     settings: Mapping[str, Any],
     limits: tuple[int, int],
+    stores: tuple[MemoryStore, MemoryStore],
     user_id: str,
     others: Sequence[BaseMemoryBlock[Any]],
     **of_both: Any,
 ) -> list[BaseMemoryBlock[Any]]:
-    """Returns the record and the facts, with these limits and with what is ``of_both``, and the ``others``.
+    """Returns the record and the facts, with these limits and stores and with what is ``of_both``, and the ``others``.
 
     A setting goes to the block that has a field of its name. Raises a SettingError for a setting of a wrong type or
     range or for what is no list of blocks, and what the checks of the record raise.
     """
     of_record = {name: settings[name] for name in settings if name in CondensedMemoryBlock.model_fields}
     of_facts = {name: settings[name] for name in settings if name in RelevantFactsBlock.model_fields}
-    record = CondensedMemoryBlock(token_limit=limits[0], **of_record, **of_both)
-    facts = RelevantFactsBlock(token_limit=limits[1], user_id=user_id, **of_facts, **of_both)
+    record = CondensedMemoryBlock(token_limit=limits[0], store=stores[0], **of_record, **of_both)
+    facts = RelevantFactsBlock(token_limit=limits[1], store=stores[1], user_id=user_id, **of_facts, **of_both)
     blocks = [record, facts, *(others if isinstance(others, list | tuple) else [others])]
     names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
     if len(names) < len(blocks):

@@ -110,11 +110,10 @@ def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
     return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
 
 
-def with_question(turn: list[ChatMessage], question: str | ChatMessage | None) -> list[ChatMessage]:
+def with_question(turn: list[ChatMessage], asked: ChatMessage | None) -> list[ChatMessage]:
     """Returns the turn with the question behind it, unless it is its own: agents repeat it in each tool round."""
-    if question is None:
+    if asked is None:
         return turn
-    asked = ChatMessage(content=question) if isinstance(question, str) else question
     last = next((message for message in reversed(turn) if message.role == MessageRole.USER), None)
     # Of a question with an image, agents repeat the text.
     is_own = last is not None and (body_of(last) == body_of(asked) or last.content == cleaned(asked.content))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +17,9 @@ from sqlalchemy import Connection, func, or_, select, text
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS
+from llama_index_memory_ext.errors import SettingError, StoreError
+from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, is_missing
 from llama_index_memory_ext.store.cursors import Readers
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
@@ -36,6 +39,8 @@ __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
+# A hundred years.
+_MOST_DAYS = 36_500
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
 # A server skips a table that one may not vacuum with no more than a notice, which drivers do not hand on.
@@ -341,6 +346,51 @@ class MemoryStore(SQLAlchemyChatStore):
             await self.vacuum()
         return counts
 
+    async def retain(
+        self,
+        *,
+        days: float | None = None,
+        messages: int | None = None,
+        session_ids: Collection[str] | None = None,
+        unread: bool = False,
+        vacuum: bool = True,
+    ) -> dict[str, int]:
+        """Delete old messages for good, in whole turns, with their embeddings and a summary of them; facts stay.
+
+        A fact loses what it has of their words: its quote, the text around it, and the rows; ``words_deleted_at`` says
+        when. The turn that goes on stays, and so does what a memory that extracts facts has not read yet.
+
+        Args:
+            days: Turns go that have a message that was stored more than so many days ago; above 0, at most 36,500.
+            messages: Turns go that have a message that is not one of so many newest ones of its session; at least 1.
+            session_ids: Only these sessions; None: all.
+            unread: Whether messages go, too, from which a memory has still to extract facts.
+            vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
+
+        Returns:
+            The number of deleted ``"messages"``, of ``"facts"`` that have lost words, and of messages that would go but
+            are ``"unread"``.
+
+        Raises:
+            SettingError: A number is out of its range. Nothing is deleted.
+        """
+        days, messages = _MOST_DAYS if days is None else days, LAST_ID if messages is None else messages
+        if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
+            raise SettingError(
+                f"retain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
+                f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
+            )
+        since, counts = time.time_ns() - int(days * 86_400e9), Counter(messages=0, facts=0, unread=0)
+        for info in await self.sessions():
+            key, has_old = info.session_id, info.first_at and info.first_at.timestamp() * 1e9 < since
+            # A session in which nothing is due is not locked.
+            if (has_old or info.messages > messages) and (session_ids is None or key in session_ids):
+                retain = self.users.retain_within
+                counts.update(await self.database.run(retain, key, since, messages, unread=unread, sessions=[key]))
+        if vacuum:
+            await self.vacuum()
+        return dict(counts)
+
     async def vacuum(self) -> bool:
         """Rewrite the database, so that what was deleted is not in its files any more.
 
@@ -397,17 +447,27 @@ def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
     return not forbidden
 
 
-@asynccontextmanager
-async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
-    """Gives a store on the same database that refuses each write; it is closed at the end of the block.
+def reader_of(store: MemoryStore) -> MemoryStore:
+    """Returns a store on the same database that refuses each write. Its tables must have this package's version.
 
-    The database must have its tables, in the version of this package, and be no private one in memory.
+    A StoreError if there is no such database yet, or it is a private one in memory.
     """
     database = store.database
+    if is_missing(database.url):
+        raise StoreError(
+            f"Expected a database that is there, to read from it and to write nothing; {store!r} is in memory, or was "
+            "not used yet. Put a message by a memory that is not temporary first."
+        )
     uri = database.url.render_as_string(hide_password=False)
     limits: Any = {"operation_timeout": store.operation_timeout, "pool_size": store.pool_size}
-    async with aclosing(MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)) as reader:
-        reader.database.set_up = "SET default_transaction_read_only = on"
-        if database.backend == "sqlite":
-            reader.database.set_up = "PRAGMA query_only = ON"
+    reader = MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)
+    is_file = database.backend == "sqlite"
+    reader.database.set_up = "PRAGMA query_only = ON" if is_file else "SET default_transaction_read_only = on"
+    return reader
+
+
+@asynccontextmanager
+async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
+    """Gives a store as ``reader_of`` does; it is closed at the end of the block."""
+    async with aclosing(reader_of(store)) as reader:
         yield reader

@@ -138,7 +138,9 @@ def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
             "afterwards reading and writing rows is all that is needed."
         )
     elif "readonly" in reason or "read-only" in reason:
-        hint = "Nothing was changed: see who may write to the database, to its file and to the folder of that."
+        hint = (
+            "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
+        )
     else:
         hint = "Nothing was changed. The call can be made again."
     refused = f"has refused {name}" if name else "cannot be used"

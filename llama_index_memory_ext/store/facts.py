@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire
+from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, utc_now
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, upsert, vectors_namespace
 
@@ -164,6 +164,27 @@ class Facts:
             for table in (self._tables.embeddings, self._tables.facts):
                 conn.execute(delete(table).where(table.c.namespace == old))
             conn.execute(self._set_user, {"ns": old, "epoch": time.time_ns()})
+
+    def lose_words_within(self, conn: Connection, namespaces: Sequence[str], session_id: str, first_left: int) -> int:
+        """Take from facts the words of the messages of a session before this row; returns how many facts have changed.
+
+        The text around a quote may begin with the message before it. A fact of which no row is left has no session.
+        """
+        self.database.lock(conn, (), namespaces)
+        data, count = self._tables.facts.c.data, 0
+        for namespace in namespaces:
+            found = conn.execute(self._some.where(data["session_id"].as_string() == session_id), {"ns": namespace})
+            changed = []
+            for fact in [Fact.model_validate(row.data) for row in found]:
+                ids = fact.message_ids
+                if ids and min(ids) <= first_left:
+                    left = tuple(one for one in ids if one >= first_left)
+                    words = {"quote": fact.quote if left == ids else "", "source": "", "words_deleted_at": utc_now()}
+                    place = {"message_ids": left, "session_id": session_id if left else None}
+                    changed.append(fact.model_copy(update={**words, **place}))
+            self._put_all(conn, namespace, changed)
+            count += len(changed)
+        return count
 
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))

@@ -1,17 +1,20 @@
-"""Knows whose the sessions of a store are, counts what there is of each, and deletes sessions and users."""
+"""Knows whose the sessions of a store are, counts what there is of each, copies a session, and deletes them."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, insert, literal, or_, select, update
 
-from llama_index_memory_ext.errors import SessionOwnerError
+from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
     DONE,
     EPOCHS,
     LAST_ID,
@@ -25,6 +28,7 @@ from llama_index_memory_ext.store.tables import (
     upsert,
     vectors_namespace,
 )
+from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
@@ -194,6 +198,57 @@ class Users:
         counted = select(func.count()).where(*unread, *([rows.c.status == status] if status else []))
         return conn.execute(counted).scalar_one()
 
+    # ---- copies ----
+
+    @writes_session
+    def branch(
+        self, conn: Connection, key: str, new: str, opening: Opening, end: str | int | None, *, with_end: bool
+    ) -> None:
+        """Copy a session into a new one, up to the message with the id ``end``, and ``with_end`` that too; None: all.
+
+        The copy is of the same users, all of it is log, and each reader has come as far in it as it had in the session.
+        What a reader has stored of single rows is left out. ``CondensedMemory.abranch`` says what is raised.
+        """
+        rows, owners = self._tables.rows, self._tables.owners
+        cursors, ids = self._tables.cursors, self._tables.message_ids
+        self.database.lock(conn, [new], ())
+        self.owners_within(conn, key, opening)
+        used = (exists().where(table.c.key == new) for table in (rows, owners))
+        if conn.execute(select(or_(*used))).scalar_one():
+            raise StoreError(f"Expected a new session; {new!r} was used before. Nothing was copied. Name another one.")
+        copied = [rows.c.key == key]
+        if end is not None:
+            is_end = (ids.c.key == key, ids.c.message_id == message_id_of({ID_KEY: end}), rows.c.id == ids.c.row_id)
+            last = conn.execute(select(rows.c.id).where(*copied, *is_end)).scalar()
+            if last is None:
+                raise StoreError(f"Expected the message_id of a message of {key!r}; saw {end!r}. Nothing was copied.")
+            copied.append(rows.c.id <= last if with_end else rows.c.id < last)
+        old_ids = conn.execute(select(rows.c.id).where(*copied).order_by(rows.c.id)).scalars().all()
+        if not old_ids:
+            conn.rollback()
+            return
+        same = ("timestamp", "role", "data", "user_id")
+        copies = select(literal(new), literal(ARCHIVED), *rows.c[same]).where(*copied).order_by(rows.c.id)
+        conn.execute(insert(rows).from_select(["key", "status", *same], copies))
+        # They are written in the order of the rows.
+        new_ids = conn.execute(select(rows.c.id).where(rows.c.key == new).order_by(rows.c.id)).scalars().all()
+        row_ids = dict(zip(old_ids, new_ids, strict=True))
+        found = conn.execute(select(*ids.c["message_id", "row_id"]).where(ids.c.key == key)).all()
+        named = [(name, row_ids[row_id]) for name, row_id in found if row_id in row_ids]
+        if named:
+            conn.execute(insert(ids), [{"key": new, "message_id": name, "row_id": row_id} for name, row_id in named])
+        of_users = (owners.c.key == key, owners.c.kind != OF_NOBODY)
+        whose = select(literal(new), *owners.c["user_id", "kind"]).where(*of_users)
+        conn.execute(insert(owners).from_select(["key", "user_id", "kind"], whose))
+        read = conn.execute(select(*cursors.c["reader", "position", "state"]).where(cursors.c.key == key)).all()
+        for reader, old, stored in read:
+            state = None if stored is None or ROWS in stored else stored
+            position = [0, *new_ids][bisect_right(old_ids, old)]
+            if state and old > old_ids[-1]:
+                # It tells of messages that are not in the copy.
+                position, state = 0, None
+            conn.execute(insert(cursors).values(key=new, reader=reader, position=position, state=state))
+
     # ---- deletion ----
 
     def delete_within(self, conn: Connection, key: str, *conditions: Statement) -> int:
@@ -232,6 +287,35 @@ class Users:
                 conn.execute(update(cursors).where(*here).values(position=position, state=left))
         self._renew(conn, key)
         return count
+
+    def retain_within(self, conn: Connection, key: str, since: int, most: int, *, unread: bool) -> dict[str, int]:
+        """Delete turns of a session with a message that was written before ``since`` or is not one of ``most`` newest.
+
+        The turn that goes on stays, and without ``unread`` what a reader of facts has not read. Returns the numbers of
+        deleted messages, of facts that have lost words, and of messages that stay because they are unread.
+        """
+        rows, cursors = self._tables.rows, self._tables.cursors
+        columns = rows.c["id", "role", "timestamp", "status"]
+        found = conn.execute(select(*columns).where(rows.c.key == key).order_by(rows.c.id)).all()
+        ids, count = [row.id for row in found], len(found)
+        # The places where turns begin, and the end.
+        starts = [0, *(i for i, row in enumerate(found) if row.role == MessageRole.USER.value), count]
+        old = [i for i, row in enumerate(found) if row.timestamp < since or i < count - most]
+        active = [i for i, row in enumerate(found) if row.status == ACTIVE]
+        due = starts[bisect_right(starts, max(old, default=-1))]
+        due = min(due, starts[bisect_right(starts, min(active, default=count)) - 1])
+        users = [row.user_id for row in conn.execute(self._owners, {"session": key})]
+        readers = [] if unread else [one for user in users for one in self._readers_of(conn, key, user)]
+        of_readers = (cursors.c.key == key, cursors.c.reader.in_(readers))
+        position = func.coalesce(func.min(cursors.c.position), LAST_ID)
+        read = conn.execute(select(position).where(*of_readers)).scalar_one()
+        end = min(due, starts[bisect_right(starts, bisect_right(ids, read)) - 1])
+        if not end:
+            conn.rollback()
+            return {"unread": due}
+        self.delete_within(conn, key, rows.c.id <= ids[end - 1])
+        changed = self._facts.lose_words_within(conn, users, key, [*ids, LAST_ID][end])
+        return {"messages": end, "facts": changed, "unread": due - end}
 
     def _ends(self, conn: Connection, key: str, first: int, last: int) -> tuple[int, int]:
         """The first and the last row of a session between these two, which belong to it; 0, 0 if there is none."""

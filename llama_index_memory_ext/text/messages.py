@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 from pydantic import TypeAdapter, ValidationError
 
-from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.language.words import CONTROLS
 from llama_index_memory_ext.text.tool_calls import (
+    ARGUMENTS_KEYS,
     ASSISTANT_ROLES,
     CALL_KEYS,
     HIDDEN,
@@ -122,6 +123,9 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 # Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as by its Anthropic class.
 _SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, ID_KEY, SPEAKER_KEY, _HOSTS_KEY, "tool_call_id", "name", "images"})
 _SHOWN_ELSEWHERE |= {"usage", "stop_reason", "thinking_delta"}
+# Where a message holds what was said, or thought, or asked of a tool.
+_SAID_KEYS = frozenset({"text", "content", "tool_kwargs", *ARGUMENTS_KEYS})
+
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
@@ -350,6 +354,34 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
             )
         message_id_of(message.additional_kwargs)
     return found
+
+
+def redacted(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
+    """Returns a copy of a message with each text changed by a function, and each text in the arguments of tool calls.
+
+    Ids, names, media and other ``additional_kwargs`` stay. A SettingError if the function fails or returns no text.
+    """
+
+    def changed(value: Json, *, is_said: bool) -> Json:
+        if isinstance(value, dict):
+            return {key: changed(one, is_said=is_said or key in _SAID_KEYS) for key, one in value.items()}
+        if isinstance(value, list):
+            return [changed(one, is_said=is_said) for one in value]
+        return _redacted_text(value, redact) if is_said and isinstance(value, str) else value
+
+    return ChatMessage.model_validate(changed(storable(message), is_said=False))
+
+
+def _redacted_text(text: str, redact: Callable[[str], str]) -> str:
+    try:
+        found: object = redact(text)
+        saw = f"one that returns a {type(found).__name__}"
+    except Exception as error:  # noqa: BLE001 - a function of the program's own may fail in any way
+        found, saw = None, f"one that raises a {type(error).__name__}"
+    if isinstance(found, str):
+        return found
+    # Not where it was caught: the other error, in which the text may stand, would be its context.
+    raise SettingError(f"redact must be a function that returns a text for each text; saw {saw}. Nothing was stored.")
 
 
 def message_tokens(message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int] = MEDIA_TOKENS) -> int:

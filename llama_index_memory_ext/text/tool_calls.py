@@ -21,7 +21,7 @@ RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION
 CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
-_ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
+ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 
 
 class Counted(Protocol):
@@ -55,7 +55,7 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
     for _, value in [] if calls else _calls_in_kwargs(message):
         fields = _fields(value)
         function = _fields(fields.get("function") or fields.get("custom") or fields)
-        arguments: Json = next((function[key] for key in _ARGUMENTS_KEYS if key in function), {})
+        arguments: Json = next((function[key] for key in ARGUMENTS_KEYS if key in function), {})
         call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
         calls.append(ToolCall(str(call_id), str(name), to_json(arguments)))
     return calls

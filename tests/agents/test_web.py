@@ -23,10 +23,10 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.facts.learning import learner
 from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.scripted_models import StartModel
-from tests.test_docs import BLOCKS
+from tests.test_docs import PAGES, blocks
 
-APP = next(code for code in BLOCKS if "FastAPI(" in code)
-TURN = next(code for code in BLOCKS if "pg_advisory_xact_lock" in code)
+APP, TURN = blocks("python", PAGES["production.md"])
+(BRANCHES,) = blocks("python", PAGES["branching.md"])
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -41,11 +41,11 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 
 @contextmanager
-def serving(database_uri: str, model_server: OpenAIServer, workers: int) -> Iterator[str]:
+def serving(database_uri: str, model_server: OpenAIServer, workers: int, app: str = APP) -> Iterator[str]:
     """The socket of the application, from when it has started until it has ended by itself, without a complaint."""
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
-        Path(folder, "app.py").write_text(APP, encoding="utf-8")
+        Path(folder, "app.py").write_text(app, encoding="utf-8")
         command = [sys.executable, "-m", "uvicorn", "app:app", "--no-access-log", "--log-level", "info"]
         # A client may use its open connection again after any time, and a server that closes it then answers nothing.
         command += ["--timeout-keep-alive", "600"]
@@ -182,6 +182,34 @@ async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start_which_se
                 await all_extracted(database_uri, 3, 4)
                 assert await ask(clients[3], "second", "What do I like?") == "milk"
             await check(database_uri, socket, server, 3)
+
+
+async def test_a_question_is_answered_anew_and_edited_in_branches_that_stream(database_uri: str) -> None:
+    """The session from which they come stays as it is."""
+
+    async def stream(client: httpx.AsyncClient, path: str, **question: str) -> str:
+        response = await client.post(path, json={"session_id": "first", **question})
+        assert response.status_code == 200, response.text
+        return response.text
+
+    with serve(model) as server, serving(database_uri, server, 1, BRANCHES) as socket:
+        async with users(socket, 2) as (ann, bob):
+            assert await stream(ann, "/chat", message_id="1", message="Hello") == "Hello to you."
+            assert await stream(ann, "/chat", message_id="2", message="Good day") == "Good day to you."
+            again = {"message_id": "2", "message": "Good day", "new_session_id": "second"}
+            assert await stream(ann, "/again", **again) == "Good day to you."
+            edited = {"message_id": "1", "message": "Good night", "new_session_id": "third"}
+            assert await stream(ann, "/again", **edited) == "Good night to you."
+            for client, wrong in ((ann, again), (ann, {**again, "message_id": "3"}), (bob, edited)):
+                response = await client.post("/again", json={"session_id": "first", **wrong})
+                assert response.status_code == 404
+    store = MemoryStore(database_uri)
+    said = {key: [one.content for one in await store.get_messages(key, None)] for key in await store.get_keys()}
+    both = ["Hello", "Hello to you.", "Good day", "Good day to you."]
+    names = {json.dumps(["user0", name]): name for name in ("first", "second", "third")}
+    expected = {"first": both, "second": both, "third": ["Good night", "Good night to you."]}
+    assert {names[key]: texts for key, texts in said.items()} == expected
+    await store.aclose()
 
 
 async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(

@@ -151,6 +151,21 @@ def test_a_slash_is_obeyed_and_mistakes_are_told(chat: Chat, line: str, says: st
     assert says in done.stdout + done.stderr
 
 
+def test_a_temporary_conversation_leaves_the_database_as_it_is(chat: Chat, command: Here, database: Path) -> None:
+    """It knows the user, and itself while it lasts."""
+    missing = chat("Hello.\n", *ANN, "--temporary")
+    assert missing.returncode == 1
+    assert not database.exists()
+    assert command("facts", "add", "Name is Logan", *ANN, "--db", str(database)).returncode == 0
+    before = database.read_bytes()
+    done = chat("I live in Rome.\n/facts\n/why What is my name?\n", *ANN, "--temporary")
+    assert done.returncode == 0, done.stderr
+    assert "temporary: nothing is stored" in done.stderr
+    assert done.stdout.count("Name is Logan") == 2
+    assert [file.name for file in database.parent.iterdir()] == [database.name]
+    assert database.read_bytes() == before
+
+
 @at_a_terminal
 def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here, database: Path) -> None:
     """Nothing that the model has written is lost, and nothing commands the terminal."""

@@ -404,6 +404,23 @@ def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> No
     assert cli("sessions", "list").stdout == "No sessions.\n"
 
 
+def test_what_is_old_is_deleted_for_good_and_facts_stay(cli: Here, database: Path) -> None:
+    talk(database, "a", "ann", "My cat is called Semiramis.", "My dog is called Nebukadnezar.")
+    talk(database, "b", "bob", "The weather is fine.", "The weather is bad.")
+    add(cli, "Has a cat")
+    assert cli("retain", "--messages", "2").returncode == 2
+    assert "which messages are old" in cli("retain", "--yes").stderr
+    done = cli("retain", "--messages", "2", "--session", "a", "--yes", "--json")
+    assert json.loads(done.stdout) == {"messages": 2, "facts": 0, "unread": 0}
+    assert b"Semiramis" not in database.read_bytes()
+    assert b"Nebukadnezar" in database.read_bytes()
+    assert cli("retain", "--days", "1", "--yes").stdout == "Deleted 0 messages. Facts that have lost words: 0.\n"
+    assert cli("retain", "--messages", "1", *ANN, "--yes").stdout.startswith("Deleted 2 messages.")
+    assert cli("retain", "--messages", "1", "--session", "none", "--yes").stdout.startswith("Deleted 0 messages.")
+    assert [one["session_id"] for one in json.loads(cli("sessions", "list", "--json").stdout)] == ["b"]
+    assert "Has a cat" in cli("facts", "list", *ANN).stdout
+
+
 def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
     """Long texts too, which lie scattered over several pages."""
     file, texts = tmp_path / "x.db", [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)]
@@ -510,6 +527,7 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
         ("export", "--session", "s"),
         ("export", *ANN),
         ("forget", *ANN, "--yes"),
+        ("retain", "--days", "90", "--yes"),
         ("mcp", *ANN, "--read-only"),
     ],
 )
