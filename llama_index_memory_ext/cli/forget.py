@@ -89,7 +89,7 @@ def retain(
     async def work(store: ext.MemoryStore) -> Output:
         infos = await store.sessions(user, session_ids=[] if session is None else [session])
         names = [info.session_id for info in infos]
-        deleted = await store.retain(days=days, messages=messages, session_ids=names, vacuum=False)
+        deleted = await store.aretain(days=days, messages=messages, session_ids=names, vacuum=False)
         if not await store.vacuum():
             raise TerminalError("The messages are deleted, but the file was not rewritten. Run the command again.")
         kept = f" {deleted['unread']} stay until facts are extracted from them." if deleted["unread"] else ""

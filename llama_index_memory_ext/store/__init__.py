@@ -346,7 +346,7 @@ class MemoryStore(SQLAlchemyChatStore):
             await self.vacuum()
         return counts
 
-    async def retain(
+    async def aretain(
         self,
         *,
         days: float | None = None,
@@ -377,7 +377,7 @@ class MemoryStore(SQLAlchemyChatStore):
         days, messages = _MOST_DAYS if days is None else days, LAST_ID if messages is None else messages
         if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
             raise SettingError(
-                f"retain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
+                f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
                 f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
             )
         since, counts = time.time_ns() - int(days * 86_400e9), Counter(messages=0, facts=0, unread=0)

@@ -52,18 +52,18 @@ async def test_turns_that_are_older_go_and_younger_ones_stay(store: MemoryStore)
     await memory.aput_messages([*turn("one"), *turn("two")])
     await age(store, "chat", 91)
     await memory.aput_messages([*turn("three"), user("Now?")])
-    assert await store.retain(days=90) == {"messages": 4, "facts": 0, "unread": 0}
+    assert await store.aretain(days=90) == {"messages": 4, "facts": 0, "unread": 0}
     assert await said(store) == ["Tell three.", "Told three.", "Now?"]
     assert [text for _, text in record(sent_text(await memory.aget()))] == ["Tell three.", "Told three."]
-    assert await store.retain(days=90) == NOTHING
-    assert await store.retain() == NOTHING
+    assert await store.aretain(days=90) == NOTHING
+    assert await store.aretain() == NOTHING
 
 
 @pytest.mark.parametrize(("most", "left"), [(5, 5), (4, 3), (3, 3), (2, 1), (1, 1)])
 async def test_of_more_messages_than_so_many_the_oldest_turns_go(store: MemoryStore, most: int, left: int) -> None:
     """A turn goes as a whole, and the question that is being answered stays."""
     await on(store).aput_messages([*turn("one"), *turn("two"), user("Now?")])
-    assert (await store.retain(messages=most))["messages"] == 5 - left
+    assert (await store.aretain(messages=most))["messages"] == 5 - left
     assert await said(store) == ["Tell one.", "Told one.", "Tell two.", "Told two.", "Now?"][5 - left :]
 
 
@@ -74,7 +74,7 @@ async def test_the_turn_that_goes_on_stays_however_old_it_is(store: MemoryStore)
     await memory.aflush()
     await memory.aput(result("c1", "Seen."))
     await age(store, "chat", 10)
-    assert (await store.retain(days=1))["messages"] == 2
+    assert (await store.aretain(days=1))["messages"] == 2
     assert (await said(store))[0] == "Look."
     assert len(await said(store)) == 3
 
@@ -85,9 +85,9 @@ async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(s
         await memory.aput_messages(turn("it"))
         await memory.aflush()
         await age(store, name, 2)
-    assert await store.retain(days=1, session_ids=[]) == NOTHING
-    assert await store.retain(days=1, session_ids=["none"]) == NOTHING
-    assert (await store.retain(days=1, session_ids=["one"]))["messages"] == 2
+    assert await store.aretain(days=1, session_ids=[]) == NOTHING
+    assert await store.aretain(days=1, session_ids=["none"]) == NOTHING
+    assert (await store.aretain(days=1, session_ids=["one"]))["messages"] == 2
     assert [info.session_id for info in await store.sessions()] == ["two"]
 
 
@@ -97,7 +97,7 @@ async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(s
 async def test_what_is_out_of_range_is_refused(store: MemoryStore, wrong: dict[str, Any]) -> None:
     await on(store).aput_messages([*turn("one"), *turn("two")])
     with pytest.raises(SettingError, match="retain takes days above 0"):
-        await store.retain(**wrong)
+        await store.aretain(**wrong)
     assert len(await said(store)) == 4
 
 
@@ -108,16 +108,16 @@ async def test_unread_messages_stay_until_they_are_read_or_named(store: MemorySt
     await memory.aflush()
     await memory.aput_messages([*talk("milk"), user("Now?")])
     await age(store, "chat", 2)
-    assert await store.retain(days=1) == {"messages": 2, "facts": 1, "unread": 2}
+    assert await store.aretain(days=1) == {"messages": 2, "facts": 1, "unread": 2}
     await memory.aput(assistant("Now."))
     await memory.aflush()
     await age(store, "chat", 2)
-    assert await store.retain(days=1) == {"messages": 4, "facts": 1, "unread": 0}
+    assert await store.aretain(days=1) == {"messages": 4, "facts": 1, "unread": 0}
     await memory.aput_messages(talk("rain"))
     await memory.sql_store.archive_oldest_messages("chat", 2)
     await age(store, "chat", 2)
-    assert (await store.retain(days=1))["unread"] == 2
-    assert await store.retain(days=1, unread=True) == {"messages": 2, "facts": 0, "unread": 0}
+    assert (await store.aretain(days=1))["unread"] == 2
+    assert await store.aretain(days=1, unread=True) == {"messages": 2, "facts": 0, "unread": 0}
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
     await memory.facts_block.aclose()
@@ -128,7 +128,7 @@ async def test_what_was_read_is_not_read_again(store: MemoryStore, start_model: 
     memory = on(store, llm=llm)
     await memory.aput_messages(talk("tea", "milk", "rain"))
     await memory.aflush()
-    assert (await store.retain(messages=2))["messages"] == 4
+    assert (await store.aretain(messages=2))["messages"] == 4
     await memory.aput_messages(talk("snow"))
     await memory.aflush()
     assert likes(server.requests) == [["tea", "milk", "rain"], ["snow"]]
@@ -142,7 +142,7 @@ async def test_facts_stay_and_lose_the_words_of_what_is_gone(store: MemoryStore,
     memory = on(store, llm=llm, retire_with_messages=True)
     await memory.aput_messages(talk("tea", "milk", "rain"))
     await memory.aflush()
-    assert (await store.retain(messages=4))["facts"] == 2
+    assert (await store.aretain(messages=4))["facts"] == 2
     facts = {fact.content: fact for fact in await memory.facts.alist()}
     tea, milk, rain = (facts[f"Likes {one}"] for one in ("tea", "milk", "rain"))
     assert (tea.quote, tea.source, tea.message_ids, tea.session_id) == ("", "", (), None)
@@ -165,7 +165,7 @@ async def test_a_summary_of_what_is_gone_goes_too(store: MemoryStore, start_mode
     await memory.aput_messages([*turn("apples"), *turn("bread"), *turn("cheese")])
     await memory.aflush()
     assert await memory.condensed_block.asummary("chat")
-    await store.retain(messages=2)
+    await store.aretain(messages=2)
     assert await memory.condensed_block.asummary("chat") == ""
 
 
@@ -179,7 +179,7 @@ async def test_in_a_shared_session_the_facts_of_all_lose_their_words(
     await ann.aflush()
     await bob.aflush()
     await age(store, "chat", 2)
-    assert await store.retain(days=1) == {"messages": 4, "facts": 2, "unread": 0}
+    assert await store.aretain(days=1) == {"messages": 4, "facts": 2, "unread": 0}
     for memory in (ann, bob):
         assert [fact.quote for fact in await memory.facts.alist()] == [""]
         await memory.facts_block.aclose()
@@ -189,7 +189,7 @@ async def test_two_at_once_and_a_writer_end_well(store: MemoryStore) -> None:
     memory = on(store)
     await memory.aput_messages([*turn("one"), *turn("two"), *turn("three")])
     counts = await asyncio.gather(
-        store.retain(messages=2, vacuum=False), store.retain(messages=2, vacuum=False), memory.aput(user("Now?"))
+        store.aretain(messages=2, vacuum=False), store.aretain(messages=2, vacuum=False), memory.aput(user("Now?"))
     )
     assert [one["messages"] for one in counts[:2] if one].count(0) <= 1
     assert (await said(store))[-1] == "Now?"
@@ -210,7 +210,7 @@ async def test_no_byte_of_it_is_left_in_the_file(
     texts = {text for word in words[:2] for text in (f"I like {word}.", f"I like {word}")}
     before = search_file(file, texts, ())
     assert before["left"] + before["elsewhere"] == len(texts)
-    await store.retain(messages=2)
+    await store.aretain(messages=2)
     assert search_file(file, texts, ()) == {"searched": len(texts), "left": 0, "elsewhere": 0}
     assert search_file(file, {"I like obelisks."}, ())["elsewhere"] == 1
     assert len(await memory.facts.alist()) == 3
