@@ -22,6 +22,7 @@ NAMES = (
     "evidence_in_prompt",
     "long_replies",
     "named_times",
+    "dated_questions",
     "honesty",
     "secrets_stored",
     "whose_words",
