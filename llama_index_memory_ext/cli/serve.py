@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shlex
 import signal
 import socket
+import sys
 import webbrowser
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Embed, Session, User
+from llama_index_memory_ext.cli.app import Db, Embed, Session, User, file_of, find_store
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
@@ -29,6 +33,22 @@ _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what 
 _Limit = Annotated[int | None, typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's.")]
 _OtherSession = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
+_Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
+_CONFIG_HELP = "Print what this program needs to start this command, and end."
+_Config = Annotated[_Program | None, cli.option("--print-config", "PROGRAM", _CONFIG_HELP)]
+_HTTP_HELP = "Serve over streamable HTTP at this port instead, at /mcp; 0: any that is free. It needs a token."
+_Http = Annotated[int | None, cli.option("--http", "PORT", _HTTP_HELP, min=0, max=65_535)]
+_HOST_HELP = "With --http: the address of this machine to listen at. Others than 127.0.0.1 need TLS in front of them."
+_Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
+# Not an option: the list of processes would show it to others.
+_TOKEN, _SHORTEST_TOKEN = "LLAMA_INDEX_MEMORY_MCP_TOKEN", 16
+# Where each program reads its servers from.
+_CONFIG_FILES: dict[str, str] = {
+    "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
+    "cursor": "~/.cursor/mcp.json, or .cursor/mcp.json of a project",
+    "vscode": ".vscode/mcp.json of a project",
+    "claude-code": "a terminal",
+}
 
 
 @cli.app.command()
@@ -56,7 +76,7 @@ def inspect(
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
         from llama_index_memory_ext.inspector.pages import Access
-        from llama_index_memory_ext.inspector.server import Inspector, serve
+        from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import read_only
     asked = {
@@ -76,22 +96,35 @@ def inspect(
                 html.write((await report(reader, str(session), question, limits)).encode())
                 return
             inspector = Inspector(reader, store, limits, Access(write))
-            try:
-                listening = socket.create_server(("127.0.0.1", port))
-            except OSError as error:
-                problem = f"Port {port} cannot be used: {error.strerror}."
-                raise TerminalError(f"{problem} Name another one, or none.") from None
-            with listening:
+            with _listening(port) as listening:
                 address = f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/"
                 cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
                 if open_:
                     webbrowser.open(address)
-                # The server sends itself the signal that has ended it once more, when it has closed its connections.
-                with suppress(KeyboardInterrupt, asyncio.CancelledError):
-                    await serve(inspector, listening)
-                    await asyncio.sleep(0)
+                await _serve(inspector, listening, lifespan="off")
 
     cli.run(db, show)
+
+
+def _listening(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """Returns a socket at the port; an error that says what to do if it cannot be used."""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        problem = f"Port {port} of {host} cannot be used: {error.strerror}."
+        raise TerminalError(f"{problem} Name another one, or 0.") from None
+
+
+async def _serve(app: Any, listening: socket.socket, **options: Any) -> None:
+    """Answers on a socket until Ctrl-C. No request is logged: addresses hold words of users."""
+    # Imported here: both extras bring it.
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_config=None, server_header=False, **options))
+    # The server sends itself the signal that has ended it once more, when it has closed its connections.
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):
+        await server.serve(sockets=[listening])
+        await asyncio.sleep(0)
 
 
 @cli.app.command()
@@ -102,23 +135,61 @@ def mcp(
     db: Db = None,
     read_only: _ReadOnly = False,
     embed: Embed = None,
+    print_config: _Config = None,
+    http: _Http = None,
+    host: _Host = "127.0.0.1",
 ) -> None:
-    """Serve what is known about a user over the Model Context Protocol, on stdin and stdout.
+    """Serve what is known about a user over the Model Context Protocol, on stdin and stdout or over HTTP.
 
-    The tools are search_memory, list_memories, remember and forget. A database that does not exist is created.
+    The tools are search_memory, list_memories, remember and forget. A database that does not exist is created. With
+    --http, clients send the token of LLAMA_INDEX_MEMORY_MCP_TOKEN as "Authorization: Bearer TOKEN".
     """
     check_whose(user, session)
+    if print_config:
+        options = {"--user": user, "--session": session, "--embed": embed, "--read-only": "" if read_only else None}
+        _print_config(print_config, find_store(db), options)
+        return
+    token = os.environ.get(_TOKEN, "")
+    if http is not None and len(token) < _SHORTEST_TOKEN:
+        how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
+        raise UsageError(f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN}: {how}.")
     with needs_extra("mcp", "mcp", "mcp_types"):
         # Imported here: it is optional, and takes a second.
-        from llama_index_memory_ext.agents.mcp import memory_server
-    if cli.is_terminal():
+        from llama_index_memory_ext.agents.mcp import http_app, memory_server
+    if http is None and cli.is_terminal():
         waiting = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
         cli.say(waiting, stderr=True)
 
     async def answer(store: ext.MemoryStore) -> None:
-        # A thread waits for stdin, for which Python would wait after a Ctrl-C; the database takes any end.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         memory = cli.memory_on(store, session, user, embed=embed)
-        await memory_server(memory, in_session=session is not None, read_only=read_only).run_stdio_async()
+        server = memory_server(memory, in_session=session is not None, read_only=read_only)
+        if http is None:
+            # A thread waits for stdin, for which Python would wait after a Ctrl-C; the database takes any end.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            await server.run_stdio_async()
+            return
+        with _listening(http, host) as listening:
+            cli.say(f"http://{host}:{listening.getsockname()[1]}/mcp\nCtrl-C ends it.")
+            await _serve(http_app(server, token, host), listening)
 
     cli.run(db, answer, create=not read_only)
+
+
+def _print_config(program: _Program, store: ext.MemoryStore, options: dict[str, str | None]) -> None:
+    """Prints what a program reads to start the command, with absolute paths; where it reads it, on stderr."""
+    file, before = file_of(store), ["-m", "llama_index_memory_ext"]
+    before += [f"--table={store.table_name}"] if store.table_name != ext.MemoryStore().table_name else []
+    before += [f"--schema={store.db_schema}"] if store.db_schema else []
+    given = [part for name, value in options.items() if value is not None for part in (name, value) if part]
+    arguments = [*before, "mcp", *given, *(["--db", str(file)] if file else [])]
+    if program == "claude-code":
+        print(shlex.join(["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]))
+    else:
+        server: dict[str, Any] = {"command": sys.executable, "args": arguments}
+        if not file:
+            server["env"] = {"LLAMA_INDEX_MEMORY_DB": store.address}
+        top = "servers" if program == "vscode" else "mcpServers"
+        print(json.dumps({top: {"memory": server}}, indent=2))
+    cli.say(f"This belongs into {_CONFIG_FILES[program]}.", stderr=True)
+    if not file:
+        cli.say("Set LLAMA_INDEX_MEMORY_DB to the database's address with its password.", stderr=True)

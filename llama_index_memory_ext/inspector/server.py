@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
@@ -17,7 +16,6 @@ from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundErro
 from llama_index_memory_ext.inspector.views import Views
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
 
     from starlette.types import Receive, Scope, Send
@@ -112,9 +110,3 @@ async def _form(request: Request) -> dict[str, str]:
         if len(body) > _LONGEST_FORM:
             return {}
     return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
-
-
-async def serve(inspector: Inspector, listening: socket.socket) -> None:
-    """Answers on a socket until the process is interrupted. No request is logged: addresses hold words of users."""
-    options: Any = {"access_log": False, "log_config": None, "server_header": False}
-    await uvicorn.Server(uvicorn.Config(inspector, lifespan="off", **options)).serve(sockets=[listening])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -17,11 +18,13 @@ from typing import Any
 import pytest
 from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.agents.mcp import memory_server
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, clean_environment
+from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment
 from tests.conversation import assistant, user
 
 GREEN_TEA: dict[str, Any] = {
@@ -237,3 +240,99 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
             assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
     assert "green" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset."),
+        ("search_memory", {}, "query: Field required. It takes: query."),
+        ("search_memory", {"query": 3_000 * "tea"}, "query: String should have at most 2000 characters."),
+        ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
+        ("remember", {**GREEN_TEA, "category": "tea"}, "category: Input should be 'preference', 'knowledge', "),
+    ],
+)
+async def test_wrong_arguments_are_told_in_one_line_without_their_values(
+    database: Path, name: str, arguments: dict[str, Any], told: str
+) -> None:
+    async with client(database) as session:
+        text = await refusal(session, name, **arguments)
+        assert text.startswith(f"{name} was not called. ")
+        assert told in text
+        assert "tea" not in text.replace("tea'", "")
+        assert "\n" not in text
+
+
+async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
+    async with client(database) as session:
+        assert (await call(session, "search_memory", query="tea")).endswith("list_memories shows the facts.")
+
+
+@pytest.mark.parametrize(
+    ("program", "top"), [("claude-desktop", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")]
+)
+async def test_a_printed_config_starts_the_server_from_any_folder(
+    command: Here, database: Path, program: str, top: str, tmp_path: Path
+) -> None:
+    options = ("--user", "ann", "--db", str(database), "--print-config", program)
+    printed = command("--table", "notes", "mcp", *options)
+    assert "belongs into" in printed.stderr
+    server = json.loads(printed.stdout)[top]["memory"]
+    assert "--table=notes" in server["args"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    parameters = StdioServerParameters(**server, env=clean_environment(), cwd=elsewhere)
+    async with stdio_client(parameters) as pipes, ClientSession(*pipes) as session:
+        await session.initialize()
+        assert await call(session, "list_memories") == "0 facts in all."
+
+
+def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(command: Here) -> None:
+    options = ("--user", "o'hara", "--db", "postgresql+psycopg://ann:hunter2@db/memory")
+    printed = command("mcp", *options, "--print-config", "cursor")
+    assert json.loads(printed.stdout)["mcpServers"]["memory"]["env"] == {
+        "LLAMA_INDEX_MEMORY_DB": "postgresql+psycopg://ann:***@db/memory"
+    }
+    assert "with its password" in printed.stderr
+    assert "hunter2" not in printed.stdout + printed.stderr
+    line = command("mcp", *options, "--print-config", "claude-code").stdout
+    assert shlex.split(line)[:5] == ["claude", "mcp", "add", "memory", "--"]
+    assert "o'hara" in shlex.split(line)
+
+
+async def test_over_http_a_client_needs_the_token(database: Path) -> None:
+    token = "a token of the test"  # noqa: S105 - of this test alone
+    environment = clean_environment(LLAMA_INDEX_MEMORY_MCP_TOKEN=token)
+    served = [*COMMAND, "mcp", "--db", str(database), "--user", "ann", "--http", "0"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    with subprocess.Popen(served, env=environment, **pipes) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            create_mcp_http_client(headers=headers) as http,
+            streamable_http_client(address, http_client=http) as streams,
+            ClientSession(*streams[:2]) as session,
+        ):
+            await session.initialize()
+            assert (await call(session, "remember", **GREEN_TEA)).startswith("Remembered: ")
+            assert contents_in(await call(session, "list_memories")) == ["Loves green tea"]
+        async with create_mcp_http_client() as http:
+            for wrong in ({}, {"Authorization": "Bearer another"}, {"Authorization": token}):
+                answer = await http.post(address, json={}, headers=wrong)
+                assert answer.status_code == 401
+                assert "tea" not in answer.text
+            # A web page that has pointed a name of its own to this machine.
+            foreign = await http.post(address, json={}, headers={**headers, "Host": "example.org"})
+            assert foreign.status_code == 421
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("token", [None, "short"])
+def test_over_http_nothing_is_served_without_a_good_token(command: Here, database: Path, token: str | None) -> None:
+    environment = {} if token is None else {"LLAMA_INDEX_MEMORY_MCP_TOKEN": token}
+    refused = command("mcp", "--user", "ann", "--db", str(database), "--http", "0", **environment)
+    assert refused.returncode == 2
+    assert "needs a token of 16 characters or more in LLAMA_INDEX_MEMORY_MCP_TOKEN" in refused.stderr
+    assert not database.exists()
