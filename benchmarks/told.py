@@ -112,11 +112,22 @@ def asked_something_else(facts: list[Told], random: Random) -> Task:
     return Task(_conversation(facts, random), *random.choice(_KNOWN))
 
 
+def asked_for_a_sum(facts: list[Told], random: Random) -> Task:
+    """A task that ends with a question whose answer is worked out from two things that were told."""
+    first, second = random.sample(facts, 2)
+    prices = {one.name: random.randint(2, 9) for one in facts}
+    paid = [Told(name, f"{name} paid {price} euros for the ticket.", "", "") for name, price in prices.items()]
+    total = prices[first.name] + prices[second.name]
+    question = f"How much did {first.name} and {second.name} pay together?"
+    return Task(_conversation([*facts, *paid], random), question, f"They paid {total} euros")
+
+
 OTHERS: dict[str, Ending] = {
     "follow-up": asked_again,
     "instruction": told_to_write,
     "continuation": told_to_go_on,
     "unrelated": asked_something_else,
+    "sum": asked_for_a_sum,
 }
 
 

@@ -139,7 +139,8 @@ def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(k
     ending = told.OTHERS.get(kind, told.asked)
     assert told.tasks(6, 7, ending) == told.tasks(6, 7, ending) != told.tasks(6, 8, ending)
     for task in told.tasks(3, 7, ending):
-        listed, (bare,), (hinted,) = one_message.prompts_of(task)
+        listed, hinted_list, (bare,), (hinted,) = one_message.prompts_of(task)
+        assert hinted_list == [*listed[:-1], {"role": "user", "content": f"{one_message.HINT}\n\n{task.question}"}]
         assert [one["content"] for one in listed] == [*(one.content for one in task.said), task.question]
         assert all(f">{one.content}</message>" in bare["content"] for one in task.said)
         assert hinted["content"].replace(f"{one_message.HINT}\n\n", "") == bare["content"] != hinted["content"]

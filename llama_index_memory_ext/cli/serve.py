@@ -111,7 +111,7 @@ def _listening(port: int, host: str = "127.0.0.1") -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as error:
-        problem = f"Port {port} of {host} cannot be used: {error.strerror}."
+        problem = f"Port {port} cannot be used: {error.strerror}."
         raise TerminalError(f"{problem} Name another one, or 0.") from None
 
 
