@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def versions() -> dict[str, str]:
     """The version of each package; the package itself may be imported from the working tree."""
     own = re.search(r'^version = "(.+)"$', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
     return {"llama-index-memory-ext": own[1] if own else "unknown", **{name: _version(name) for name in PACKAGES}}
+
+
+def commit() -> str:
+    """The commit that was measured, with a + where the package is not as in it; "unknown" outside of a clone."""
+    git = ["git", "-C", str(PYPROJECT.parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--short", "llama_index_memory_ext"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if changed.stdout else "")
 
 
 def _processor() -> str:

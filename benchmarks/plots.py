@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from benchmarks.report import RESULTS
+from benchmarks.measured import RESULTS
 
 NAMES = (
     "per_turn",

@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from benchmarks.command import command_of
-from benchmarks.machine import machine, versions
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.machine import commit, machine, versions
+from benchmarks.measured import RESULTS, digests
 
 # Benchmarks import this file before they begin.
 _STARTED = perf_counter()
@@ -79,10 +77,12 @@ def publish(
     RESULTS.mkdir(exist_ok=True)
     result = {
         "command": command,
+        "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(perf_counter() - _STARTED),
         "machine": machine(),
         "versions": versions(),
+        "measured": digests(file),
         "measures": [_plain(measure) for measure in measures],
         "promises": [{**_plain(promise), "kept": promise.kept} for promise in promises],
     }

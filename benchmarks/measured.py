@@ -1,0 +1,106 @@
+"""Tells which files of the package each result depends on, and whether they have changed since it was measured.
+
+    python -m benchmarks.measured
+
+prints the results that are older than the last change of what they measure. Comments and docstrings do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "llama_index_memory_ext"
+RESULTS = Path(__file__).parent / "results"
+
+_PROMPT = ("record/text.py", "record/window.py", "memory/template.py", "text/messages.py", "text/tool_calls.py")
+_WORDS = ("search/tfidf.py", "language/words.py", "language/related.py", "language/__init__.py")
+_RECALL = ("record/recall.py", "record/window.py", *_WORDS)
+_CHECKS = ("facts/checks.py", "facts/validation.py", "facts/reply.py", "facts/source.py", "facts/known.py", "language")
+_STORE = ("store/log.py", "store/sessions.py", "store/cursors.py", "store/runner.py", "store/tables.py")
+_TURN = (*_STORE, "memory/condensed_memory.py", "record/block.py", "record/window.py", "memory/template.py")
+# By the name of the results.
+MEASURES: dict[str, tuple[str, ...]] = {
+    "bulk_put": _STORE,
+    "cached_prefix": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
+    "dated_questions": _PROMPT,
+    "evidence_in_prompt": (*_PROMPT, *_RECALL),
+    "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
+    "facts_cost": ("facts/block.py", "facts/ranking.py", "store/facts.py"),
+    "first_question": (*_STORE, "record/window.py"),
+    "growing": ("facts/ranking.py", *_WORDS),
+    "history_cost": (*_STORE, "record/window.py"),
+    "hard_days": _TURN,
+    "honesty": _CHECKS,
+    "import_time": ("__init__.py", "memory/condensed_memory.py", "settings.py"),
+    "index_operations": ("search/tfidf.py",),
+    "long_replies": (*_PROMPT, *_RECALL),
+    "long_session": _TURN,
+    "many_sessions": _TURN,
+    "named_times": (*_PROMPT, *_RECALL, "language/said_dates.py"),
+    "one_message": _PROMPT,
+    "other_words": ("facts/ranking.py", *_WORDS),
+    "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
+    "pauses": (*_TURN, "facts/ranking.py", "facts/extraction.py"),
+    "per_turn": (*_PROMPT, "record/recall.py"),
+    "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
+    "real_engine": _PROMPT,
+    "recall": ("facts/ranking.py", *_WORDS),
+    "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
+    "recall_generated": ("facts/ranking.py", *_WORDS),
+    "restore": ("agents/contexts.py", *_STORE),
+    "secrets_stored": ("language/secrets.py", "facts/checks.py"),
+    "sharded": _PROMPT,
+    "tool_rounds": (*_PROMPT, "models/prompt_caches.py"),
+    "turn_cost": _TURN,
+    "whose_words": ("facts/source.py", "store/log.py", "store/facts.py"),
+}
+
+
+def code_of(text: str) -> str:
+    """Returns the lines of a module without its comments, docstrings and empty lines."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            said = body[0].value
+            if isinstance(said, ast.Constant) and isinstance(said.value, str):
+                lines[said.lineno - 1 : said.end_lineno] = [""] * ((said.end_lineno or said.lineno) - said.lineno + 1)
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def digests(name: str, package: Path = PACKAGE) -> dict[str, str]:
+    """Returns the digest of each file or folder of the package that a result depends on, by its path."""
+    found = {}
+    for path in MEASURES[name]:
+        files = sorted((package / path).rglob("*.py")) if (package / path).is_dir() else [package / path]
+        code = "\n".join(code_of(file.read_text(encoding="utf-8")) for file in files)
+        found[path] = hashlib.sha256(code.encode()).hexdigest()[:12]
+    return found
+
+
+def changed_since(name: str) -> list[str]:
+    """Returns what has changed since a result was measured."""
+    known = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")).get("measured", {})
+    return [path for path, digest in digests(name).items() if known.get(path) != digest]
+
+
+def stale() -> dict[str, list[str]]:
+    """Returns the results that are older than what they measure, each with the files that have changed."""
+    names = sorted(file.stem for file in RESULTS.glob("*.json"))
+    return {name: changed for name in names if (changed := changed_since(name))}
+
+
+def main() -> int:
+    """Print the results that are older than what they measure; the exit code is 1 if there are any."""
+    found = stale()
+    for name, changed in found.items():
+        print(f"{name}: changed since it was measured: {', '.join(changed)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
