@@ -10,6 +10,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
+    "SECURITY.md": "SECURITY.md",
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",

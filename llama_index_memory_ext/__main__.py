@@ -9,7 +9,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.cli import UsageError, describe_error, needs_extra, plain
+from llama_index_memory_ext import __version__
+from llama_index_memory_ext.cli import PACKAGE, UsageError, describe_error, needs_extra, plain
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with needs_extra("cli", "typer", "rich"):
                 app = load_app()
         except UsageError:
+            if arguments == ["--version"]:
+                print(PACKAGE, __version__)
+                return 0
             if arguments != ["demo"]:
                 raise
             # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.

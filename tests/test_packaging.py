@@ -121,6 +121,31 @@ def test_the_versions_of_python_are_all_from_the_lowest_that_is_allowed_on(pypro
     assert f"minors=({minors})" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
+def test_the_address_of_the_repository_is_set_in_one_place(pyproject: dict[str, Any]) -> None:
+    """As long as it is a placeholder, nothing leads to a project that does not exist."""
+    urls, project = pyproject["project"]["urls"], pyproject["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    source = urls["Source"]
+    assert (urls["Issues"], urls["Changelog"]) == (f"{source}/issues", f"{source}/blob/main/CHANGELOG.md")
+    replacements = [one["replacement"] for one in project["substitutions"]]
+    assert replacements == [f"\\1{source}/raw/main/", f"\\1{source}/blob/main/"]
+    texts = [path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))]
+    assert [text for text in texts if re.search(r"github\.com/llama-index-memory-ext|github\.io", text)] == []
+
+
+def test_the_readme_has_whole_addresses_on_the_page_of_an_index(pyproject: dict[str, Any]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    hook = pyproject["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for one in hook["substitutions"]:
+        readme = re.sub(one["pattern"], one["replacement"], readme)
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    source = pyproject["project"]["urls"]["Source"]
+    assert f"({source}/raw/main/docs/one-message.svg)" in readme
+    for link in links:
+        _, at, path = link.partition(f"{source}/blob/main/")
+        assert not at or (ROOT / path).exists(), link
+
+
 def test_what_is_published_holds_what_it_says(pyproject: dict[str, Any]) -> None:
     """The types of the package, what LlamaHub is told of, and in the source distribution what the tests need."""
     assert (Path(llama_index_memory_ext.__file__).parent / "py.typed").is_file()
