@@ -9,12 +9,14 @@ import sys
 import tempfile
 import textwrap
 from contextlib import aclosing
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.agent.workflow import AgentInput, FunctionAgent, ToolCallResult
-from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, TextBlock
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.memory import Memory
 from pydantic import Field
 
 import llama_index_memory_ext as ext
@@ -22,33 +24,34 @@ from llama_index_memory_ext.cli import TIMEOUT, model_host, open_store, pluraliz
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.caching_openai import CachingOpenAI
 from llama_index_memory_ext.models.offline import OfflineModel
-from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from httpx import AsyncClient
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
-# The second process asks the rest, and one question in a new session.
-_FIRST_QUESTIONS = (
-    "My name is Logan.",
-    "What is (3214 * 322) / 2?",
-    "How did you go about answering that?",
-    "What is 12 + 30?",
-    "I live in Paris.",
-)
-_LAST_QUESTIONS = ("What is my name?", "How did you work out (3214 * 322) / 2?")
+# Between them lie turns of which nothing is asked later, so that what came first has left both memories.
+_FIRST_QUESTIONS = ("My name is Logan.", "What is (3214 * 322) / 2?", "I'm allergic to peanuts.")
+_BETWEEN = [
+    (f"I pack {i} boxes with 7 pencils each for the school. How many pencils are that?", f"That makes {i * 7} pencils.")
+    for i in range(11, 67)
+]
+_LAST_QUESTIONS = ("How did you work out (3214 * 322) / 2?",)
+_IN_A_NEW_SESSION = ("What is my name?", "May I eat a peanut cake?")
+# Tokens that the conversation may have in a prompt; LlamaIndex's own memory gets as many.
+_LIMIT = 2_000
+# Of a longer prompt the middle is left out.
+_MOST_LINES = 24
 # Names the file to the second process.
 _SECOND_PROCESS = "LLAMA_INDEX_MEMORY_EXT_DEMO_SECOND"
 _CLOSING = """
 
-WHAT IT COSTS, AND WHAT IT BUYS
+WHAT TO DO NEXT
 
-In a conversation as short as this one the memory costs more tokens than a plain list of all messages: each message is
-put into tags that say who said it. For that the model gets one message with all that was asked, done and answered,
-after a restart too; it stays within {limit:,} tokens when the list goes on growing; and a new session begins with what
-is known about the user."""
+  talk to it       python -m llama_index_memory_ext chat --user you      (pip install ".[cli]" first)
+  put it to work   build one CondensedMemory, and pass memory=memory to agent.run(...): docs/quickstart.md
+  look inside      python -m llama_index_memory_ext inspect              (pip install ".[inspect]" first)"""
 
 
 def add(a: float, b: float) -> float:
@@ -130,51 +133,60 @@ def run() -> int:
     """Holds the conversation in a new file, the second part of it in another process; returns the exit code."""
     model, began_in = choose_model(), os.environ.get(_SECOND_PROCESS)
     if began_in is not None:
-        print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same database and session")
-        sessions = {"demo": _LAST_QUESTIONS, "demo-2": ("Where do I live?",)}
-        asyncio.run(_converse(model, open_store(began_in), sessions))
-        print(_CLOSING.format(limit=ext.CondensedMemoryBlock().token_limit))
+        print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same database and user")
+        asyncio.run(_converse(model, open_store(began_in), "demo-2", [_IN_A_NEW_SESSION]))
+        print(_CLOSING)
         return 0
     file = str(Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db")
-    print("A conversation over two processes, and what the model is shown in each turn\n")
+    print("A conversation of 60 turns in two processes, and what the model is shown\n")
     print(f"  model     {describe_model(model)}\n  database  {file}")
+    print(f"  limit     {_LIMIT:,} tokens, for this memory and for LlamaIndex's own beside it")
     print(f"\nFIRST PROCESS (id {os.getpid()})", flush=True)
-    asyncio.run(_converse(model, open_store(file), {"demo": _FIRST_QUESTIONS}))
+    asyncio.run(_converse(model, open_store(file), "demo", [_FIRST_QUESTIONS, _LAST_QUESTIONS]))
     sys.stdout.flush()
     command = [sys.executable, "-m", "llama_index_memory_ext", "demo"]
     return subprocess.run(command, env={**os.environ, _SECOND_PROCESS: file}, check=False).returncode  # noqa: S603 - our own command
 
 
-async def _converse(model: FunctionCallingLLM, store: ext.MemoryStore, sessions: Mapping[str, Iterable[str]]) -> None:
-    """Asks the questions of each session, in their order."""
+async def _converse(
+    model: FunctionCallingLLM, store: ext.MemoryStore, session: str, parts: Sequence[Sequence[str]]
+) -> None:
+    """Asks the questions of a session in parts, between which messages are put, this memory and LlamaIndex's own."""
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
+    limits: Any = {"condensed_token_limit": _LIMIT, "facts_token_limit": _LIMIT // 4, "token_limit": 2 * _LIMIT}
     async with aclosing(store):
-        for session, questions in sessions.items():
-            memory = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store)
-            async with memory:
-                messages = pluralize(len(await memory.aget_all()), "message")
-                print(f"\nSESSION {session!r} of the user 'logan', {messages} so far")
+        memory = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store, **limits)
+        plain = Memory.from_defaults(session, token_limit=_LIMIT)
+        async with memory:
+            print(f"\nSESSION {session!r} of the user 'logan'")
+            for i, questions in enumerate(parts):
+                if i:
+                    print(f"\n... {pluralize(len(_BETWEEN), 'turn')} about something else ...")
+                    pairs = ((ChatMessage(asked), ChatMessage(told, role="assistant")) for asked, told in _BETWEEN)
+                    messages = list(chain.from_iterable(pairs))
+                    await memory.aput_messages(messages)
+                    await plain.aput_messages(messages)
                 for question in questions:
-                    await _ask(agent, memory, question)
+                    print(f"\nQuestion: {question}")
+                    await _ask(agent, plain, question, "LlamaIndex's Memory")
+                    await _ask(agent, memory, question, "this memory")
 
 
-async def _ask(agent: FunctionAgent, memory: ext.CondensedMemory, question: str) -> None:
-    """Prints what the model is shown first, the tools that it calls, and its answer."""
-    plain = [*await memory.aget_all(), ChatMessage(question)]
+async def _ask(agent: FunctionAgent, memory: Memory, question: str, name: str) -> None:
+    """Prints what a memory shows the model first, and the answer; of this memory's prompts the text, if it is short."""
     running = agent.run(question, memory=memory)
     events = [event async for event in running.stream_events()]
     shown = next(event.input for event in events if isinstance(event, AgentInput))
-    print(f"\nQuestion: {question}\n  list      {_size(plain)}, without this package")
-    print(f"  shown     {_size(shown)}:")
-    for message in shown:
-        print(f"    {message.role.value}:")
-        print(textwrap.indent(body_of(message), "      | ", lambda _: True))
+    texts = ["".join(block.text for block in one.blocks if isinstance(block, TextBlock)) for one in shown]
+    tokens = pluralize(sum(map(ext.TokenCounter().count, texts)), "token")
+    print(f"  {name}: {pluralize(len(shown), 'message')}, {tokens}")
+    if isinstance(memory, ext.CondensedMemory):
+        lines = "\n".join(texts).splitlines()
+        if len(lines) > _MOST_LINES:
+            left_out = f"... {len(lines) - _MOST_LINES} lines more ..."
+            lines = [*lines[: _MOST_LINES // 3], left_out, *lines[-2 * _MOST_LINES // 3 :]]
+        print(textwrap.indent("\n".join(lines), "    | ", lambda _: True))
     for event in events:
         if isinstance(event, ToolCallResult):
-            print(f"  tool      {describe_call(event)}")
-    print("  answer   ", str(await running).replace("\n", "\n            "))
-
-
-def _size(messages: Sequence[ChatMessage]) -> str:
-    tokens = sum(ext.TokenCounter().count(body_of(message)) for message in messages)
-    return f"{pluralize(len(messages), 'message')}, {pluralize(tokens, 'token')}"
+            print(f"    tool    {describe_call(event)}")
+    print("    answer ", str(await running).replace("\n", "\n            "))

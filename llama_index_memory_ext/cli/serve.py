@@ -42,6 +42,8 @@ _HOST_HELP = "With --http: the address of this machine to listen at. Others than
 _Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
 # Not an option: the list of processes would show it to others.
 _TOKEN, _SHORTEST_TOKEN = "LLAMA_INDEX_MEMORY_MCP_TOKEN", 16
+# No request is logged: addresses hold words of users.
+_SILENT: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
 # Where each program reads its servers from.
 _CONFIG_FILES: dict[str, str] = {
     "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
@@ -75,6 +77,8 @@ def inspect(
         raise UsageError("--html FILE and --session ID belong together.")
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
+        from uvicorn import Config, Server
+
         from llama_index_memory_ext.inspector.pages import Access
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
@@ -101,7 +105,7 @@ def inspect(
                 cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
                 if open_:
                     webbrowser.open(address)
-                await _serve(inspector, listening, lifespan="off")
+                await _serve(Server(Config(inspector, lifespan="off", **_SILENT)), listening)
 
     cli.run(db, show)
 
@@ -115,12 +119,8 @@ def _listening(port: int, host: str = "127.0.0.1") -> socket.socket:
         raise TerminalError(f"{problem} Name another one, or 0.") from None
 
 
-async def _serve(app: Any, listening: socket.socket, **options: Any) -> None:
-    """Answers on a socket until Ctrl-C. No request is logged: addresses hold words of users."""
-    # Imported here: both extras bring it.
-    import uvicorn
-
-    server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_config=None, server_header=False, **options))
+async def _serve(server: Any, listening: socket.socket) -> None:
+    """Answers on a socket until Ctrl-C."""
     # The server sends itself the signal that has ended it once more, when it has closed its connections.
     with suppress(KeyboardInterrupt, asyncio.CancelledError):
         await server.serve(sockets=[listening])
@@ -153,8 +153,10 @@ def mcp(
     if http is not None and len(token) < _SHORTEST_TOKEN:
         how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
         raise UsageError(f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN}: {how}.")
-    with needs_extra("mcp", "mcp", "mcp_types"):
+    with needs_extra("mcp", "mcp", "mcp_types", "uvicorn"):
         # Imported here: it is optional, and takes a second.
+        from uvicorn import Config, Server
+
         from llama_index_memory_ext.agents.mcp import http_app, memory_server
     if http is None and cli.is_terminal():
         waiting = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
@@ -170,7 +172,7 @@ def mcp(
             return
         with _listening(http, host) as listening:
             cli.say(f"http://{host}:{listening.getsockname()[1]}/mcp\nCtrl-C ends it.")
-            await _serve(http_app(server, token, host), listening)
+            await _serve(Server(Config(http_app(server, token, host), **_SILENT)), listening)
 
     cli.run(db, answer, create=not read_only)
 

@@ -33,7 +33,12 @@ _SUM = re.compile(
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-_ELEMENT = re.compile(r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$', re.MULTILINE | re.DOTALL)
+# Recalled messages have no end of their own.
+_ELEMENT = re.compile(
+    r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$'
+    r"|^<message (user|assistant|tool)\b([^>]*)>(.*?)(?=\n<(?:message|/earlier_messages)\b)",
+    re.MULTILINE | re.DOTALL,
+)
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
 _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
@@ -41,10 +46,21 @@ _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.D
 
 # Of a topic that users tell of themselves: how they say it, how an answer and a fact do, the fact's category, and how
 # they ask for it. Of the first two only the last statement is true.
+_FAMILY = "(?:son|daughter|child|children|kid|brother|sister|wife|husband|partner|dog|cat|pet)s?"
 _TOPICS = (
-    ("my name is", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
+    ("my name is|call me", "your name is", "Is called", "knowledge", "what(?: i|['\u2019])s my name|who am i"),
     ("i (?:now )?(?:live in|moved to)", "you live in", "Lives in", "context", "where do i live"),
-    ("i like", "you like", "Likes", "preference", "what do i like"),
+    (
+        "i(?:['\u2019]m| am) allergic to",
+        "you are allergic to",
+        "Is allergic to",
+        "context",
+        r"(?:what|do|am|any|have)\b.*allerg",
+    ),
+    (rf"i have(?=\s+\S+ (?:\w+ )?{_FAMILY}\b)", "you have", "Has", "context", rf"do i have .*{_FAMILY}|my family"),
+    ("i (?:like|love)", "you like", "Likes", "preference", "what do i (?:like|love)"),
+    ("i work as", "you work as", "Works as", "knowledge", "what do i do|my (?:job|profession)"),
+    ("i work (?:at|for)", "you work at", "Works at", "knowledge", "where do i work|who do i work for"),
     ("i(?:['\u2019]m| am)? work(?:ing)? on", "you work on", "Works on", "context", "what (?:do|am) i work"),
     ("i use", "you use", "Uses", "context", "what do i use"),
     ("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
@@ -105,8 +121,10 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
 
 def _elements(text: str) -> list[_Entry]:
     """Returns the messages and facts of a memory or a transcript."""
-    found = _ELEMENT.findall(text)
-    return [_Entry(role or "fact", body.strip(), "".join(_CALL_ID.findall(more))) for role, more, body in found]
+    return [
+        _Entry(role or recalled or "fact", (body or said).strip(), "".join(_CALL_ID.findall(more + of_recalled)))
+        for role, more, body, recalled, of_recalled, said in _ELEMENT.findall(text)
+    ]
 
 
 def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
@@ -202,11 +220,14 @@ def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
     """Tells what the user has said of himself last, else what is known of it; notes what is new in the question."""
     text, notes = "\n".join([*_texts_of("user", past), question]), list[str]()
     for said, echo, noted, _, asked in _TOPICS:
+        told = [value for _, value in reversed(_statements(said, text, single=False))]
+        told += [fact.removeprefix(noted).strip() for fact in _texts_of("fact", past) if fact.startswith(noted)]
         if re.search(asked, question, re.IGNORECASE):
-            answers = [value for _, value in _statements(said, text, single=True)]
-            known = [fact for fact in _texts_of("fact", past) if fact.startswith(noted)]
-            answers += [fact.removeprefix(noted).strip() for fact in known]
-            return f"{echo.capitalize()} {answers[0]}." if answers else NOT_SEEN
+            return f"{echo.capitalize()} {told[0]}." if told else NOT_SEEN
+        if noted == "Is allergic to" and question.endswith("?"):
+            eaten = [value for value in told if value.casefold().removesuffix("s") in question.casefold()]
+            if eaten:
+                return f"Take care: {echo} {eaten[0]}."
         notes += [f"{echo} {value}" for _, value in _statements(said, question, single=noted in _SINGLE)]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
 

@@ -87,6 +87,7 @@ def test_without_the_extra_the_commands_say_what_is_missing(command: Here, witho
             missing = command(*line.split())
             assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
             assert f'pip install "llama-index-memory-ext[{extra}]"' in missing.stderr
+    assert command("--version").stdout == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no such rights there")
