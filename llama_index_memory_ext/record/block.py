@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -13,7 +14,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo,
 from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.events import SummaryFailedEvent
+from llama_index_memory_ext.events import MessagesRecalledEvent, SummaryFailedEvent, is_heard, send
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
@@ -164,11 +165,23 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
-        session_id, search = session_id or DEFAULT_SESSION_ID, self._search
-        window = await search.reader.shown(session_id, snapshot)
+        session_id, search, started = session_id or DEFAULT_SESSION_ID, self._search, perf_counter()
+        window, before = await search.reader.shown(session_id, snapshot), search.recalled.get(session_id)
         earlier = await search.recall(session_id, messages or [], window) if window.has_left else NO_TEXT
         if not search.reader.has_room(window):
             return ""
+        if earlier.shown and is_heard():
+            send(
+                MessagesRecalledEvent(
+                    session_id=session_id,
+                    row_ids=[one.row_ids[0] for one, _ in earlier.shown],
+                    scores=[one.similarity for one, _ in earlier.shown],
+                    tokens=earlier.tokens,
+                    token_limit=self.recall_limit,
+                    cached=before is not None and before[1] is earlier,
+                    seconds=perf_counter() - started,
+                )
+            )
         record = search.reader.text(session_id, window, earlier)
         if not (self.cache_points and record):
             return record

@@ -71,10 +71,16 @@ class RecordText(CountedText):
     marks: Sequence[int]
 
     def __new__(
-        cls, text: str, tokens: int, blocks: Mapping[int, TextBlock], closed: int, marks: Sequence[int]
+        cls,
+        text: str,
+        earlier: CountedText,
+        tokens: int,
+        blocks: Mapping[int, TextBlock],
+        closed: int,
+        marks: Sequence[int],
     ) -> Self:
-        """Make it of a text, its number of tokens, and its blocks."""
-        record = super().__new__(cls, text, tokens)
+        """Make it of a text, the recalled messages in it, its number of tokens, and its blocks."""
+        record = super().__new__(cls, text, tokens, earlier.shown)
         record.blocks, record.closed, record.marks = blocks, closed, marks
         return record
 
@@ -267,7 +273,8 @@ class RecordReader:
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        return RecordText(f"{text}{earlier}{today}", self.tokens(window) + earlier.tokens, blocks, length, marks)
+        tokens = self.tokens(window) + earlier.tokens
+        return RecordText(f"{text}{earlier}{today}", earlier, tokens, blocks, length, marks)
 
     def tokens(self, window: Window) -> int:
         """The tokens of a window with the days around it."""
