@@ -281,8 +281,8 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
     async def said(client: httpx.AsyncClient, number: int) -> list[str | None]:
         async with aclosing(MemoryStore(database_uri)) as store:
             key = json.dumps([client.headers["user-id"], "first"])
-            while len(found := await store.get_messages(key, None)) < number:
-                await asyncio.sleep(0.05)  # another process writes it
+            while len(found := await store.get_messages(key, None)) < number:  # noqa: ASYNC110 - another process does it
+                await asyncio.sleep(0.05)
             return [one.content for one in found]
 
     with serve(slow) as server, serving(database_uri, server, 1, STREAMING) as socket:
@@ -305,8 +305,9 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
             await leave_while_it_is_answered(bob)
             assert (await ann.post("/stop?session_id=first")).json() is False
             assert (await bob.post("/stop?session_id=first")).json() is True
-            while (response := await bob.post("/chat", **question(2, "Hello"))).status_code == 409:
-                await asyncio.sleep(0.05)
+            response = await bob.post("/chat", **question(2, "Hello"))
+            while response.status_code == 409:  # until the run has been stopped
+                response = await bob.post("/chat", **question(2, "Hello"))
             answered.set()
             deltas = re.findall(r"event: delta\ndata: (.*)\n", response.text)
             assert "".join(map(json.loads, deltas)) == "Hello to you."
