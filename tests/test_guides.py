@@ -45,7 +45,7 @@ async def test_the_cells_of_a_notebook_run_in_a_running_loop_and_with_the_synchr
         return names
 
     await run_cells(CELLS, {})
-    assert capsys.readouterr().out.endswith("['The user\\'s name is Logan']\n") or "Logan" in capsys.readouterr().out
+    assert capsys.readouterr().out == "Noted: your name is Logan.\n['Is called Logan']\n"
     again = await run_cells(CELLS[:1], {})
     memory = again["memory"]
     assert len(memory.get_all()) == 2

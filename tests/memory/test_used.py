@@ -184,8 +184,8 @@ async def test_a_temporary_memory_tells_the_facts_of_its_user(database_uri: str)
     store = MemoryStore(database_uri)
     memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
     await memory.facts.aadd("Likes tea")
-    private = {"user_id": "ann", "chat_store": store, "temporary": True}
-    async with CondensedMemory.from_defaults("private", **private) as temporary:
+    private = CondensedMemory.from_defaults("private", user_id="ann", chat_store=store, temporary=True)
+    async with private as temporary:
         await temporary.aput(user("What do I like?"))
         await temporary.aget()
         assert shown_by(temporary)[0] == ["Likes tea"]
