@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
+    from llama_index_memory_ext.text.tokens import CountedText
 
 _MAX_SUMMARY_TOKENS, _MAX_RECALL_TOKENS = 1_000, 2_000
 # With less, an eighth of it shows a few words of a message.
@@ -170,18 +171,8 @@ class CondensedMemoryBlock(LogBlock):
         earlier = await search.recall(session_id, messages or [], window) if window.has_left else NO_TEXT
         if not search.reader.has_room(window):
             return ""
-        if earlier.shown and is_heard():
-            send(
-                MessagesRecalledEvent(
-                    session_id=session_id,
-                    row_ids=[one.row_ids[0] for one, _ in earlier.shown],
-                    scores=[one.similarity for one, _ in earlier.shown],
-                    tokens=earlier.tokens,
-                    token_limit=self.recall_limit,
-                    cached=before is not None and before[1] is earlier,
-                    seconds=perf_counter() - started,
-                )
-            )
+        cached = before is not None and before[1] is earlier
+        self._tell(earlier, session_id=session_id, cached=cached, seconds=perf_counter() - started)
         record = search.reader.text(session_id, window, earlier)
         if not (self.cache_points and record):
             return record
@@ -267,6 +258,14 @@ class CondensedMemoryBlock(LogBlock):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.kept)
         return RecordSize(reader.tokens(window), verbatim, window.element.tokens, window.summarised)
+
+    def _tell(self, earlier: CountedText, **about: Any) -> None:
+        """Send an event about earlier messages that were found for a question, if there are any."""
+        if not (earlier.shown and is_heard()):
+            return
+        found = [message for message, _ in earlier.shown]
+        about |= {"row_ids": [one.row_ids[0] for one in found], "scores": [one.similarity for one in found]}
+        send(MessagesRecalledEvent(tokens=earlier.tokens, token_limit=self.recall_limit, **about))
 
     @property
     def usage(self) -> dict[str, Usage]:

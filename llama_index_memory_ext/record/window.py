@@ -71,16 +71,10 @@ class RecordText(CountedText):
     marks: Sequence[int]
 
     def __new__(
-        cls,
-        text: str,
-        earlier: CountedText,
-        tokens: int,
-        blocks: Mapping[int, TextBlock],
-        closed: int,
-        marks: Sequence[int],
+        cls, text: str, tokens: int, blocks: Mapping[int, TextBlock], closed: int, marks: Sequence[int]
     ) -> Self:
-        """Make it of a text, the recalled messages in it, its number of tokens, and its blocks."""
-        record = super().__new__(cls, text, tokens, earlier.shown)
+        """Make it of a text, its number of tokens, and its blocks."""
+        record = super().__new__(cls, text, tokens)
         record.blocks, record.closed, record.marks = blocks, closed, marks
         return record
 
@@ -274,7 +268,9 @@ class RecordReader:
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
         tokens = self.tokens(window) + earlier.tokens
-        return RecordText(f"{text}{earlier}{today}", earlier, tokens, blocks, length, marks)
+        record = RecordText(f"{text}{earlier}{today}", tokens, blocks, length, marks)
+        record.shown = earlier.shown
+        return record
 
     def tokens(self, window: Window) -> int:
         """The tokens of a window with the days around it."""
