@@ -19,6 +19,20 @@ EXPECTED = {
     "context window": "hard-days",
     "settings": "settings",
     "opentelemetry": "seeing-what-happens",
+    "ollama": "local-models",
+    "vllm": "local-models",
+    "redis": "redis",
+    "jupyter": "jupyter",
+    "fastapi": "fastapi",
+    "retention": "leaving-out",
+    "rate limit": "hard-days",
+    "migration": "upgrading",
+    "upgrade": "upgrading",
+    "license": "index",
+    "Claude Desktop": "desktop-apps",
+    "uvx": "desktop-apps",
+    "footnotes": "citing",
+    "prompt injection": "poisoning",
 }
 
 index = json.loads((Path(sys.argv[1]) / "search" / "search_index.json").read_text(encoding="utf-8"))

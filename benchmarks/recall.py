@@ -239,7 +239,7 @@ def within_limit(conversations: Sequence[Item], min_similarity: float | None) ->
         for question in conversation["questions"]:
             if not question["adversarial"]:
                 ranking = showable.rank(question["text"], (), Weights())._replace(min_similarity=min_similarity)
-                chosen, evidence = ranking.fit(FACTS_LIMIT), set(question["evidence"])
+                chosen, evidence = [entry.fact for entry in ranking.fit(FACTS_LIMIT)], set(question["evidence"])
                 found = evidence & set(chain.from_iterable(source[fact.id] for fact in chosen))
                 shares.append(len(found) / len(evidence))
                 tokens.append(sum(lines[fact.id].tokens for fact in chosen))

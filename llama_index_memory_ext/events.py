@@ -81,6 +81,17 @@ class FactsInjectedEvent(MemoryEvent):
     seconds: float = Field(description="How long it took.")
 
 
+class MessagesRecalledEvent(MemoryEvent):
+    """Earlier messages are shown for the question: sent for each ``aget`` with any, as ``FactsInjectedEvent`` is."""
+
+    row_ids: list[int] = Field(description="The messages, in their order: of each the row with which it begins.")
+    scores: list[float] = Field(description="Their similarity to the question, 0..1; 1 for the best one.")
+    tokens: int = Field(description="Tokens of the messages that are shown, with the tags around them.")
+    token_limit: int = Field(description="Most tokens that they may have, but for three tenths more of a question.")
+    cached: bool = Field(description="Whether they were found before, for the same question.")
+    seconds: float = Field(description="How long it took, with reading the record.")
+
+
 class JobFailedEvent(MemoryEvent):
     """Work in the background has failed. Nothing is lost, and it is tried again."""
 

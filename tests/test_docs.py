@@ -72,7 +72,10 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
         assert done.stdout == "Noted: your name is Logan.\nYour name is Logan.\n"
     if "BaseEventHandler" in code:
         kinds = re.findall(r"(?:'class_name': '|\"name\": \")(\w+)", done.stdout)
-        assert kinds in (["HistoryCondensedEvent"], [*["FactsInjectedEvent"] * 2, "FactsExtractedEvent"])
+        assert kinds in (
+            ["HistoryCondensedEvent", "MessagesRecalledEvent"],
+            [*["FactsInjectedEvent"] * 2, "FactsExtractedEvent"],
+        )
         assert '"memory.messages": 2,' in done.stdout or "messages  2: 0 of the current turn, 2 shown" in done.stdout
         # What was said is in neither.
         assert not re.search("pytest|Question", done.stdout)

@@ -24,7 +24,6 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
     AgentView,
-    Fact,
     Scope,
     view_of,
 )
@@ -147,7 +146,7 @@ class RelevantFactsBlock(LogBlock):
     _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    _shown: Recent[tuple[object, ...], tuple[CountedText, list[Fact]]] = PrivateAttr(default_factory=Recent)
+    _shown: Recent[tuple[object, ...], CountedText] = PrivateAttr(default_factory=Recent)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
@@ -201,27 +200,26 @@ class RelevantFactsBlock(LogBlock):
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
         settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
         key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
-        shown = cached = self._shown.get(key)
-        if shown is None:
+        text = cached = self._shown.get(key)
+        if text is None:
             prepared = await showable.prepare([question, *context])
             room = self._room
-            facts = self._rank(showable, question, context).fit(room)
-            text = "".join(showable.lines[fact.id] for fact in facts)
+            shown = [(one, showable.lines[one.fact.id]) for one in self._rank(showable, question, context).fit(room)]
+            joined = "".join([line for _, line in shown])
             # By some tokenizers a text has more tokens than its lines.
-            while facts and self.tokenizer_fn.count(text) > room:
-                facts.pop()
-                text = "".join(showable.lines[fact.id] for fact in facts)
-            shown = CountedText(text, self.tokenizer_fn.count(text)), facts
+            while shown and self.tokenizer_fn.count(joined) > room:
+                shown.pop()
+                joined = "".join([line for _, line in shown])
+            text = CountedText(joined, self.tokenizer_fn.count(joined), shown)
             if prepared:
-                self._shown.put(key, shown)
-        text, facts = shown
+                self._shown.put(key, text)
         if text and is_heard():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=known.namespace,
                     agent_id=self.view.own,
-                    fact_ids=[fact.id for fact in facts],
+                    fact_ids=[one.fact.id for one, _ in text.shown],
                     known=len(showable.facts),
                     tokens=text.tokens,
                     token_limit=self.token_limit,

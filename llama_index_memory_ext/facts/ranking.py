@@ -345,7 +345,7 @@ class Ranking(NamedTuple):
                 # Of many facts most are not looked at.
                 return
 
-    def fit(self, limit: int) -> list[Fact]:
+    def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.
 
         Pinned facts and corrections come before the others, as many as fit into a share of the limit. Facts are looked
@@ -353,18 +353,18 @@ class Ranking(NamedTuple):
         """
         lines = self.showable.lines
         ranked = self._sorted(np.array(self.showable.first, dtype=np.intp))
-        first = [entry.fact for entry in self.concerning(ranked)]
-        kept = fit_tokens([lines[fact.id].tokens for fact in first], int(FIRST_SHARE * limit))
-        front = {first[i].id: first[i] for i in kept}
-        others = (entry.fact for entry in self.concerning(self.best_first()) if entry.fact.id not in front)
-        chosen: list[Fact] = []
+        first = list(self.concerning(ranked))
+        kept = fit_tokens([lines[entry.fact.id].tokens for entry in first], int(FIRST_SHARE * limit))
+        front = {first[i].fact.id: first[i] for i in kept}
+        others = (entry for entry in self.concerning(self.best_first()) if entry.fact.id not in front)
+        chosen: list[RankedFact] = []
         left = limit
-        for fact in chain(front.values(), others):
+        for entry in chain(front.values(), others):
             if left < self.showable.least:
                 break
-            tokens = lines[fact.id].tokens
+            tokens = lines[entry.fact.id].tokens
             if tokens <= left:
-                chosen.append(fact)
+                chosen.append(entry)
                 left -= tokens
         return chosen
 
@@ -447,7 +447,7 @@ def format_facts(
     counter = TokenCounter()
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     ranking = ShowableFacts(present, _indexed(present), lines=lines).rank(question, context, Weights())
-    return "".join(lines[fact.id] for fact in ranking.fit(max_tokens))
+    return "".join(lines[entry.fact.id] for entry in ranking.fit(max_tokens))
 
 
 _COLUMNS = ("fact", "similarity", "confidence", "recency", "score", "words in common", "tokens", "shown")
@@ -511,7 +511,7 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
     """Say which of the ranked facts are shown within ``limit`` tokens, and why."""
     ranked = list(ranking.best_first())
     concerning = {entry.fact.id for entry in ranking.concerning(ranked)}
-    shown = {fact.id for fact in ranking.fit(limit)}
+    shown = {entry.fact.id for entry in ranking.fit(limit)}
     facts = []
     for entry in ranked:
         fact, matches, tokens = entry.fact, entry.matches, ranking.showable.lines[entry.fact.id].tokens

@@ -33,6 +33,7 @@ from llama_index_memory_ext.memory.settings import (
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
+from llama_index_memory_ext.record.text import EARLIER_OPENING
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import Switch, check_id, check_names, checked, shown, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
@@ -111,8 +112,9 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
-    # Of the question that was shown last. Its words must not travel with a pickle.
+    # Of the question that was shown last. Its words must not travel with a pickle, nor those of what was found for it.
     _question_hash: int = PrivateAttr(default=0)
+    _used: MemorySearchResult = PrivateAttr(default=MemorySearchResult())
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -340,10 +342,14 @@ class CondensedMemory(Memory):
                     raise ValueError(f"Block {block.name!r} gave a {type(content).__name__}, and no text or list.")
                 if content:
                     contents[block.name] = content
+            found = {name: getattr(content, "shown", ()) for name, content in contents.items()}
             room = self.token_limit - initial_token_count - await self._tokens_of(asked if is_to_come else turn)
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
+        # An agent asks once more when it has answered, and shows that to no model.
+        if not turns.is_over(turn):
+            self._used = self._left_of(found, contents)
         sent = list(map(template.without_our_tags, turn))
         if is_to_come:
             # A user's message would stand next to that of the question, and many models take turns with users only.
@@ -428,6 +434,16 @@ class CondensedMemory(Memory):
         record, most = self.condensed_block, similarity_top_k
         said = await record.asearch(question, session_id=self.session_id, most=most) if messages else []
         return MemorySearchResult(tuple(known), tuple(said))
+
+    def last_used(self) -> MemorySearchResult:
+        """Returns the facts and the recalled messages that stand in the last prompt of this memory, in their order.
+
+        They are those of the last ``aget`` for a question without an answer, and stay until the next; of concurrent
+        ones the last to end counts. What was cut off to fit is not among them. Both are empty before the first
+        question, and in a copy: each memory object, branches and unpickled ones too, tells of its own prompts. What
+        the record shows without having been found for the question is not listed.
+        """
+        return self._used
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
@@ -544,7 +560,7 @@ class CondensedMemory(Memory):
             users = self.sql_store.users
             await users.branch(self.session_id, new_session_id, opening, end, with_end=before is None)
         copied = self.model_copy(update={"session_id": new_session_id})
-        copied._owns_store = copied._opened = False  # noqa: SLF001 - it is one of these
+        copied._owns_store, copied._opened, copied._used = False, False, MemorySearchResult()  # noqa: SLF001 - one of these
         if self.user_id is None:
             own = self.facts_block.model_copy(update={"user_id": new_session_id})
             copied.memory_blocks = [own if block is self.facts_block else block for block in self.memory_blocks]
@@ -611,6 +627,7 @@ class CondensedMemory(Memory):
                 'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
         state = super().__getstate__()
+        state["__pydantic_private__"]["_used"] = MemorySearchResult()
         # LlamaIndex leaves out what cannot be pickled.
         if "redact" not in state["__dict__"]:
             raise SettingError(
@@ -739,6 +756,14 @@ class CondensedMemory(Memory):
                 return content, messages, left
             block = max(may_be_cut, key=lambda block: block.priority)
             contents[block.name] = await block.atruncate(contents[block.name], -left)
+
+    def _left_of(self, found: Mapping[str, Sequence[tuple[Any, str]]], contents: dict[str, Any]) -> MemorySearchResult:
+        """Returns what was found, each with its text, as far as the blocks' contents still show it."""
+        facts, record = self.facts_block.name, self.condensed_block.name
+        # What stands above may have the same words.
+        texts = {facts: str(contents.get(facts)), record: str(contents.get(record)).partition(EARLIER_OPENING)[2]}
+        used = ((one for one, text in found.get(name, ()) if text in texts[name]) for name in texts)
+        return MemorySearchResult(*map(tuple, used))
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()

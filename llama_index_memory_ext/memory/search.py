@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemorySearchResult:
-    """What was found for a question, best first: ``print`` shows a line for each; both are empty if nothing was.
+    """What was found for a question: ``print`` shows a line for each; both are empty if nothing was.
 
-    ``facts`` have a ``fact`` and a ``score``, both 0..1 as in the ranking; ``messages`` a ``role``, a ``day``, a
-    ``text`` of at most 500 tokens, and a ``similarity``, 1 for the best one.
+    A search has the best first, ``last_used`` the order of the prompt. ``facts`` have a ``fact`` and a ``score``, 0..1
+    as in the ranking; ``messages`` a ``role``, a ``day``, a ``text`` of at most 500 tokens, a ``similarity``, 1 for the
+    best one, their ``row_ids``, and the ``message_id`` that the program has given them.
     """
 
     facts: tuple[RankedFact, ...] = ()

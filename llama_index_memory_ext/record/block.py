@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -13,7 +14,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationInfo,
 from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import LimitError, StoreError
-from llama_index_memory_ext.events import SummaryFailedEvent
+from llama_index_memory_ext.events import MessagesRecalledEvent, SummaryFailedEvent, is_heard, send
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
+    from llama_index_memory_ext.text.tokens import CountedText
 
 _MAX_SUMMARY_TOKENS, _MAX_RECALL_TOKENS = 1_000, 2_000
 # With less, an eighth of it shows a few words of a message.
@@ -164,11 +166,13 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
-        session_id, search = session_id or DEFAULT_SESSION_ID, self._search
-        window = await search.reader.shown(session_id, snapshot)
+        session_id, search, started = session_id or DEFAULT_SESSION_ID, self._search, perf_counter()
+        window, before = await search.reader.shown(session_id, snapshot), search.recalled.get(session_id)
         earlier = await search.recall(session_id, messages or [], window) if window.has_left else NO_TEXT
         if not search.reader.has_room(window):
             return ""
+        cached = before is not None and before[1] is earlier
+        self._tell(earlier, session_id=session_id, cached=cached, seconds=perf_counter() - started)
         record = search.reader.text(session_id, window, earlier)
         if not (self.cache_points and record):
             return record
@@ -254,6 +258,14 @@ class CondensedMemoryBlock(LogBlock):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.kept)
         return RecordSize(reader.tokens(window), verbatim, window.element.tokens, window.summarised)
+
+    def _tell(self, earlier: CountedText, **about: Any) -> None:
+        """Send an event about earlier messages that were found for a question, if there are any."""
+        if not (earlier.shown and is_heard()):
+            return
+        found = [message for message, _ in earlier.shown]
+        about |= {"row_ids": [one.row_ids[0] for one in found], "scores": [one.similarity for one in found]}
+        send(MessagesRecalledEvent(tokens=earlier.tokens, token_limit=self.recall_limit, **about))
 
     @property
     def usage(self) -> dict[str, Usage]:

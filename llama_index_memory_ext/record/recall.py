@@ -35,7 +35,15 @@ from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.text.limits import excerpt
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, body_of, question_in, spoken, tokens_of, turns_in
+from llama_index_memory_ext.text.messages import (
+    ID_KEY,
+    INSTRUCTION_ROLES,
+    body_of,
+    question_in,
+    spoken,
+    tokens_of,
+    turns_in,
+)
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
@@ -239,7 +247,8 @@ _RETRY_SECONDS = 2.0
 class FoundMessage:
     """A message, or a call with its results, by its ``similarity`` to a question, 1 for the best one.
 
-    ``day`` is 2026-11-20, or "" where it is unknown. In ``text`` our own tags are escaped.
+    ``day`` is 2026-11-20, or "" where it is unknown. In ``text`` our own tags are escaped. ``message_id`` is that of
+    its ``additional_kwargs``, if the program has given it one.
     """
 
     similarity: float
@@ -247,6 +256,7 @@ class FoundMessage:
     role: str
     day: str
     text: str = field(repr=False)
+    message_id: str | int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -327,6 +337,7 @@ class MessageSearch:
             # Rows were deleted meanwhile, and the record was read before.
             return NO_TEXT
         earlier = earlier_element([(message.day, entries) for message, entries in shown], counter)
+        earlier.shown = [(message, "".join(entry.text for entry in entries)) for message, entries in shown]
         # Vectors may come later, and what has failed may succeed.
         if index.embeddings is None and index.epoch == seen.epoch:
             self.recalled.put(session_id, (depends_on, earlier))
@@ -384,8 +395,9 @@ class MessageSearch:
                 entries = index.entries(rows, limit, clip)
                 if entries:
                     text = "\n".join(entry.body for entry in entries)
-                    row_ids = tuple(row.id for row in rows)
-                    shown.append((FoundMessage(similarity, row_ids, rows[0].role, message.day, text), entries))
+                    row_ids, name = tuple(row.id for row in rows), rows[0].message.additional_kwargs.get(ID_KEY)
+                    found = FoundMessage(similarity, row_ids, rows[0].role, message.day, text, name)
+                    shown.append((found, entries))
             return shown
 
         return await asyncio.to_thread(show)

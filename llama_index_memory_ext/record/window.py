@@ -267,7 +267,10 @@ class RecordReader:
         before_turn = bisect_left(rows, turn)
         known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
         marks = sorted({*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends})
-        return RecordText(f"{text}{earlier}{today}", self.tokens(window) + earlier.tokens, blocks, length, marks)
+        tokens = self.tokens(window) + earlier.tokens
+        record = RecordText(f"{text}{earlier}{today}", tokens, blocks, length, marks)
+        record.shown = earlier.shown
+        return record
 
     def tokens(self, window: Window) -> int:
         """The tokens of a window with the days around it."""

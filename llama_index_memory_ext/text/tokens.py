@@ -18,7 +18,7 @@ from typing_extensions import Self
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import tiktoken
 
@@ -53,16 +53,17 @@ _loaded: set[str] = set()
 
 
 class CountedText(str):
-    """A text that knows its number of tokens."""
+    """A text that knows its number of tokens, and what was found for a question and ``shown`` in it, each as text."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("shown", "tokens")
 
     tokens: int
+    shown: Sequence[tuple[Any, str]]
 
-    def __new__(cls, text: str, tokens: int) -> Self:
-        """Make it of a text and its number of tokens."""
+    def __new__(cls, text: str, tokens: int, shown: Sequence[tuple[Any, str]] = ()) -> Self:
+        """Make it of a text, its number of tokens and what it shows."""
         counted = super().__new__(cls, text)
-        counted.tokens = tokens
+        counted.tokens, counted.shown = tokens, shown
         return counted
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -242,3 +242,78 @@ async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(
 @asynccontextmanager
 async def alone(memory: CondensedMemory) -> AsyncIterator[CondensedMemory]:
     yield memory
+
+
+CITING = blocks("python", PAGES["citing.md"])[1]
+(STREAMING,) = blocks("python", PAGES["fastapi.md"])
+
+
+async def test_an_answer_has_footnotes_that_lead_to_the_history_of_a_fact(database_uri: str) -> None:
+    """With the user's words, escaped; no other user can follow them."""
+    store = MemoryStore(database_uri)
+    with serve(model) as server, serving(database_uri, server, 1, CITING) as socket:
+        async with users(socket, 2) as (ann, bob):
+            said = await ann.post("/chat", json={"session_id": "first", "message": "I like <b>tea."})
+            assert said.text == "<p>I like &lt;b&gt;tea. to you.</p><ol></ol>"
+            async with aclosing(MemoryStore(database_uri)) as other:
+                memory = CondensedMemory.from_defaults("x", user_id="user0", chat_store=other, extract_facts=False)
+                rome = await memory.facts.aadd("Likes Rome & Oslo")
+                oslo = await memory.facts.aadd("Likes Oslo")
+                await memory.facts.aretire(rome.id, "The user said so.", replaced_by=oslo.id)
+            answer = await ann.post("/chat", json={"session_id": "second", "message": "What do I like of Oslo?"})
+            assert f'<li><a href="/facts/{oslo.id}">Likes Oslo</a> <q></q> ' in answer.text
+            history = await ann.get(f"/facts/{oslo.id}")
+            assert "Likes Rome &amp; Oslo <q></q> The user said so.</li><li>Likes Oslo" in history.text
+            assert (await bob.get(f"/facts/{oslo.id}")).status_code == 404
+            assert (await bob.post("/chat", json={"session_id": "second", "message": "Hi"})).status_code == 404
+    await store.aclose()
+
+
+async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_stopped(database_uri: str) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        if not tools and messages[-1]["content"].endswith("Slow"):
+            asked.set()
+            answered.wait(120)
+        return model(messages, tools)
+
+    async def said(client: httpx.AsyncClient, number: int) -> list[str | None]:
+        async with aclosing(MemoryStore(database_uri)) as store:
+            key = json.dumps([client.headers["user-id"], "first"])
+            while len(found := await store.get_messages(key, None)) < number:  # noqa: ASYNC110 - another process does it
+                await asyncio.sleep(0.05)
+            return [one.content for one in found]
+
+    with serve(slow) as server, serving(database_uri, server, 1, STREAMING) as socket:
+        async with users(socket, 2) as (ann, bob):
+
+            def question(number: int, text: str) -> dict[str, Any]:
+                return {"json": {"session_id": "first", "message_id": str(number), "message": text}}
+
+            async def leave_while_it_is_answered(client: httpx.AsyncClient) -> None:
+                asked.clear()
+                async with client.stream("POST", "/chat", **question(1, "Slow")) as response:
+                    assert response.headers["content-type"].startswith("text/event-stream")
+                    assert await asyncio.to_thread(asked.wait, 120)
+
+            await leave_while_it_is_answered(ann)
+            assert (await ann.post("/chat", **question(2, "Hello"))).status_code == 409
+            answered.set()
+            assert await asyncio.wait_for(said(ann, 2), 60) == ["Slow", "Slow to you."]
+            answered.clear()
+            await leave_while_it_is_answered(bob)
+            assert (await ann.post("/stop?session_id=first")).json() is False
+            assert (await bob.post("/stop?session_id=first")).json() is True
+            response = await bob.post("/chat", **question(2, "Hello"))
+            while response.status_code == 409:  # until the run has been stopped
+                response = await bob.post("/chat", **question(2, "Hello"))
+            answered.set()
+            deltas = re.findall(r"event: delta\ndata: (.*)\n", response.text)
+            assert "".join(map(json.loads, deltas)) == "Hello to you."
+            assert response.text.endswith("event: done\ndata: null\n\n")
+            assert await said(bob, 3) == ["Slow", "Hello", "Hello to you."]
+            anew = {**question(2, "Good day")["json"], "new_session_id": "second"}
+            deltas = re.findall(r"delta\ndata: (.*)\n", (await bob.post("/again", json=anew)).text)
+            assert "".join(map(json.loads, deltas)) == "Good day to you."
+            assert (await bob.post("/again", json=anew)).status_code == 404

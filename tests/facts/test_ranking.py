@@ -233,7 +233,7 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     ranking = ranking_of(made, "tea")
     facts = [entry.fact for entry in ranking.best_first()]
     tokens = {name: line.tokens for name, line in ranking.showable.lines.items()}
-    shown = ranking.fit(limit)
+    shown = [entry.fact for entry in ranking.fit(limit)]
     assert sum(tokens[fact.id] for fact in shown) <= limit
     place = {fact.id: at for at, fact in enumerate(shown)}
     unpinned = [fact for fact in facts if not fact.pinned and fact.id in place]
@@ -255,7 +255,7 @@ def test_the_facts_that_fit_are_shown_best_first(words: list[int], limit: int, q
         if tokens <= left:
             tried.append(entry.fact)
             left -= tokens
-    assert ranking.fit(limit) == tried
+    assert [entry.fact for entry in ranking.fit(limit)] == tried
 
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:

@@ -1,0 +1,192 @@
+"""Which facts and recalled messages stood in the last prompt, so that an application can cite them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import re
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import CondensedMemory, MemoryBlocksTemplate
+from llama_index_memory_ext.events import FactsInjectedEvent, MessagesRecalledEvent
+from llama_index_memory_ext.memory.search import MemorySearchResult
+from llama_index_memory_ext.store import MemoryStore
+from tests.conversation import assistant, calling, recalled, result, sent_text, user
+from tests.memories import OpenMemory
+from tests.memory.test_events import Learner, Listener, add, heard
+from tests.openai_server import say
+from tests.record.test_recall import CAROLINE, SMALL, ask, fill
+from tests.scripted_models import StartModel
+
+__all__ = ["heard"]
+
+QUESTION = "What does Caroline breed?"
+
+
+async def long_talk(open_memory: OpenMemory, **options: Any) -> CondensedMemory:
+    """A memory whose record no longer shows what was said first."""
+    memory = open_memory(**{**SMALL, "facts_token_limit": 300, "user_id": "ann", **options})
+    said = ChatMessage(CAROLINE[1], additional_kwargs={"message_id": "m-1"})
+    await memory.aput_messages([said, assistant("How nice.")])
+    await fill(memory)
+    return memory
+
+
+def facts_in(prompt: str) -> list[str]:
+    return re.findall(r"<fact [^>]*>(.*?)</fact>", prompt)
+
+
+def shown_by(memory: CondensedMemory) -> tuple[list[str], list[tuple[str, str]]]:
+    used = memory.last_used()
+    return [one.fact.content for one in used.facts], [(one.role, one.text) for one in used.messages]
+
+
+@pytest.mark.parametrize("cache_points", [False, True])
+async def test_what_was_used_is_what_stands_in_the_prompt(open_memory: OpenMemory, cache_points: bool) -> None:
+    """In its order, with scores of 0..1 and the ids by which an application finds them."""
+    memory = await long_talk(open_memory, cache_points=cache_points)
+    for content in ("Works with Caroline", "Lives in Paris"):
+        await memory.facts.aadd(content, confidence=0.9)
+    prompt = await ask(memory, QUESTION)
+    used = memory.last_used()
+    assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
+    assert used.facts[0].fact.content == "Works with Caroline"
+    assert 0 < used.facts[1].score < used.facts[0].score <= 1
+    said = next(one for one in used.messages if one.text == CAROLINE[1])
+    assert (said.row_ids, said.message_id, said.similarity) == ((1,), "m-1", 1.0)
+    assert all(0 < one.similarity <= 1 and one.message_id is None for one in used.messages if one is not said)
+    # Its words are in no log by accident.
+    assert "Caroline" not in repr(used)
+
+
+async def test_the_event_has_the_same_and_no_words(open_memory: OpenMemory, heard: Listener) -> None:
+    memory = await long_talk(open_memory)
+    prompt = await ask(memory, QUESTION)
+    await memory.aget()
+    events = heard.of(MessagesRecalledEvent)[-2:]
+    used = memory.last_used().messages
+    element = (
+        prompt[prompt.index("<earlier_messages") : prompt.index("</earlier_messages>\n")] + "</earlier_messages>\n"
+    )
+    for event in events:
+        assert event.row_ids == [one.row_ids[0] for one in used]
+        assert event.scores == [one.similarity for one in used]
+        assert (event.session_id, event.tokens) == ("chat", memory.tokenizer_fn.count(element))
+        assert event.token_limit == 400
+        assert event.seconds > 0
+        assert "alpacas" not in event.model_dump_json()
+    assert events[-1].cached
+    assert not heard.of(MessagesRecalledEvent)[0].cached
+    assert not heard.of(FactsInjectedEvent)
+
+
+async def test_before_the_first_question_nothing_was_used_and_then_only_what_fits_it(open_memory: OpenMemory) -> None:
+    memory = await long_talk(open_memory)
+    assert memory.last_used() == MemorySearchResult() == MemorySearchResult((), ())
+    await ask(memory, QUESTION)
+    before = memory.last_used()
+    assert before.messages
+    await memory.aput(assistant("Alpacas."))
+    await ask(memory, "Xyzzy plugh plover frotz gnusto rezrov blorb yomin")
+    assert memory.last_used() == MemorySearchResult()
+    # Nobody's result changes afterwards.
+    assert before.messages
+
+
+async def test_it_stays_when_the_answer_has_come_whatever_was_learned_since(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """An agent asks once more then; so it is what the model was shown."""
+    llm, server = start_model(Learner())
+    memory = open_memory(user_id="ann", extract_facts=False)
+    await memory.facts.aadd("Likes tea", confidence=0.9)
+    await FunctionAgent(llm=llm, tools=[add]).run("Add numbers for me.", memory=memory)
+    await memory.facts.aadd("Likes milk", confidence=0.9)
+    await memory.aget()
+    assert shown_by(memory)[0] == facts_in(str(server.requests[0][-1]["content"])) == ["Likes tea"]
+    await memory.aput(user("And now?"))
+    await memory.aget()
+    assert sorted(shown_by(memory)[0]) == ["Likes milk", "Likes tea"]
+
+
+async def test_a_chat_engine_asks_before_its_question_is_put(open_memory: OpenMemory, start_model: StartModel) -> None:
+    llm, _ = start_model(lambda messages, tools: say("Alpacas."))
+    memory = await long_talk(open_memory)
+    await memory.facts.aadd("Works with Caroline")
+    await ask(memory, "Hm?")
+    await memory.aput(assistant("Well."))
+    await SimpleChatEngine.from_defaults(llm=llm, memory=memory).achat(QUESTION)
+    facts, messages = shown_by(memory)
+    assert facts == ["Works with Caroline"]
+    assert CAROLINE in messages
+
+
+@pytest.mark.parametrize("token_limit", range(300, 1_500, 100))
+async def test_what_is_cut_off_to_fit_was_not_used(open_memory: OpenMemory, token_limit: int) -> None:
+    """Also where the record shows the same words in another place."""
+    memory = await long_talk(open_memory, token_limit=3_000)
+    for i in range(6):
+        await memory.facts.aadd(f"Works with Caroline in the {i}. week of the year")
+    await memory.aput_messages([user(CAROLINE[1]), assistant("How nice.")])
+    await ask(memory, QUESTION)
+    assert CAROLINE in shown_by(memory)[1]
+    prompt = sent_text(await memory.aget(initial_token_count=memory.token_limit - token_limit))
+    assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
+
+
+async def test_of_a_call_its_first_row_is_told_and_all_of_its_rows(open_memory: OpenMemory) -> None:
+    memory = open_memory(**SMALL)
+    rows = [user("Look it up."), calling(("c1", "look", {"what": "alpacas"})), result("c1", "They hum.")]
+    await memory.aput_messages([*rows, assistant("Done.")])
+    await fill(memory)
+    await ask(memory, "What about alpacas that hum?")
+    assert (2, 3) in [one.row_ids for one in memory.last_used().messages]
+
+
+async def test_each_memory_tells_of_its_own_prompts(open_memory: OpenMemory) -> None:
+    """A branch, a memory that was pickled, and another one of the session have given none yet."""
+    memory = await long_talk(open_memory)
+    await memory.facts.aadd("Works with Caroline")
+    await ask(memory, QUESTION)
+    used = memory.last_used()
+    stored = pickle.dumps(memory)
+    assert b"alpacas" not in stored
+    copies = [await memory.abranch("other"), pickle.loads(stored), open_memory(user_id="ann")]
+    for copy in copies:
+        assert copy.last_used() == MemorySearchResult()
+    await ask(copies[0], "Xyzzy")
+    assert memory.last_used() == used
+    assert used.facts
+    assert used.messages
+    await copies[1].aclose()
+
+
+async def test_of_prompts_at_once_the_last_one_counts(open_memory: OpenMemory) -> None:
+    memory = await long_talk(open_memory)
+    await ask(memory, QUESTION)
+    await asyncio.gather(*(memory.aget() for _ in range(5)))
+    assert CAROLINE in shown_by(memory)[1]
+
+
+async def test_with_a_template_of_the_program_and_without_facts_it_is_told_too(open_memory: OpenMemory) -> None:
+    memory = await long_talk(open_memory, memory_blocks_template=MemoryBlocksTemplate(), facts_token_limit=0)
+    await memory.facts.aadd("Works with Caroline")
+    prompt = await ask(memory, QUESTION)
+    assert shown_by(memory) == ([], recalled(prompt))
+
+
+async def test_a_temporary_memory_tells_the_facts_of_its_user(database_uri: str) -> None:
+    store = MemoryStore(database_uri)
+    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
+    await memory.facts.aadd("Likes tea")
+    private = CondensedMemory.from_defaults("private", user_id="ann", chat_store=store, temporary=True)
+    async with private as temporary:
+        await temporary.aput(user("What do I like?"))
+        await temporary.aget()
+        assert shown_by(temporary)[0] == ["Likes tea"]
+    await store.aclose()
