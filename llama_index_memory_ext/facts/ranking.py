@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -317,10 +317,11 @@ class Ranking(NamedTuple):
         question, *context = self.asked
         asked, ranker = Asked(question, context, self.languages), self.showable.ranker
         closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
-        left = self.general_facts
-        for place, entry in enumerate(ranked):
+        best = {entry.fact.id: entry.fact.content for entry in islice(self.best_first(), _BEST)}
+        concerns, left = asked.concerns(best), self.general_facts
+        for entry in ranked:
             fact = entry.fact
-            concern = max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) if place < _BEST else 0.0
+            concern = max(concerns.get(fact.id, 0.0), closeness.get(fact.id, 0.0) if fact.id in best else 0.0)
             if fact.pinned or concern >= self.min_similarity:
                 yield entry
             elif left and fact.category == "preference":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, repeat
-from math import log
+from math import log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -488,8 +488,8 @@ def divided_by_best(values: Values) -> Values:
     return values / (values.max(initial=0.0) or 1.0)
 
 
-# The weight of a word that only the turns before the question have.
-_EARLIER_SHARE = 0.5
+# The weight of a word that only the turns before the question have, and of one that is only related to the question's.
+_EARLIER_SHARE, _RELATED_SHARE = 0.5, 0.8
 _COUNTER = TokenCounter()
 
 
@@ -503,20 +503,47 @@ class Asked:
         earlier = "\n".join(context)
         self._codes = languages_of(question, languages) or languages_of(earlier, languages)
         self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
-        self._rarities |= _rarities(question, self._codes)
+        self._question = _rarities(question, self._codes)
+        self._rarities |= self._question
+        # What a short question of common words has in common with a text is more of it.
+        self._whole = min(1.0, sqrt(sum(self._question.values())))
 
     def concern(self, text: str) -> float:
         """Returns how much a text concerns it, 0..1: the sum of the rarities of the words in common, at most 1.
 
         A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1. So it is the same whatever else is
-        known.
+        known. Where the words of the question have a sum below 1, its root divides those that it has in common.
 
         >>> asked = Asked("Which guitar do I want to play at work?")
         >>> round(asked.concern("Owns a guitar"), 1), round(asked.concern("Likes her work"), 1), asked.concern("Tea")
         (0.6, 0.1, 0.0)
         """
+        return min(1.0, sum(self._common(text).values(), 0.0))
+
+    def concerns(self, texts: Mapping[str, str]) -> dict[str, float]:
+        """Returns how much each text concerns it beside the others, by its key; one that comes behind is missing.
+
+        It does where another text has all that it has in common with the question, and more. For a word of a short
+        question in English that no text has, what is related to it counts 0.8 of it.
+        """
+        common = {key: self._common(text) for key, text in texts.items()}
+        if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
+            for term in self._question.keys() - set().union(*common.values()):
+                related, weight = related_terms(term), _RELATED_SHARE * self._question[term] / self._whole
+                for key, text in texts.items():
+                    if not _rarities(text, self._codes).keys().isdisjoint(related):
+                        common[key][term] = weight
+        found = {frozenset(terms) for terms in common.values()}
+        ahead = [key for key, terms in common.items() if not any(terms.keys() < other for other in found)]
+        return {key: min(1.0, sum(common[key].values())) for key in ahead}
+
+    def _common(self, text: str) -> dict[str, float]:
+        """Return the terms of a text that are asked for, each with what it adds to its concern."""
         own, asked = _rarities(text, self._codes), self._rarities
-        return min(1.0, sum((min(own[term], asked[term]) for term in own.keys() & asked.keys()), 0.0))
+        return {
+            term: min(own[term], asked[term]) / (self._whole if term in self._question else 1.0)
+            for term in own.keys() & asked.keys()
+        }
 
 
 @lru_cache(maxsize=10_000)
