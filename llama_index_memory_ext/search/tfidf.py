@@ -505,45 +505,38 @@ class Asked:
         self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
         self._question = _rarities(question, self._codes)
         self._rarities |= self._question
-        # What a short question of common words has in common with a text is more of it.
-        self._whole = min(1.0, sqrt(sum(self._question.values())))
-
-    def concern(self, text: str) -> float:
-        """Returns how much a text concerns it, 0..1: the sum of the rarities of the words in common, at most 1.
-
-        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1. So it is the same whatever else is
-        known. Where the words of the question have a sum below 1, its root divides those that it has in common.
-
-        >>> asked = Asked("Which guitar do I want to play at work?")
-        >>> round(asked.concern("Owns a guitar"), 1), round(asked.concern("Likes her work"), 1), asked.concern("Tea")
-        (0.6, 0.1, 0.0)
-        """
-        return min(1.0, sum(self._common(text).values(), 0.0))
+        # By what the rarity of each term of the question is divided.
+        self._divisors = dict.fromkeys(self._question, min(1.0, sqrt(sum(self._question.values()))))
 
     def concerns(self, texts: Mapping[str, str]) -> dict[str, float]:
-        """Returns how much each text concerns it beside the others, by its key; one that comes behind is missing.
+        """Returns how much each text concerns it, 0..1, by key: the sum of the rarities of the words in common.
 
-        It does where another text has all that it has in common with the question, and more. For a word of a short
-        question in English that no text has, what is related to it counts 0.8 of it.
+        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1, whatever else is known. If those of the
+        question have a sum below 1, its root divides them: a text with all words of a short question concerns it. Of a
+        short one in English, a word that no text has is replaced by what is related to it, with 0.8 of its rarity.
+
+        A text is missing if another one has all that it has in common with the question, and more.
+
+        >>> asked = Asked("Which guitar do I want to play at work?")
+        >>> found = asked.concerns({"a": "Owns a guitar", "b": "Likes her work", "c": "Tea"})
+        >>> {key: round(concern, 1) for key, concern in found.items()}
+        {'a': 0.6, 'b': 0.1}
         """
         common = {key: self._common(text) for key, text in texts.items()}
         if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
             for term in self._question.keys() - set().union(*common.values()):
-                related, weight = related_terms(term), _RELATED_SHARE * self._question[term] / self._whole
+                related, weight = set(related_terms(term)), _RELATED_SHARE * self._question[term] / self._divisors[term]
                 for key, text in texts.items():
-                    if not _rarities(text, self._codes).keys().isdisjoint(related):
+                    if not related.isdisjoint(_rarities(text, self._codes)):
                         common[key][term] = weight
         found = {frozenset(terms) for terms in common.values()}
         ahead = [key for key, terms in common.items() if not any(terms.keys() < other for other in found)]
         return {key: min(1.0, sum(common[key].values())) for key in ahead}
 
     def _common(self, text: str) -> dict[str, float]:
-        """Return the terms of a text that are asked for, each with what it adds to its concern."""
-        own, asked = _rarities(text, self._codes), self._rarities
-        return {
-            term: min(own[term], asked[term]) / (self._whole if term in self._question else 1.0)
-            for term in own.keys() & asked.keys()
-        }
+        """Return the terms of a text that are asked for, each with its rarity."""
+        own, asked, divisors = _rarities(text, self._codes), self._rarities, self._divisors
+        return {term: min(own[term], asked[term]) / divisors.get(term, 1.0) for term in own.keys() & asked.keys()}
 
 
 @lru_cache(maxsize=10_000)
