@@ -512,10 +512,11 @@ class Asked:
         """Returns how much each text concerns it, 0..1, by key: the sum of the rarities of the words in common.
 
         A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1, whatever else is known. If those of the
-        question have a sum below 1, its root divides them: a text with all words of a short question concerns it. Of a
-        short one in English, a word that no text has is replaced by what is related to it, with 0.8 of its rarity.
+        question have a sum below 1, its root divides them: most words of a short question are enough. If no text has a
+        word of a short one in English, what is related to its words counts, with 0.8 of their rarity.
 
-        A text is missing if another one has all that it has in common with the question, and more.
+        A text is missing if another one has all that it has in common with the question, and more. In a short question
+        in English, it has a word that no text has if it has a related one.
 
         >>> asked = Asked("Which guitar do I want to play at work?")
         >>> found = asked.concerns({"a": "Owns a guitar", "b": "Likes her work", "c": "Tea"})
@@ -524,8 +525,10 @@ class Asked:
         """
         common = {key: self._common(text) for key, text in texts.items()}
         if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
-            for term in self._question.keys() - set().union(*common.values()):
-                related, weight = set(related_terms(term)), _RELATED_SHARE * self._question[term] / self._divisors[term]
+            known = self._question.keys() & set().union(*common.values())
+            for term in self._question.keys() - known:
+                related = set(related_terms(term))
+                weight = 0.0 if known else _RELATED_SHARE * self._question[term] / self._divisors[term]
                 for key, text in texts.items():
                     if not related.isdisjoint(_rarities(text, self._codes)):
                         common[key][term] = weight
