@@ -38,6 +38,7 @@ NAMES = (
     "index_operations",
     "recall",
     "other_words",
+    "exact_facts",
     "growing",
     "many_sessions",
     "hard_days",

@@ -115,7 +115,7 @@ class RelevantFactsBlock(LogBlock):
     recency_weight: float = Field(
         default=RECENCY_WEIGHT, ge=0, validate_default=True, description="For newer facts; 0: age does not matter."
     )
-    # 0.5 asks for a rare word or a few common ones in common, whatever else is known.
+    # 0.5 asks for a rare word, a few common ones or most of a short question in common, and no more in another fact.
     min_similarity: float | None = Field(
         default=None,
         ge=0,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -48,6 +48,8 @@ _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
 # Where nothing else is set, a fact with less of the best one's similarity does not concern a question, and so many such
 # facts are shown all the same.
 _FLOOR, _MOST_GENERAL = 0.1, 12
+# With ``min_similarity``, less of the best one's similarity leaves a fact out.
+_STRICT_FLOOR = 0.4
 # What the fact before on its day and the best one of its day add to a fact, while something is going on, and to which
 # power the length of a fact, with that of its tags, divides it then.
 _DAY_SHARE, _LENGTH_POWER, _TAG_BYTES = 0.2, 0.15, 80
@@ -302,8 +304,10 @@ class Ranking(NamedTuple):
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
         """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
-        A fact concerns it by its words or its embedding. Pinned facts stay in any case, and so do so many
-        ``general_facts``: preferences that do not concern it. Behind the best facts no others are looked for.
+        A fact concerns it by its words or its embedding. One is left out that has less than 0.4 of the best one's
+        similarity, or only a part of the words that another one has in common with the question. Pinned facts stay in
+        any case, and so do so many ``general_facts``: preferences that do not concern it. Behind the best facts no
+        others are looked for.
 
         None: those with a tenth of the best one's similarity, those of the time that the question asks for, and the
         best 12 others. 0: all of them.
@@ -311,39 +315,42 @@ class Ranking(NamedTuple):
         if not (self.floor if self.min_similarity is None else self.min_similarity):
             yield from ranked
             return
+        others, category = _MOST_GENERAL, None
         if self.min_similarity is None:
-            yield from self._close_and_best(ranked)
-            return
-        question, *context = self.asked
-        asked, ranker = Asked(question, context, self.languages), self.showable.ranker
-        closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
-        left = self.general_facts
-        for place, entry in enumerate(ranked):
-            fact = entry.fact
-            concern = max(asked.concern(fact.content), closeness.get(fact.id, 0.0)) if place < _BEST else 0.0
-            if fact.pinned or concern >= self.min_similarity:
-                yield entry
-            elif left and fact.category == "preference":
-                left -= 1
-                yield entry
-
-    def _close_and_best(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-        one, others = self.showable, _MOST_GENERAL
-        close = self.similarities >= self.floor
-        if one.period is not None:
-            close |= one.recencies > 0
-        close[[i for i in one.first if one.facts[i].pinned]] = True
-        ids = {one.ids[i] for i in np.flatnonzero(close)}
+            ids = self._close()
+        else:
+            ids, others, category = self._near(self.min_similarity), self.general_facts, "preference"
         for entry in ranked:
             if entry.fact.id in ids:
                 ids.remove(entry.fact.id)
                 yield entry
-            elif others:
+            elif others and category in (None, entry.fact.category):
                 others -= 1
                 yield entry
-            elif not ids:
+            elif not ids and not others:
                 # Of many facts most are not looked at.
                 return
+
+    def _close(self) -> set[str]:
+        one = self.showable
+        close = self.similarities >= self.floor
+        if one.period is not None:
+            close |= one.recencies > 0
+        close[[i for i in one.first if one.facts[i].pinned]] = True
+        return {one.ids[i] for i in np.flatnonzero(close)}
+
+    def _near(self, least: float) -> set[str]:
+        question, *context = self.asked
+        best, ranker = list(islice(self.best_first(), _BEST)), self.showable.ranker
+        concerns = Asked(question, context, self.languages).concerns({one.fact.id: one.fact.content for one in best})
+        if isinstance(ranker, EmbeddingRanker):
+            closeness = ranker.closeness(question)
+            concerns = {
+                one.fact.id: max(concerns.get(one.fact.id, 0.0), closeness.get(one.fact.id, 0.0)) for one in best
+            }
+        floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
+        near = {one.fact.id for one in best if concerns.get(one.fact.id, 0.0) >= least and one.similarity >= floor}
+        return near | {fact.id for fact in self.showable.facts if fact.pinned}
 
     def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.

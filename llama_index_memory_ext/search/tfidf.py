@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, repeat
-from math import log
+from math import log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -488,8 +488,8 @@ def divided_by_best(values: Values) -> Values:
     return values / (values.max(initial=0.0) or 1.0)
 
 
-# The weight of a word that only the turns before the question have.
-_EARLIER_SHARE = 0.5
+# The weight of a word that only the turns before the question have, and of one that is only related to the question's.
+_EARLIER_SHARE, _RELATED_SHARE = 0.5, 0.8
 _COUNTER = TokenCounter()
 
 
@@ -503,20 +503,43 @@ class Asked:
         earlier = "\n".join(context)
         self._codes = languages_of(question, languages) or languages_of(earlier, languages)
         self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
-        self._rarities |= _rarities(question, self._codes)
+        self._question = _rarities(question, self._codes)
+        self._rarities |= self._question
+        # By what the rarity of each term of the question is divided.
+        self._divisors = dict.fromkeys(self._question, min(1.0, sqrt(sum(self._question.values()))))
 
-    def concern(self, text: str) -> float:
-        """Returns how much a text concerns it, 0..1: the sum of the rarities of the words in common, at most 1.
+    def concerns(self, texts: Mapping[str, str]) -> dict[str, float]:
+        """Returns how much each text concerns it, 0..1, by key: the sum of the rarities of the words in common.
 
-        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1. So it is the same whatever else is
-        known.
+        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1, whatever else is known. If those of the
+        question have a sum below 1, its root divides them: most words of a short question are enough. If no text has a
+        word of a short one in English, what is related to its words counts, with 0.8 of their rarity.
+
+        A text is missing if another one has all that it has in common with the question, and more. In a short question
+        in English, it has a word that no text has if it has a related one.
 
         >>> asked = Asked("Which guitar do I want to play at work?")
-        >>> round(asked.concern("Owns a guitar"), 1), round(asked.concern("Likes her work"), 1), asked.concern("Tea")
-        (0.6, 0.1, 0.0)
+        >>> found = asked.concerns({"a": "Owns a guitar", "b": "Likes her work", "c": "Tea"})
+        >>> {key: round(concern, 1) for key, concern in found.items()}
+        {'a': 0.6, 'b': 0.1}
         """
-        own, asked = _rarities(text, self._codes), self._rarities
-        return min(1.0, sum((min(own[term], asked[term]) for term in own.keys() & asked.keys()), 0.0))
+        common = {key: self._common(text) for key, text in texts.items()}
+        if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
+            known = self._question.keys() & set().union(*common.values())
+            for term in self._question.keys() - known:
+                related = set(related_terms(term))
+                weight = 0.0 if known else _RELATED_SHARE * self._question[term] / self._divisors[term]
+                for key, text in texts.items():
+                    if not related.isdisjoint(_rarities(text, self._codes)):
+                        common[key][term] = weight
+        found = {frozenset(terms) for terms in common.values()}
+        ahead = [key for key, terms in common.items() if not any(terms.keys() < other for other in found)]
+        return {key: min(1.0, sum(common[key].values())) for key in ahead}
+
+    def _common(self, text: str) -> dict[str, float]:
+        """Return the terms of a text that are asked for, each with its rarity."""
+        own, asked, divisors = _rarities(text, self._codes), self._rarities, self._divisors
+        return {term: min(own[term], asked[term]) / divisors.get(term, 1.0) for term in own.keys() & asked.keys()}
 
 
 @lru_cache(maxsize=10_000)

@@ -335,6 +335,71 @@ async def test_what_is_left_out_says_why() -> None:
     assert "left out: too little in common" in repr(found)
 
 
+ASKED_ONE_BY_ONE = (
+    "Project Atlas is due on 15 March",
+    "Project Atlas Mobile is due in June",
+    "Project Atlas Mobile is written in Kotlin",
+    "Emma studies chemistry",
+    "Emma is vegan",
+    "Has a flight to Oslo on 4 March",
+    "Meets Ingrid in Oslo",
+    "Lives in Leipzig",
+    "Has asthma",
+    "Runs on Mondays",
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("When is Atlas Mobile due?", {"Project Atlas Mobile is due in June"}),
+        ("What does Emma study?", {"Emma studies chemistry"}),
+        ("What do you know about Emma?", {"Emma studies chemistry", "Emma is vegan"}),
+        ("Tell me about my stay in Oslo", {"Has a flight to Oslo on 4 March", "Meets Ingrid in Oslo"}),
+        ("Where do I live?", {"Lives in Leipzig"}),
+        ("Which illnesses do I have?", {"Has asthma"}),
+        ("What is the capital of Australia?", set()),
+        ("What is my brother's name?", set()),
+        ("What do you think?", set()),
+    ],
+)
+def test_with_a_least_similarity_exactly_the_facts_that_are_asked_for_are_shown(
+    question: str, expected: set[str]
+) -> None:
+    ranking = showable_of(ASKED_ONE_BY_ONE).rank(question, (), Weights())
+    strict = ranking._replace(min_similarity=0.5)
+    assert {fact.content for fact in strict.fit(2_000)} == expected
+    assert len(ranking.fit(2_000)) == len(ranking._replace(min_similarity=0.0).fit(2_000)) == len(ASKED_ONE_BY_ONE)
+
+
+def test_with_a_least_similarity_a_fact_far_behind_the_best_one_is_left_out() -> None:
+    best, other = "Kubernetes upgrades go through Rosalind", "Has noisy neighbours"
+    for question, expected in (
+        ("Will the neighbours mind if Rosalind upgrades Kubernetes at night?", [best]),
+        ("Do I have neighbours?", [other]),
+    ):
+        ranking = showable_of((best, other, "Owns a canoe")).rank(question, (), Weights())
+        assert [fact.content for fact in ranking._replace(min_similarity=0.5).fit(2_000)] == expected
+
+
+def test_of_many_facts_pinned_ones_are_shown_wherever_they_stand() -> None:
+    """Also where all that may be shown beside them was found before."""
+    facts = [Fact(content=f"Met number {i} on the way", confidence=1.0) for i in range(600)]
+    facts += [Fact(content="Is called Ann", pinned=True, confidence=0.0), Fact(content="Has a canoe")]
+    ranking = showable_of(facts).rank("Which canoe?", (), Weights())._replace(min_similarity=0.5)
+    assert [entry.fact.content for entry in ranking.concerning(ranking.best_first())] == [
+        "Has a canoe",
+        "Is called Ann",
+    ]
+
+
+def showable_of(contents: Sequence[str | Fact]) -> ShowableFacts:
+    facts = [Fact(content=content) if isinstance(content, str) else content for content in contents]
+    ranker, counter = TfidfRanker(), TokenCounter()
+    ranker.add(map(document_of, facts))
+    return ShowableFacts(facts, ranker, lines={fact.id: counted_line(fact, counter) for fact in facts})
+
+
 async def test_the_table_says_what_its_numbers_are() -> None:
     found = await explanation_of("Where do I live?")
     header, *rows = repr(found).splitlines()
