@@ -26,6 +26,7 @@ from llama_index_memory_ext.fact import (
     AgentView,
     Fact,
     Scope,
+    utc_now,
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -252,7 +254,14 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
+            propose=self.apropose,
         )
+
+    async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
+        """Ask the model what of these facts can be tidied up; see ``FactBook.aconsolidate``."""
+        from llama_index_memory_ext.facts.consolidation import propose  # at first use
+
+        return await propose(facts, token_limit, llm=self.chosen_llm(), counter=self.tokenizer_fn, now=utc_now())
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.
