@@ -258,10 +258,11 @@ class RelevantFactsBlock(LogBlock):
         )
 
     async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
-        """Ask the model what of these facts can be tidied up; see ``FactBook.aconsolidate``."""
-        from llama_index_memory_ext.facts.consolidation import propose  # at first use
+        """The proposals to tidy up these facts that the model confirms; see ``FactBook.aconsolidate``."""
+        from llama_index_memory_ext.facts.consolidation import confirmed, proposals  # at first use
 
-        return await propose(facts, token_limit, llm=self.chosen_llm(), counter=self.tokenizer_fn, now=utc_now())
+        found = await asyncio.to_thread(proposals, facts, utc_now())
+        return await confirmed(found, token_limit, self.chosen_llm(), self.tokenizer_fn)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.

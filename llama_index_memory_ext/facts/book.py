@@ -262,11 +262,12 @@ class FactBook:
 
         def changed(stored: Mapping[str, Fact]) -> list[Fact]:
             facts = [fact for one in proposals for fact in one.facts]
+            # By proposals of two times, two facts could give way to each other.
             wrong = {fact.id for fact in facts if stored.get(fact.id) != fact}
             if wrong := wrong | {one.keep.id for one in proposals if one.keep and one.keep.id in gone}:
                 raise FactError(
-                    f"Expected facts as they were proposed, none both kept and retired; saw others: {', '.join(wrong)}. "
-                    "Nothing was changed: leave out the proposals with these ids, or ask for new ones."
+                    "Expected facts as they were proposed, each kept or retired; nothing was changed, because of "
+                    f"{', '.join(sorted(wrong))}. Leave out the proposals with these ids, or ask for new ones."
                 )
             return [*{one.retired.id: one.applied(now) for one in proposals}.values()]
 

@@ -1,26 +1,24 @@
-"""Proposes which facts need not be kept: a model finds them, checks decide, and no fact is ever written anew.
+"""Finds facts that need not be kept: checks propose them, a model confirms them, and no fact is ever written anew.
 
-Facts are compared word by word, so that what a model reports by mistake stays as it is.
+Facts are compared word by word, so that whatever a model answers, none is retired that says something else.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from itertools import accumulate, groupby, permutations
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
-from pydantic import BaseModel, Field
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import Fact, retire
+from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.facts.prompt import ask, on_one_line
-from llama_index_memory_ext.facts.reply import json_values, objects_in, read_number, read_text
+from llama_index_memory_ext.facts.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.dates import dates_in, period_of
 from llama_index_memory_ext.language.numbers import names_of_numbers
@@ -28,7 +26,7 @@ from llama_index_memory_ext.language.words import comparable
 from llama_index_memory_ext.models.ask import context_window, tokens_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from llama_index.core.llms import LLM
@@ -37,28 +35,25 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 TidyKind: TypeAlias = Literal["duplicate", "contradiction", "over"]
-_Group: TypeAlias = tuple[TidyKind, list[int], str]
 _INSTRUCTIONS, _FORM = (files(__package__) / "tidying.txt").read_text("utf-8").strip().split("\n---\n")
-# Tokens of an answer about one fact, and the most characters of a reason.
-_ANSWER, _REASON = 40, 200
+# Tokens of an answer about one line.
+_ANSWER = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """That one fact need not be kept. Nothing has changed yet; ``str`` is what a person looks at.
+    """That one fact need not be kept. Nothing has changed yet; ``str`` shows it before and after.
 
     Attributes:
         kind: "duplicate": ``keep`` says all that it says; "contradiction": ``keep`` is newer, and both cannot be true;
             "over": it is a plan whose day has passed.
         retired: The fact that would be retired, as it was when it was looked at.
         keep: The fact that stays as it is, and takes its place; None for a plan that is over.
-        reason: Why, in the model's words.
     """
 
     kind: TidyKind
     retired: Fact
     keep: Fact | None
-    reason: str
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -66,71 +61,60 @@ class Proposal:
         return tuple(filter(None, (self.retired, self.keep)))
 
     def applied(self, now: datetime) -> Fact:
-        """The fact as it is retired; of what has held until now it stays part of the past."""
+        """The fact as it is retired; what has held until now stays part of the past."""
         by: RetiredBy = "hand" if self.kind == "duplicate" else "change"
-        return retire(self.retired, f"{self.kind}: {self.reason}", now, self.keep and self.keep.id, by=by)
+        return retire(self.retired, f"tidied up: {self.kind}", now, self.keep.id if self.keep else None, by=by)
 
     def __str__(self) -> str:
-        after = f"+ {self.keep.content}" if self.keep else "+ (nothing)"
-        return f"- {self.retired.content}\n{after}\n  {self.kind}: {self.reason}"
+        said = [f"{on_one_line(fact.content)} (known since {fact.created_at:%Y-%m-%d})" for fact in self.facts]
+        return f"{self.kind}: {' -> '.join(said if self.keep else (*said, 'nothing'))}"
 
 
-# The docstrings and descriptions of these two classes are sent to the model, in the schema of the tool.
-class Group(BaseModel):
-    """Notes of which some need not be kept."""
-
-    kind: TidyKind
-    numbers: list[int] = Field(description="The numbers of all notes of the group.")
-    reason: str = Field(description="Why, in a few words.")
+# Its name, its docstring and its argument are sent to the model.
+def report_numbers(numbers: list[int]) -> None:
+    """Report the numbers of the lines that are right."""
 
 
-class Groups(BaseModel):
-    """What is to tidy up."""
+async def confirmed(proposed: Sequence[Proposal], limit: int, llm: LLM, counter: TokenCounter) -> list[Proposal]:
+    """Return those of the proposals that a model confirms; [] if there are none.
 
-    groups: list[Group]
-
-
-_TOOL = FunctionTool.from_defaults(fn=Groups, name="report_groups", description="Report groups.", fn_schema=Groups)
-
-
-async def propose(
-    facts: Sequence[Fact], token_limit: int, *, llm: LLM, counter: TokenCounter, now: datetime
-) -> list[Proposal]:
-    """Ask a model which facts need not be kept, and return what passes the checks; [] for none.
-
-    It is asked about ``candidates`` alone, in batches of about ``token_limit`` tokens, or half of its window. Raises
-    what the model raises, and a FactReplyError for an answer that cannot be read.
+    It is asked in batches of about ``limit`` tokens, or half of its window. Raises what the model raises, and a
+    FactReplyError for an answer that cannot be read.
     """
+    tool = FunctionTool.from_defaults(report_numbers)
     window = tokens_left(context_window(llm), counter.count(_INSTRUCTIONS))
-    limit = max(min(token_limit, token_limit if window is None else window // 2), 1)
-    chosen = await asyncio.to_thread(candidates, facts, now)
-    lines = [f"{on_one_line(fact.content)} (known since {fact.created_at:%Y-%m-%d})\n" for fact in chosen]
-    ends = accumulate(map(counter.count, lines))
+    limit = max(limit if window is None else min(limit, window // 2), 1)
+    ends = accumulate(counter.count(f"{one}") for one in proposed)
     found: list[Proposal] = []
-    for _, batch in groupby(zip(ends, lines, chosen, strict=True), key=lambda one: one[0] // limit):
-        _, texts, shown = zip(*batch, strict=True)
-        notes = "".join(f"{i}. {text}" for i, text in enumerate(texts, 1))
-        request = f"<notes>\n{notes}</notes>\n\nToday is {now:%Y-%m-%d}. Report what is to tidy up."
-        prompt = [ChatMessage(role="system", content=_INSTRUCTIONS), ChatMessage(role="user", content=request)]
-        bounds: Any = {"answer_tokens": _ANSWER * (len(shown) + 5), "heard": []}
-        groups, _ = await ask(llm, prompt, _TOOL, _FORM, lambda answers, _: _groups_in(answers), **bounds)
-        found += _proposals(groups, shown, now)
+    for _, pairs in groupby(zip(ends, proposed, strict=True), key=lambda pair: pair[0] // limit):
+        batch = [one for _, one in pairs]
+        lines = "".join(f"{i}. {one}\n" for i, one in enumerate(batch, 1))
+        text = f"<lines>\n{lines}</lines>\n\nToday is {utc_now():%Y-%m-%d}. Report the numbers of the right ones."
+        prompt = [ChatMessage(_INSTRUCTIONS, role="system"), ChatMessage(text)]
+        bounds: Any = {"answer_tokens": _ANSWER * len(batch) + 100, "heard": []}
+        numbers, _ = await ask(llm, prompt, tool, _FORM, lambda answers, _: _numbers_in(answers), **bounds)
+        found += [one for i, one in enumerate(batch, 1) if i in numbers]
     return found
 
 
-def candidates(facts: Sequence[Fact], now: datetime) -> list[Fact]:
-    """Return the facts that pass a check with another one, and plans that are over; those that are alike lie together.
-
-    What else a model may report would not pass.
-    """
+def proposals(facts: Iterable[Fact], now: datetime) -> list[Proposal]:
+    """Return what passes the checks, oldest facts first; what stays by one is retired by no other, nor a pinned fact."""
     alike = defaultdict[object, list[Fact]](list)
     for fact in facts:
         # Every check of two facts needs the same first word.
         alike[_scope(fact), _read(fact.content)[0].partition(" ")[0]].append(fact)
-    pairs = (pair for some in alike.values() for pair in permutations(some, 2) if covers(*pair) or excludes(*pair))
-    ids = {fact.id for pair in pairs for fact in pair}
-    found = [fact for fact in facts if fact.id in ids or is_over(fact, now)]
-    return sorted(found, key=lambda fact: _read(fact.content))
+    found, kept = dict[str, Proposal](), set[str]()
+    for some in alike.values():
+        some.sort(key=lambda fact: fact.created_at)
+        for fact in some:
+            others = [one for one in some if one is not fact and one.id not in found]
+            same, newer = ([one for one in others if check(one, fact)] for check in (covers, excludes))
+            kind: TidyKind = "over" if is_over(fact, now) else "duplicate" if same else "contradiction"
+            keep = max(same or newer[-1:], key=lambda one: len(one.content), default=None)
+            if (keep or kind == "over") and not fact.pinned and fact.id not in kept:
+                found[fact.id] = Proposal(kind, fact, None if kind == "over" else keep)
+                kept |= {one.id for one in found[fact.id].facts[1:]}
+    return list(found.values())
 
 
 def covers(keep: Fact, fact: Fact) -> bool:
@@ -172,9 +156,9 @@ def is_over(fact: Fact, now: datetime) -> bool:
     is_plan = fact.said_as == "planned" or phrases("same", "plan").search(_read(fact.content)[0])
     if not is_plan or phrases("same", "since").search(fact.content):
         return False
-    days = [day for found in dates_in(fact.content) for day in found.readings]
-    ends = [fact.valid_until] if fact.valid_until else [day.year and period_of(day) for day in days]
-    return bool(ends) and all(end and getattr(end, "end", end) < now.date() for end in ends)
+    periods = [day.year and period_of(day) for found in dates_in(fact.content) for day in found.readings]
+    ends = [fact.valid_until] if fact.valid_until else [period and period.end for period in periods]
+    return bool(ends) and all(end and end < now.date() for end in ends)
 
 
 @lru_cache(maxsize=20_000)
@@ -192,51 +176,21 @@ def _read(content: str) -> tuple[str, bool]:
 
 def _begins(text: str, part: str) -> bool:
     """Return whether a text begins with a part of it, and what follows neither limits nor alters that."""
-    rest = text.removeprefix(part).split()
-    lists = word_lists("same")
-    is_apart = text == part or (text.startswith(f"{part} ") and rest[0] in lists["beginning"][0])
-    return bool(part) and is_apart and not any(word in line for word in rest for line in lists["limiting"])
+    goes_on = phrases("same", "more").search(f"{part} | {text.removeprefix(part).strip()}")
+    return bool(part) and (text == part or (text.startswith(f"{part} ") and goes_on is not None))
 
 
 def _scope(fact: Fact) -> tuple[object, ...]:
     """Return what two facts must have in common to be compared: whose they are, about whom, and when they hold."""
-    is_relative = phrases("same", "relative").search(fact.content)
+    told_on = phrases("same", "relative").search(fact.content) and fact.created_at.date()
     tense = fact.said_as if fact.said_as in ("planned", "past") else None
-    return (
-        fact.agent_id,
-        fact.about or "user",
-        tense,
-        fact.valid_until,
-        fact.expires_at,
-        is_relative and fact.created_at.date(),
-    )
+    return fact.agent_id, fact.about or "user", tense, fact.valid_until, fact.expires_at, told_on
 
 
-def _groups_in(answers: Iterable[str]) -> list[_Group]:
-    """Return the groups that an answer reports; a FactReplyError if there is no JSON in it."""
+def _numbers_in(answers: Iterable[str]) -> set[int]:
+    """Return the numbers that an answer reports; a FactReplyError if it reports nothing."""
     values = [value for text in answers for value in json_values(text)[0]]
-    if not values:
-        raise FactReplyError("".join(answers), form='{"groups": []}')
-    kinds = get_args(TidyKind)
-    parts: Iterable[Any] = objects_in(
-        values, lambda part: part.get("kind") in kinds and isinstance(part.get("numbers"), list)
-    )
-    return [
-        (part["kind"], [*map(read_number, part["numbers"])], read_text(part.get("reason"))[:_REASON]) for part in parts
-    ]
-
-
-def _proposals(groups: Iterable[_Group], shown: Sequence[Fact], now: datetime) -> Iterator[Proposal]:
-    """Yield what of a model's groups passes the checks, which say what stays; what stays by one is not retired."""
-    gone, kept = set[str](), set[str]()
-    for kind, numbers, reason in groups:
-        facts = [shown[number - 1] for number in {*numbers} if 0 < number <= len(shown)]
-        facts.sort(key=lambda fact: (len(_read(fact.content)[0]) * (kind == "duplicate"), fact.created_at))
-        holds = covers if kind == "duplicate" else excludes
-        for fact in [fact for fact in facts if not fact.pinned and fact.id not in gone | kept]:
-            rest = [] if kind == "over" else [one for one in reversed(facts) if one is not fact and one.id not in gone]
-            keep = next((one for one in rest if holds(one, fact)), None)
-            if keep or (kind == "over" and is_over(fact, now)):
-                gone.add(fact.id)
-                kept |= {keep.id} if keep else set()
-                yield Proposal(kind, fact, keep, reason)
+    lists = [part["numbers"] for part in objects_in(values, lambda part: isinstance(part.get("numbers"), list))]
+    if not lists:
+        raise FactReplyError("".join(answers), form='{"numbers": []}')
+    return {read_number(number) for numbers in lists for number in numbers}
