@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
+_ENDS = {"valid_until", "expires_at"}
 
 
 class FactBook:
@@ -221,9 +222,10 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        found = await self._store.facts.change(
-            self.namespace, [fact_id], lambda known: [*map(changed, known.values())], view=self._view
-        )
+        def all_changed(known: Mapping[str, Fact]) -> list[Fact]:
+            return [*map(changed, known.values())]
+
+        found = await self._store.facts.change(self.namespace, [fact_id], all_changed, view=self._view)
         if not found:
             count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
@@ -258,20 +260,20 @@ class FactBook:
             FactError: Facts have changed since they were proposed, or are part of two proposals; it names their ids.
                 Nothing is changed then.
         """
-        now, gone = utc_now(), {one.retired.id for one in proposals}
+        gone = {one.retired.id: one.applied(utc_now()) for one in proposals}
+        facts = [fact for one in proposals for fact in one.facts]
 
         def changed(stored: Mapping[str, Fact]) -> list[Fact]:
-            facts = [fact for one in proposals for fact in one.facts]
-            # By proposals of two times, two facts could give way to each other.
             wrong = {fact.id for fact in facts if stored.get(fact.id) != fact}
+            # By proposals of two times, two facts could give way to each other.
             if wrong := wrong | {one.keep.id for one in proposals if one.keep and one.keep.id in gone}:
                 raise FactError(
                     "Expected facts as they were proposed, each kept or retired; nothing was changed, because of "
                     f"{', '.join(sorted(wrong))}. Leave out the proposals with these ids, or ask for new ones."
                 )
-            return [*{one.retired.id: one.applied(now) for one in proposals}.values()]
+            return list(gone.values())
 
-        ids = [fact.id for one in proposals for fact in one.facts]
+        ids = [fact.id for fact in facts]
         return len(await self._store.facts.change(self.namespace, ids, changed, view=self._view))
 
     async def aundo(self, proposals: Sequence[Proposal]) -> int:
@@ -280,14 +282,12 @@ class FactBook:
         They keep that they were retired, as by ``arestore``, and have the end that they had. What was deleted or
         restored since stays as it is.
         """
-        now, before = utc_now(), {one.retired.id: one.retired for one in proposals}
+        now, ends = utc_now(), {one.retired.id: one.retired.model_dump(include=_ENDS) for one in proposals}
 
         def changed(stored: Mapping[str, Fact]) -> list[Fact]:
-            ends = {one.id: {"valid_until": one.valid_until, "expires_at": one.expires_at} for one in before.values()}
-            retired = [fact for fact in stored.values() if fact.retired]
-            return [restored(fact, now).model_copy(update=ends[fact.id]) for fact in retired]
+            return [restored(one, now).model_copy(update=ends[one.id]) for one in stored.values() if one.retired]
 
-        return len(await self._store.facts.change(self.namespace, list(before), changed, view=self._view))
+        return len(await self._store.facts.change(self.namespace, list(ends), changed, view=self._view))
 
     list = in_sync(alist)
     search = in_sync(asearch)

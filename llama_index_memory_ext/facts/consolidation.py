@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 TidyKind: TypeAlias = Literal["duplicate", "contradiction", "over"]
 _INSTRUCTIONS, _FORM = (files(__package__) / "tidying.txt").read_text("utf-8").strip().split("\n---\n")
-# Tokens of an answer about one line.
-_ANSWER = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,8 @@ class Proposal:
 
     def applied(self, now: datetime) -> Fact:
         """The fact as it is retired; what has held until now stays part of the past."""
-        by: RetiredBy = "hand" if self.kind == "duplicate" else "change"
-        return retire(self.retired, f"tidied up: {self.kind}", now, self.keep.id if self.keep else None, by=by)
+        why, keep_id = f"tidied up: {self.kind}", self.keep.id if self.keep else None
+        return retire(self.retired, why, now, keep_id, by="hand" if self.kind == "duplicate" else "change")
 
     def __str__(self) -> str:
         said = [f"{on_one_line(fact.content)} (known since {fact.created_at:%Y-%m-%d})" for fact in self.facts]
@@ -81,31 +78,30 @@ async def confirmed(proposed: Sequence[Proposal], limit: int, llm: LLM, counter:
     It is asked in batches of about ``limit`` tokens, or half of its window. Raises what the model raises, and a
     FactReplyError for an answer that cannot be read.
     """
-    tool = FunctionTool.from_defaults(report_numbers)
+    tool, found = FunctionTool.from_defaults(report_numbers), list[Proposal]()
     window = tokens_left(context_window(llm), counter.count(_INSTRUCTIONS))
     limit = max(limit if window is None else min(limit, window // 2), 1)
     ends = accumulate(counter.count(f"{one}") for one in proposed)
-    found: list[Proposal] = []
     for _, pairs in groupby(zip(ends, proposed, strict=True), key=lambda pair: pair[0] // limit):
         batch = [one for _, one in pairs]
         lines = "".join(f"{i}. {one}\n" for i, one in enumerate(batch, 1))
         text = f"<lines>\n{lines}</lines>\n\nToday is {utc_now():%Y-%m-%d}. Report the numbers of the right ones."
         prompt = [ChatMessage(_INSTRUCTIONS, role="system"), ChatMessage(text)]
-        bounds: Any = {"answer_tokens": _ANSWER * len(batch) + 100, "heard": []}
+        # A number has few tokens, and the form around them has some.
+        bounds: Any = {"answer_tokens": 10 * len(batch) + 100, "heard": []}
         numbers, _ = await ask(llm, prompt, tool, _FORM, lambda answers, _: _numbers_in(answers), **bounds)
         found += [one for i, one in enumerate(batch, 1) if i in numbers]
     return found
 
 
 def proposals(facts: Iterable[Fact], now: datetime) -> list[Proposal]:
-    """Return what passes the checks, oldest facts first; what stays by one is retired by no other, nor a pinned fact."""
+    """Return what passes the checks; [] for nothing. No pinned fact is retired, and none that stays by another."""
     alike = defaultdict[object, list[Fact]](list)
-    for fact in facts:
+    for fact in sorted(facts, key=lambda fact: fact.created_at):
         # Every check of two facts needs the same first word.
         alike[_scope(fact), _read(fact.content)[0].partition(" ")[0]].append(fact)
     found, kept = dict[str, Proposal](), set[str]()
     for some in alike.values():
-        some.sort(key=lambda fact: fact.created_at)
         for fact in some:
             others = [one for one in some if one is not fact and one.id not in found]
             same, newer = ([one for one in others if check(one, fact)] for check in (covers, excludes))
@@ -165,13 +161,11 @@ def is_over(fact: Fact, now: datetime) -> bool:
 def _read(content: str) -> tuple[str, bool]:
     """Return what a statement says, in the words that stand for others and without denial, and whether it denies."""
     plain, denials = phrases("same", "denial").subn(" ", comparable(content).rstrip(".!").replace(",", " , "))
-    lists, numbers = word_lists("same"), names_of_numbers("en")
-    words = [
-        f"{numbers[word]:g}" if word in numbers else word for word in plain.split() if word not in lists["fillers"][0]
-    ]
+    lists, names = word_lists("same"), names_of_numbers("en")
+    said = [f"{names[one]:g}" if one in names else one for one in plain.split() if one not in lists["fillers"][0]]
     first = {other.replace("_", " "): group[0].replace("_", " ") for group in lists["groups"] for other in group}
     known = rf"(?<!\S)(?:{'|'.join(sorted(first, key=len, reverse=True))})(?!\S)"
-    return pattern(known).sub(lambda found: first[found.group()], " ".join(words)), denials > 0
+    return pattern(known).sub(lambda found: first[found.group()], " ".join(said)), denials > 0
 
 
 def _begins(text: str, part: str) -> bool:
