@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from llama_index_memory_ext import Fact, FactError, FactReplyError, MemoryStore, NoModelError, RelevantFactsBlock
+from llama_index_memory_ext import Fact, FactError, FactReplyError, MemoryStore, RelevantFactsBlock
+from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.consolidation import covers, excludes, is_over, proposals
 from tests.databases import OpenStore
