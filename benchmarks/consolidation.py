@@ -5,8 +5,8 @@ plans that are over. The others must stay, and many of them differ by one word. 
 The careless one confirms all that it is shown, or a random part with numbers that are none, or answers nonsense. All
 that is proposed is applied, and undone.
 
-The words that stand for others (``same.txt``) were chosen with one half of the templates; the other half, written
-before, tells what they are worth for sentences that they were not chosen for.
+The words that stand for others (``same.txt``) were chosen with most of the templates; the others, which were written
+before the first measurement with them, tell what these words are worth for sentences that they were not chosen for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.consolidation import Proposal
 
 SEEDS, FACTS, SAME, CONTRADICTED, OVER = 20, 400, 80, 20, 20
-_PLAN = re.compile("Plans|Wants|Is going|Intends|Hopes|Has an exam")
+_PLAN = re.compile("Plans|Wants|Is going|Intends|Hopes|Has an exam|Will|Has a flight|Has to")
 _LINE = re.compile(r"^(\d+)\. \w+: (.*?) \(known since [\d-]+\) ->", re.MULTILINE)
 
 PLACES = ("Oslo", "Bergen", "Lyon", "Porto", "Ghent", "Turin", "Leeds", "Graz", "Malmo", "Cork")
@@ -59,7 +59,7 @@ SLOTS = {
 }
 
 
-class Half(NamedTuple):
+class Templates(NamedTuple):
     """Templates of pairs whose second says no more than the first, and whether it says as much, and the others."""
 
     same: Sequence[tuple[str, str, bool]]
@@ -68,7 +68,7 @@ class Half(NamedTuple):
     stay: Sequence[str]
 
 
-CHOSEN = Half(
+FIRST = Templates(
     same=(
         ("Likes {thing}", "Enjoys {thing}", True),
         ("Lives in {place} with {name}", "Resides in {place}", False),
@@ -116,7 +116,7 @@ CHOSEN = Half(
         "Has a meeting at {firm} on Tuesdays",
     ),
 )
-HELD_OUT = Half(
+SECOND = Templates(
     same=(
         ("Loves {thing}", "Is fond of {thing}", True),
         ("Is based in {place} since 2021", "Has a home in {place}", False),
@@ -164,6 +164,54 @@ HELD_OUT = Half(
         "Runs 10 km in {place}",
     ),
 )
+HELD_OUT = Templates(
+    same=(
+        ("Adores {thing}", "Likes {thing}", True),
+        ("Dwells in {place} near the harbour", "Lives in {place}", False),
+        ("Works for {firm} and studies law", "Is employed at {firm}", False),
+        ("Suffers from an allergy to {food}", "Is allergic to {food}", True),
+        ("Rides a bicycle to work in {place}", "Cycles to work in {place}", True),
+        ("Has a daughter named {name}, and a son", "Has a daughter called {name}", False),
+        ("Practises {thing} each morning", "Does {thing} every morning", True),
+        ("Is able to speak {tongue}", "Speaks {tongue}", True),
+        ("Prefers {thing} over television", "Likes {thing} more than television", True),
+        ("Is a {job} by profession", "Works as a {job}", True),
+    ),
+    contradicted=(
+        ("Lives in Basel", "Has a new home in Izmir"),
+        ("Plays {thing}", "Does not play {thing} any longer"),
+        ("Has four {kin}", "Has five {kin}"),
+        ("Is 40 years old", "Is 41 years old"),
+        ("Is single", "Is married to Zoe"),
+        ("Wears a {topic}", "Has stopped wearing a {topic}"),
+    ),
+    plans=(
+        "Will move to {place} in {past}",
+        "Has a flight to {place} on {past}",
+        "Has to renew the passport by {past}",
+    ),
+    stay=(
+        "Practises {thing} with {name}",
+        "Practises {thing} without {name}",
+        "Has a cousin called {name} at {firm}",
+        "Has a friend called {name} at {firm}",
+        "Grew up in {place}",
+        "Studied {tongue} in 2011",
+        "Drives from {place2} to {place}",
+        "{name} has a daughter",
+        "{name} dwells in {place}",
+        "Bought a {topic} on 2024-02-03",
+        "Bought a {topic} on 2024-02-04",
+        "Will visit {name} in {future}",
+        "Cooks with {food} at home",
+        "Cooks with {food} at work",
+        "Does not like {food}",
+        "Is the {job} of {firm}",
+        "Is a client of a {job} in {place}",
+        "Pays 20 euros for {thing}",
+        "Pays 30 euros for {thing}",
+    ),
+)
 
 
 class Store(NamedTuple):
@@ -178,8 +226,8 @@ class Store(NamedTuple):
         return [one for one in gone if one not in self.may_go or (self.may_go[one] and self.may_go[one] not in left)]
 
 
-def generated(half: Half, random: Random) -> Store:
-    """A store of one half's sentences, all of them different."""
+def generated(templates: Templates, random: Random) -> Store:
+    """A store of sentences by these templates, all of them different."""
     may_go, newer, texts = dict[str, str](), set[str](), set[str]()
 
     def new(templates: Sequence[Sequence[Any]], number: int) -> Iterator[Sequence[Any]]:
@@ -193,13 +241,13 @@ def generated(half: Half, random: Random) -> Store:
                 number -= 1
                 yield filled
 
-    for whole, part, is_equal in new(half.same, SAME):
+    for whole, part, is_equal in new(templates.same, SAME):
         may_go |= {part: whole, **({whole: part} if is_equal else {})}
-    for old, newest in new(half.contradicted, CONTRADICTED):
+    for old, newest in new(templates.contradicted, CONTRADICTED):
         may_go[old] = newest
         newer.add(newest)
-    may_go |= {plan: "" for (plan,) in new([(one,) for one in half.plans], OVER)}
-    list(new([(one,) for one in half.stay], FACTS - len(texts)))
+    may_go |= {plan: "" for (plan,) in new([(one,) for one in templates.plans], OVER)}
+    list(new([(one,) for one in templates.stay], FACTS - len(texts)))
     ordered = sorted(texts)
     random.shuffle(ordered)
     ordered.sort(key=newer.__contains__)
@@ -259,10 +307,10 @@ async def until_read(book: FactBook) -> list[Proposal]:
     return await until_read(book)
 
 
-async def tidied(half: Half, seed: int, rule: Any) -> Outcome:
+async def tidied(templates: Templates, seed: int, rule: Any) -> Outcome:
     """Generate a store, apply what is proposed, and undo it."""
     random, store = Random(seed), MemoryStore()
-    generation, model = generated(half, random), Scripted()
+    generation, model = generated(templates, random), Scripted()
     model._chosen = rule(generation, random)
     block = RelevantFactsBlock(store=store, user_id="ann", llm=model)
     book = block.book()
@@ -282,16 +330,17 @@ async def main() -> int:
     """Run all, publish, and return the exit code."""
     measures, lost, not_back = list[Measure](), list[str](), 0
     for rule in (honest, careless):
-        for name, half in (("chosen with", CHOSEN), ("held out", HELD_OUT)):
-            outcomes = [await tidied(half, seed, rule) for seed in shown(range(SEEDS), f"{rule.__name__}, {name}")]
-            share = 100 * sum(one.tidied for one in outcomes) / SEEDS
+        for name, sets in (("chosen with", (FIRST, SECOND)), ("held out", (HELD_OUT,))):
+            runs = [(templates, seed) for templates in sets for seed in range(SEEDS)]
+            outcomes = [await tidied(*one, rule) for one in shown(runs, f"{rule.__name__}, {name}")]
+            share = 100 * sum(one.tidied for one in outcomes) / len(outcomes)
             measures.append(Measure(f"tidied up, {rule.__name__} model, templates {name}", share, "%"))
             lost += [f"{rule.__name__}: {text}" for one in outcomes for text in one.lost]
             not_back += sum(one.not_back for one in outcomes)
     print(*lost, sep="\n")
-    runs = f"of {4 * SEEDS} stores of {FACTS}"
+    where = f"of {6 * SEEDS} stores of {FACTS}"
     promises = [
-        Promise(f"true facts lost, {runs}", 0, len(lost)),
+        Promise(f"true facts lost, {where}", 0, len(lost)),
         Promise("facts that undo did not bring back", 0, not_back),
     ]
     return publish("consolidation", measures, promises)
