@@ -98,8 +98,9 @@ def proposals(facts: Iterable[Fact], now: datetime) -> list[Proposal]:
     """Return what passes the checks; [] for nothing. No pinned fact is retired, and none that stays by another."""
     alike = defaultdict[object, list[Fact]](list)
     for fact in sorted(facts, key=lambda fact: fact.created_at):
-        # Every check of two facts needs the same first word.
-        alike[_scope(fact), _read(fact.content)[0].partition(" ")[0]].append(fact)
+        # Every check of two facts needs the same first words, but for a number.
+        first = pattern(r"\d+").sub("#", _read(fact.content)[0]).split()[:2]
+        alike[(_scope(fact), *first)].append(fact)
     found, kept = dict[str, Proposal](), set[str]()
     for some in alike.values():
         for fact in some:
@@ -121,10 +122,12 @@ def covers(keep: Fact, fact: Fact) -> bool:
     >>> covers(more, cat), covers(cat, more), covers(more, Fact(content="Has no cat"))
     (True, False, False)
     """
-    (longer, denies), (shorter, is_denied) = _read(keep.content), _read(fact.content)
-    is_same = denies == is_denied and _scope(keep) == _scope(fact) and fact.valid_from in (None, keep.valid_from)
-    # "Eats no meat" says more than "Eats no meat on Fridays".
-    return is_same and (longer == shorter or (not denies and _begins(longer, shorter)))
+    (longer, denies, _), (shorter, is_denied, _) = _read(keep.content), _read(fact.content)
+    # "Eats no meat" says more than "Eats no meat on Fridays". The cheapest comes first: there are many pairs of facts.
+    is_said = longer == shorter or (not denies and _begins(longer, shorter))
+    return (
+        is_said and denies == is_denied and fact.valid_from in (None, keep.valid_from) and _scope(keep) == _scope(fact)
+    )
 
 
 def excludes(new: Fact, old: Fact) -> bool:
@@ -138,13 +141,12 @@ def excludes(new: Fact, old: Fact) -> bool:
     (True, False)
     """
     is_newer = old.updated_at < new.created_at and old.began <= new.began <= new.created_at.date()
-    if not is_newer or _scope(new) != _scope(old):
-        return False
-    (text, denies), (old_text, is_denied) = _read(new.content), _read(old.content)
+    (text, denies, frame), (old_text, is_denied, old_frame) = _read(new.content), _read(old.content)
     if denies != is_denied:
-        return _begins(old_text, text) if denies else _begins(text, old_text)
-    one, other = (phrases("same", "one_value").subn(r"\1#", said) for said in (text, old_text))
-    return one == other and one[1] > 0 and text != old_text and not denies
+        is_other = _begins(old_text, text) if denies else _begins(text, old_text)
+    else:
+        is_other = bool(frame) and frame == old_frame and text != old_text and not denies
+    return is_newer and is_other and _scope(new) == _scope(old)
 
 
 def is_over(fact: Fact, now: datetime) -> bool:
@@ -158,20 +160,26 @@ def is_over(fact: Fact, now: datetime) -> bool:
 
 
 @lru_cache(maxsize=20_000)
-def _read(content: str) -> tuple[str, bool]:
-    """Return what a statement says, in the words that stand for others and without denial, and whether it denies."""
+def _read(content: str) -> tuple[str, bool, str]:
+    """Return what a statement says, in words that stand for others and without denial, and whether it denies.
+
+    And what is left without the value of what a person has one of; "" if there is none.
+    """
     plain, denials = phrases("same", "denial").subn(" ", comparable(content).rstrip(".!").replace(",", " , "))
     lists, names = word_lists("same"), names_of_numbers("en")
     said = [f"{names[one]:g}" if one in names else one for one in plain.split() if one not in lists["fillers"][0]]
     first = {other.replace("_", " "): group[0].replace("_", " ") for group in lists["groups"] for other in group}
     known = rf"(?<!\S)(?:{'|'.join(sorted(first, key=len, reverse=True))})(?!\S)"
-    return pattern(known).sub(lambda found: first[found.group()], " ".join(said)), denials > 0
+    text = pattern(known).sub(lambda found: first[found.group()], " ".join(said))
+    frame, count = phrases("same", "one_value").subn(r"\1#", text)
+    return text, denials > 0, frame if count else ""
 
 
 def _begins(text: str, part: str) -> bool:
     """Return whether a text begins with a part of it, and what follows neither limits nor alters that."""
-    goes_on = phrases("same", "more").search(f"{part} | {text.removeprefix(part).strip()}")
-    return bool(part) and (text == part or (text.startswith(f"{part} ") and goes_on is not None))
+    if not part or text == part or not text.startswith(f"{part} "):
+        return bool(part) and text == part
+    return phrases("same", "more").search(f"{part} | {text.removeprefix(part).strip()}") is not None
 
 
 def _scope(fact: Fact) -> tuple[object, ...]:
