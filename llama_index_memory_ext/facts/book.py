@@ -273,8 +273,7 @@ class FactBook:
                 )
             return list(gone.values())
 
-        ids = [fact.id for fact in facts]
-        return len(await self._store.facts.change(self.namespace, ids, changed, view=self._view))
+        return len(await self._store.facts.change(self.namespace, [one.id for one in facts], changed, view=self._view))
 
     async def aundo(self, proposals: Sequence[Proposal]) -> int:
         """Let the facts hold again that ``aapply`` has retired, in one transaction; returns how many there were.

@@ -142,11 +142,9 @@ def excludes(new: Fact, old: Fact) -> bool:
     """
     is_newer = old.updated_at < new.created_at and old.began <= new.began <= new.created_at.date()
     (text, denies, frame), (old_text, is_denied, old_frame) = _read(new.content), _read(old.content)
-    if denies != is_denied:
-        is_other = _begins(old_text, text) if denies else _begins(text, old_text)
-    else:
-        is_other = bool(frame) and frame == old_frame and text != old_text and not denies
-    return is_newer and is_other and _scope(new) == _scope(old)
+    flips = denies != is_denied and (_begins(old_text, text) if denies else _begins(text, old_text))
+    has_other = bool(frame) and frame == old_frame and text != old_text and not (denies or is_denied)
+    return is_newer and (flips or has_other) and _scope(new) == _scope(old)
 
 
 def is_over(fact: Fact, now: datetime) -> bool:
