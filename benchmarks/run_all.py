@@ -26,6 +26,7 @@ NAMES = (
     "honesty",
     "secrets_stored",
     "whose_words",
+    "consolidation",
     "per_turn",
     "turn_cost",
     "history_cost",

@@ -85,6 +85,9 @@ class TurnError(MemoryExtError):
     """A turn that is opened inside itself and would never begin."""
 
 
+_FACTS = '{"new_facts": [], "confirmed": [], "retired": []}'
+
+
 class FactReplyError(MemoryExtError, ValueError):
     """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
 
@@ -94,11 +97,10 @@ class FactReplyError(MemoryExtError, ValueError):
 
     response: ChatResponse | None = None
 
-    def __init__(self, reply: str, problem: str = "") -> None:
+    def __init__(self, reply: str, problem: str = "", *, form: str = _FACTS) -> None:
         super().__init__(
-            'Expected a JSON object such as {"new_facts": [], "confirmed": [], "retired": []}, or an empty answer '
-            f"for nothing new; saw {len(reply)} characters in which there is none{f' ({problem})' if problem else ''}. "
-            "`reply` of this error holds them."
+            f"Expected a JSON object such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
+            f"in which there is none{f' ({problem})' if problem else ''}. `reply` of this error holds them."
         )
         self.reply, self.problem = reply, problem
 

@@ -229,7 +229,8 @@ def book_of(memory: ext.CondensedMemory) -> FactBook:
     seen = memory.facts
     if memory.facts_block.agent_id is not None:
         return seen
-    return FactBook(memory.sql_store, seen.namespace, scope="all", categories=seen.categories)
+    how: Any = {"categories": seen.categories, "propose": memory.facts_block.apropose}
+    return FactBook(memory.sql_store, seen.namespace, scope="all", **how)
 
 
 def one_of(user: str | None, session: str | None) -> str:

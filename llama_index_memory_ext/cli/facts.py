@@ -38,6 +38,7 @@ _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="Messages as JSON or JSON Lines.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
+_Apply = Annotated[bool, typer.Option("--apply", help="Retire them.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -155,6 +156,32 @@ async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All
     # Without ids all facts would be deleted.
     count = await book.aforget(*facts) if facts else 0
     return {"facts": count}, f"Deleted {pluralize(count, 'fact')} of {namespace}. {WORDS_STAY}"
+
+
+@command("consolidate")
+async def consolidate(
+    memory: "CondensedMemory", *, apply: _Apply = False, yes: Yes = False, model: Model = None
+) -> Output:
+    """Show which facts need not be kept, each with the one that stays; with --apply they are retired.
+
+    They are repeated, contradicted by a newer one, or a plan that is over, and your model confirms it: it needs
+    OPENAI_API_KEY, and OPENAI_API_BASE for another address. `facts restore ID` undoes it. It asks before it does.
+    """
+    # Imported here: they import LlamaIndex.
+    from openai import DefaultAsyncHttpxClient
+
+    from llama_index_memory_ext.cli.demo import choose_model
+
+    async with DefaultAsyncHttpxClient() as client:
+        memory.facts_block.llm = choose_model(model, client)
+        proposals = await (book := cli.book_of(memory)).aconsolidate()
+    shown, count = "\n".join(map(str, proposals)), pluralize(len(proposals), "fact")
+    if apply and proposals and not yes:
+        cli.say(shown, stderr=True)
+        cli.confirm(f"Retire {count} of {memory.facts.namespace}?")
+    retired = await book.aapply(proposals) if apply else 0
+    told = f"Retired {count}." if apply else f"Nothing was changed; --apply retires {count}."
+    return {"proposals": proposals, "retired": retired}, f"{shown}\n{told}".lstrip()
 
 
 @app.command("check")

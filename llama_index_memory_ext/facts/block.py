@@ -25,6 +25,7 @@ from llama_index_memory_ext.fact import (
     SIMILARITY_WEIGHT,
     AgentView,
     Scope,
+    utc_now,
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
     from llama_index_memory_ext.search.tfidf import FactRanker
@@ -250,7 +252,15 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
+            propose=self.apropose,
         )
+
+    async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
+        """The proposals to tidy up these facts that the model confirms; see ``FactBook.aconsolidate``."""
+        from llama_index_memory_ext.facts.consolidation import confirmed, proposals  # at first use
+
+        found = await asyncio.to_thread(proposals, facts, utc_now())
+        return await confirmed(found, token_limit, self.chosen_llm(), self.tokenizer_fn)
 
     async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has.

@@ -19,13 +19,15 @@ from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
+    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
+_ENDS = {"valid_until", "expires_at"}
 
 
 class FactBook:
@@ -40,6 +42,7 @@ class FactBook:
         scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all agents, and the shared ones.
         categories: The categories that a fact may be given; None: any.
         search: Finds facts for a question, best first; None: by their words.
+        propose: Finds what of facts can be tidied up, within a limit of tokens for each request: ``aconsolidate``.
 
     Raises:
         FactError: The scope needs an ``agent_id``.
@@ -54,8 +57,9 @@ class FactBook:
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
+        propose: Callable[[Sequence[Fact], int], Awaitable[list[Proposal]]] | None = None,
     ) -> None:
-        self._store, self._search = store, search or self._by_words
+        self._store, self._search, self._propose = store, search or self._by_words, propose
         self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -218,11 +222,71 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        fact = await self._store.facts.change(self.namespace, fact_id, changed, view=self._view)
-        if fact is None:
+        def all_changed(known: Mapping[str, Fact]) -> list[Fact]:
+            return [*map(changed, known.values())]
+
+        found = await self._store.facts.change(self.namespace, [fact_id], all_changed, view=self._view)
+        if not found:
             count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
-        return fact
+        return found[0]
+
+    async def aconsolidate(self, *, token_limit: int = 4_000) -> list[Proposal]:
+        """Ask the model which facts need not be kept, and return what of that is sure; [] for nothing. Nothing changes.
+
+        Each proposal keeps one fact, as it is, and retires others that it makes superfluous, or retires plans that are
+        over; none is written anew. Pinned facts are not retired, and those of two agents not compared.
+
+        Args:
+            token_limit: The most tokens of facts in one request, at least 1; a small window of the model's has less.
+
+        Raises:
+            FactError: The book has no model, as one that was made without ``propose``.
+            NoModelError: The block of the book has none.
+            FactReplyError: The model's answer cannot be read. What the model itself raises is raised as it is.
+        """
+        if self._propose is None:
+            raise FactError("These facts have no model to look at them. Take `memory.facts`, or pass propose=...")
+        now = utc_now()
+        facts = [fact for fact in await self._all() if fact.state(now) in ("present", "past") and not fact.retired]
+        return await self._propose(facts, token_limit)
+
+    async def aapply(self, proposals: Sequence[Proposal]) -> int:
+        """Retire what the proposals say, all in one transaction; returns how many facts.
+
+        What the newer fact of a contradiction replaces, and plans that are over, stay part of the past.
+
+        Raises:
+            FactError: Facts have changed since they were proposed, or are part of two proposals; it names their ids.
+                Nothing is changed then.
+        """
+        gone = {one.retired.id: one.applied(utc_now()) for one in proposals}
+        facts = [fact for one in proposals for fact in one.facts]
+
+        def changed(stored: Mapping[str, Fact]) -> list[Fact]:
+            wrong = {fact.id for fact in facts if stored.get(fact.id) != fact}
+            # By proposals of two times, two facts could give way to each other.
+            if wrong := wrong | {one.keep.id for one in proposals if one.keep and one.keep.id in gone}:
+                raise FactError(
+                    "Expected facts as they were proposed, each kept or retired; nothing was changed, because of "
+                    f"{', '.join(sorted(wrong))}. Leave out the proposals with these ids, or ask for new ones."
+                )
+            return list(gone.values())
+
+        return len(await self._store.facts.change(self.namespace, [one.id for one in facts], changed, view=self._view))
+
+    async def aundo(self, proposals: Sequence[Proposal]) -> int:
+        """Let the facts hold again that ``aapply`` has retired, in one transaction; returns how many there were.
+
+        They keep that they were retired, as by ``arestore``, and have the end that they had. What was deleted or
+        restored since stays as it is.
+        """
+        now, ends = utc_now(), {one.retired.id: one.retired.model_dump(include=_ENDS) for one in proposals}
+
+        def changed(stored: Mapping[str, Fact]) -> list[Fact]:
+            return [restored(one, now).model_copy(update=ends[one.id]) for one in stored.values() if one.retired]
+
+        return len(await self._store.facts.change(self.namespace, list(ends), changed, view=self._view))
 
     list = in_sync(alist)
     search = in_sync(asearch)
@@ -234,6 +298,9 @@ class FactBook:
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
+    consolidate = in_sync(aconsolidate)
+    apply = in_sync(aapply)
+    undo = in_sync(aundo)
 
 
 def check_top_k(similarity_top_k: int) -> None:

@@ -98,20 +98,24 @@ class Facts:
         self,
         conn: Connection,
         namespace: str,
-        fact_id: str,
-        changed: Callable[[Fact], Fact],
+        fact_ids: Sequence[str],
+        changed: Callable[[Mapping[str, Fact]], Sequence[Fact]],
         *,
         view: AgentView = SHARED,
-    ) -> Fact | None:
-        """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
-        row = conn.execute(self._in_view(self._known, view), {"ns": namespace, "names": [fact_id]}).first()
-        if row is None:
+    ) -> Sequence[Fact]:
+        """Change facts as they are stored now, in one transaction; returns what ``changed`` makes of those that exist.
+
+        Nothing is written if it raises an error, or returns [].
+        """
+        rows = conn.execute(self._in_view(self._known, view), {"ns": namespace, "names": list(fact_ids)})
+        known = {row.id: Fact.model_validate(row.data) for row in rows}
+        facts = changed(known)
+        if not facts:
             conn.rollback()
-            return None
-        old = Fact.model_validate(row.data)
-        fact = changed(old)
-        self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
-        return fact
+        self._put_all(
+            conn, namespace, facts, moved=any(known.get(one.id, one).agent_id != one.agent_id for one in facts)
+        )
+        return facts
 
     async def write_extracted(
         self,
