@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.fact import settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
@@ -68,6 +68,18 @@ class UserFacts:
         """The facts that hold: neither retired nor ended."""
         return self.present.facts
 
+    @property
+    def pending(self) -> tuple[Fact, ...]:
+        """The facts that wait for somebody's yes."""
+        now = utc_now()
+        return tuple(fact for fact in self.facts.values() if fact.pending and fact.state(now) == "pending")
+
+    @property
+    def rejected(self) -> tuple[Fact, ...]:
+        """The facts that somebody has rejected, the last one first."""
+        found = [fact for fact in self.facts.values() if fact.retired_by == "rejected"]
+        return tuple(sorted(found, key=lambda fact: fact.updated_at, reverse=True))
+
     async def read(self, now: tuple[int, int] | None = None) -> Self:
         """Follow what was stored, and the clock; ``now`` is the epoch and the last change, if the caller knows them."""
         if now is None or now != (self.changes.epoch, self.changes.change):
@@ -106,6 +118,7 @@ class UserFacts:
             now = utc_now()
             facts = dict(self.facts) if changes.fresh else {}
             facts |= {fact.id: fact for fact in changes.facts}
+            facts = settled(facts.values(), now)
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
             past = tuple(past_facts(facts, now))
             changed = {fact.id for fact in changes.facts}
@@ -155,9 +168,11 @@ class UserFacts:
 
 
 def _ends_of(fact: Fact) -> Iterator[datetime]:
-    """Yield when a fact expires, and when it is true no longer, as far as that is known."""
+    """Yield when a fact expires, is no longer pending, and is true no longer, as far as that is known."""
     if fact.expires_at:
         yield fact.expires_at
+    if fact.pending and fact.review_until:
+        yield fact.review_until
     if fact.valid_until and fact.valid_until < date.max and not fact.retired:
         yield datetime.combine(fact.valid_until + timedelta(days=1), time(), timezone.utc)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, utc_now
+from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, settled, utc_now
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, upsert, vectors_namespace
 
@@ -104,6 +104,7 @@ class Facts:
         view: AgentView = SHARED,
     ) -> Fact | None:
         """Change one fact as it is stored now; None, and nothing is written, if there is none with this id."""
+        self._settle(conn, namespace)
         row = conn.execute(self._in_view(self._known, view), {"ns": namespace, "names": [fact_id]}).first()
         if row is None:
             conn.rollback()
@@ -112,6 +113,25 @@ class Facts:
         fact = changed(old)
         self._put_all(conn, namespace, [fact], moved=fact.agent_id != old.agent_id)
         return fact
+
+    @writes_user
+    def change_some(
+        self,
+        conn: Connection,
+        namespace: str,
+        changed: Callable[[Mapping[str, Fact]], Mapping[str, Fact]],
+        *,
+        view: AgentView = SHARED,
+    ) -> Mapping[str, Fact]:
+        """Change facts as they are stored now: those that ``changed`` returns of all, by their ids; returns these.
+
+        What it raises is raised, and nothing is written.
+        """
+        self._settle(conn, namespace)
+        rows = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": 0})
+        new = changed({row.id: Fact.model_validate(row.data) for row in rows})
+        self._put_all(conn, namespace, list(new.values()))
+        return new
 
     async def write_extracted(
         self,
@@ -144,6 +164,7 @@ class Facts:
         self, conn: Connection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
     ) -> int:
         """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
+        self._settle(conn, namespace)
         facts, count = self._tables.facts, 0
         seen = self._in_view(select(facts.c.id).where(facts.c.namespace == namespace), view)
         # An embedding says not whose its fact is, and goes before it.
@@ -186,6 +207,16 @@ class Facts:
             count += len(changed)
         return count
 
+    def _settle(self, conn: Connection, namespace: str) -> None:
+        """Store what the clock has decided of pending facts, before something is made of that."""
+        limited = self._some.where(self._tables.facts.c.data["review_until"].as_string().is_not(None))
+        now, rows = utc_now(), conn.execute(limited, {"ns": namespace}).all()
+        if any(Fact.model_validate(row.data).is_due(now) for row in rows):
+            rows = conn.execute(self._changed, {"ns": namespace, "seen": 0}).all()
+            before = {row.id: Fact.model_validate(row.data) for row in rows}
+            after = settled(before.values(), now)
+            self._put_all(conn, namespace, [fact for fact in after.values() if fact is not before[fact.id]])
+
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
 
@@ -201,6 +232,7 @@ class Facts:
         if seen.epoch not in (0, epoch):
             conn.rollback()
             return False
+        self._settle(conn, namespace)
         found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
         newer = {row.id: Fact.model_validate(row.data) for row in found}
         contents = {normalised(fact.content): fact.id for fact in newer.values() if not fact.retired}
