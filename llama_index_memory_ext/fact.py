@@ -190,7 +190,7 @@ class Fact(BaseModel):
         "names.",
     )
     pending: bool = Field(default=False, description="Whether somebody must approve it before it counts.")
-    review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until somebody decides.")
+    review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until it is decided.")
     review_then: ReviewThen = Field(default="retire", description="What becomes of it then: it goes, or it counts.")
     ends_facts: tuple[Ending, ...] = Field(default=(), description="The facts that it ends when it is approved.")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -13,9 +14,9 @@ from llama_index.core.base.llms.types import ChatResponse, MessageRole
 
 from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import CATEGORIES, Fact, SetAside, retire, utc_now
+from llama_index_memory_ext.fact import CATEGORIES, ONLY_ENDS, Ending, Fact, SetAside, normalised, retire, utc_now
 from llama_index_memory_ext.facts import prompt as asking
-from llama_index_memory_ext.facts.checks import TOOL_CHECKS
+from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
 from llama_index_memory_ext.facts.prompt import ANSWER, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
@@ -23,6 +24,7 @@ from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
 from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.fact import Fact, RetiredBy
+    from llama_index_memory_ext.fact import RetiredBy, ReviewThen
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
@@ -49,6 +51,8 @@ _TURN_TRIES, _MOST_IN_A_ROW, _DOUBT = 3, 3, 4
 # With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
 _MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
 _BATCH_ROWS = 200
+# Of the rejected facts a model is shown so many, and tokens, and of each, with its reason, so many characters.
+_MOST_REJECTED, _REJECTED_TOKENS, _REJECTED_CHARACTERS = 20, 400, 400
 # Messages before a batch whose names and questions count for it, and their characters.
 _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
@@ -56,6 +60,13 @@ _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 # What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
 # leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
+
+
+class Review(NamedTuple):
+    """That what is learned is pending: for so many days, None for any, and what becomes of it then."""
+
+    days: float | None
+    then: ReviewThen
 
 
 class Progress(NamedTuple):
@@ -170,6 +181,7 @@ class Extractor:
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
+    review: Review | None = None
 
     async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
@@ -344,6 +356,7 @@ class Extractor:
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
+            valid = valid if self.review is None else self._pending(valid, self.review)
             learned = Extracted(*self._changes(valid), perf_counter() - started)
         stored = await self.known.store.facts.write_extracted(
             known.namespace,
@@ -368,7 +381,8 @@ class Extractor:
         It is shown no fact that was learned from later words: an old conversation would seem to correct it.
         """
         counter, room = self.block.tokenizer_fn, batch.room
-        related = [fact for fact in self.known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
+        known = (*self.known.active, *self.known.pending)
+        related = [fact for fact in known if fact.created_at <= max(batch.asked_at, batch.ended_at)]
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
         if sum(len(fact.content.encode()) + 6 for fact in related) > room.known:
             texts, present = asking.texts_in(batch.lines), self.known.present
@@ -392,6 +406,10 @@ class Extractor:
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
+        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[:_MOST_REJECTED]]
+        texts = [f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected]
+        kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
+        told["rejected"] = "".join(texts[i] for i in kept)
         return asking.extraction_prompt(lines, known, today=utc_now().date(), **told)
 
     @contextmanager
@@ -418,7 +436,7 @@ class Extractor:
         # A fact that was deleted since must not come back by being retired.
         about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
         rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
-        rules |= {"active": known.active, "past": known.past}
+        rules |= {"active": (*known.active, *known.pending), "past": known.past}
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
         return await asyncio.to_thread(validate_reply, reply, lines, about, now=then, **rules)
 
@@ -460,7 +478,10 @@ class Extractor:
         """
         self.rejections.update(valid.rejections)
         own = self.known.view.own
-        shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
+        instead = [(one.id, fact.id) for fact in valid.accepted for one in fact.ends_facts]
+        instead += [(fact.id, fact.replaced_by) for fact in valid.retired if fact.replaced_by]
+        facts = self.known.facts
+        shared_ids = {new for old, new in instead if old in facts and facts[old].agent_id is None}
         new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own}) for fact in valid.accepted)
         valid = replace(valid, accepted=tuple(new))
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
@@ -473,6 +494,32 @@ class Extractor:
             over = mine[: max(len(active) - self.max_facts, 0)]
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return list(changed.values()), valid
+
+    def _pending(self, valid: ValidatedReply, review: Review) -> ValidatedReply:
+        """Return a validated reply of which what is new, and what that ends, is pending; what was rejected is left out.
+
+        What ends without a replacement waits as a fact that says so. What the user wants forgotten does not wait.
+        """
+        facts, waiting = self.known.facts, {fact.id: fact for fact in self.known.pending}
+        decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.rejected)}
+        until = None if review.days is None else utc_now() + timedelta(days=review.days)
+        fields = {"pending": True, "review_until": until, "review_then": review.then}
+        new, at_once = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}, []
+        for one in valid.retired:
+            old, name = facts[one.id], one.replaced_by or ""
+            if one.retired_by == "request" or (old.pending and not name):
+                at_once.append(one)
+                continue
+            says = Fact(content=f"No longer true: {old.content}", said_as=ONLY_ENDS, category=old.category, **fields)
+            waits = new.get(name) or waiting.get(name) or says
+            told = {"until": one.ends, "reason": one.retired_reason, "by": one.retired_by, "replaced_by": name or None}
+            ends = (*waits.ends_facts, Ending(id=one.id, **told), *old.ends_facts)
+            new[waits.id] = waits.model_copy(update={"ends_facts": ends})
+        left = [fact for fact in new.values() if decided.get(normalised(fact.content), fact.id) == fact.id]
+        again = [Rejection("duplicate", "It is pending, or was rejected.")] * (len(new) - len(left))
+        confirmed = tuple(fact for fact in valid.confirmed if fact.id not in new)
+        stored = {"accepted": tuple(left), "confirmed": confirmed, "retired": tuple(at_once)}
+        return replace(valid, **stored, rejected=(*valid.rejected, *again))
 
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""
@@ -513,6 +560,7 @@ class Extractor:
                 new=[fact.id for fact in changed if fact.id not in before],
                 confirmed=[fact.id for fact in changed if fact.id in before and not fact.retired],
                 retired=[fact.id for fact in changed if fact.retired],
+                pending=[fact.id for fact in changed if fact.pending and not fact.retired],
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
                 prompt_tokens=usage.prompt_tokens,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
-from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
+from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
-    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import CountedText
 
 
 class UserFacts:
@@ -44,10 +44,10 @@ class UserFacts:
         namespace: str,
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
-        counter: TokenCounter,
+        line_of: Callable[[Fact], CountedText],
     ) -> None:
         self.store, self.namespace, self.view = store, namespace, view
-        self._make_ranker, self._counter = make_ranker, counter
+        self._make_ranker, self._line_of = make_ranker, line_of
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
@@ -130,7 +130,7 @@ class UserFacts:
                     _follow(self._past_ranker, (*self.active, *self.past), (*active, *past), changed)
             # What is shown stays as it is until it changes. Readers may have the lines of before.
             kept = {name: line for name, line in self.present.lines.items() if changes.fresh and name not in changed}
-            lines = {fact.id: kept.get(fact.id) or counted_line(fact, self._counter) for fact in active}
+            lines = {fact.id: kept.get(fact.id) or self._line_of(fact) for fact in active}
             self.present = ShowableFacts(active, self._ranker, lines=lines, sparing=self._sparing)
             self.facts, self.past = facts, past
             ends = [end for end in chain.from_iterable(map(_ends_of, facts.values())) if end > now]
@@ -152,7 +152,7 @@ class UserFacts:
             return ShowableFacts(
                 (*active, *past),
                 self._past_ranker if past else self._ranker,
-                lines={**self.present.lines, **{fact.id: counted_line(fact, self._counter) for fact in past}},
+                lines={**self.present.lines, **{fact.id: self._line_of(fact) for fact in past}},
                 period=period,
                 past_ids={fact.id for fact in past},
                 sparing=self._sparing,

@@ -63,7 +63,9 @@ class Facts:
         seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
         rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
         change = max([last, *(row.change for row in rows)])
-        return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
+        facts = [Fact.model_validate(row.data) for row in rows]
+        is_whole = not seen_change["seen"] and any(fact.pending for fact in facts)
+        return FactChanges(epoch, change, fresh, [*settled(facts, utc_now()).values()] if is_whole else facts)
 
     @writes_user
     def write(
