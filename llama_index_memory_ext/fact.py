@@ -86,6 +86,9 @@ def _as_stored(value: object) -> Any:
     return cleaned(json.loads(text))
 
 
+Metadata = Annotated[dict[str, Any], AfterValidator(_as_stored)]
+
+
 class SetAside(NamedTuple):
     """A turn from which no facts could be extracted: its first and last row in the log, and the type of the error."""
 
@@ -106,16 +109,9 @@ class PastRetirement(BaseModel):
     restored_at: Utc
 
 
-class Ending(BaseModel):
-    """The fact that a pending one ends when it is approved: its last day, why, by what, and what holds instead."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: Text
-    until: date | None = None
-    reason: Visible = ""
-    by: RetiredBy | None = None
-    replaced_by: Text | None = None
+_RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
+# The fields that say how a fact has ended.
+ENDING = (*_RETIREMENT, "valid_until")
 
 
 class Fact(BaseModel):
@@ -181,18 +177,12 @@ class Fact(BaseModel):
         default=(), description="When it was retired before it was restored, oldest first."
     )
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
-    tags: tuple[Tag, ...] = Field(
-        default=(), max_length=20, description="Words by which a program finds it: at most 20, of 100 characters each."
-    )
-    metadata: Annotated[dict[str, Any], AfterValidator(_as_stored)] = Field(
-        default_factory=dict,
-        description="What a program keeps with it, as JSON of at most 2,048 bytes; a model sees what `show_metadata` "
-        "names.",
-    )
+    tags: tuple[Tag, ...] = Field(default=(), max_length=20, description="To find it by, of 100 characters at most.")
+    metadata: Metadata = Field(default={}, description="A program's own, as JSON of at most 2,048 bytes.")
     pending: bool = Field(default=False, description="Whether somebody must approve it before it counts.")
     review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until it is decided.")
     review_then: ReviewThen = Field(default="retire", description="What becomes of it then: it goes, or it counts.")
-    ends_facts: tuple[Ending, ...] = Field(default=(), description="The facts that it ends when it is approved.")
+    ends_facts: dict[str, dict[str, str | None]] = Field(default={}, description="How it ends others when approved.")
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -235,8 +225,7 @@ class Fact(BaseModel):
 
     def is_due(self, now: datetime) -> bool:
         """Whether it was pending, and its time to be approved is over."""
-        is_over = self.review_until is not None and self.review_until <= now
-        return self.pending and not self.retired and is_over
+        return self.pending and not self.retired and self.review_until is not None and self.review_until <= now
 
     def state(self, now: datetime) -> FactState:
         """What it is at a time: "present", "past", "retired", "expired" or "pending".
@@ -250,10 +239,8 @@ class Fact(BaseModel):
         if self.retired:
             replaced = self.retired_by is None and self.replaced_by is not None
             return "past" if not self.pending and (replaced or self.retired_by == "change") else "retired"
-        if self.pending and not self.is_due(now):
-            return "pending"
-        if self.pending and self.review_then == "retire":
-            return "retired"
+        if self.pending and (self.review_then == "retire" or not self.is_due(now)):
+            return "retired" if self.is_due(now) else "pending"
         is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
         return "past" if is_over else "present"
 
@@ -302,18 +289,17 @@ def restored(fact: Fact, now: datetime) -> Fact:
     """
     if fact.state(now) in ("present", "pending"):
         return fact
-    names = ("retired_at", "retired_reason", "replaced_by", "retired_by")
     kept = fact.past_retirements
     if fact.retired_at is not None:
-        kept += (PastRetirement(**{name: getattr(fact, name) for name in names}, restored_at=now),)
+        kept += (PastRetirement(**{name: getattr(fact, name) for name in _RETIREMENT}, restored_at=now),)
     expires_at = None if fact.expired(now) else fact.expires_at
     fields = {"expires_at": expires_at, "past_retirements": kept, "updated_at": now}
-    return fact.model_copy(update={**dict.fromkeys((*names, "valid_until")), **_DECIDED, **fields})
+    return fact.model_copy(update={**dict.fromkeys(ENDING), **_DECIDED, **fields})
 
 
 # A pending fact of this kind of saying ends facts, and is none itself.
 ONLY_ENDS: SaidAs = "denied"
-_DECIDED: dict[str, Any] = {"pending": False, "review_until": None, "ends_facts": ()}
+_DECIDED: dict[str, Any] = {"pending": False, "review_until": None, "ends_facts": {}}
 
 
 def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
@@ -321,12 +307,9 @@ def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]
     held = fact.model_copy(update={**_DECIDED, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         held = retire(held, "approved: it has ended another fact", now, by="hand")
-    changed = [held]
-    for one in fact.ends_facts:
-        if one.id in facts and not facts[one.id].retired:
-            old = facts[one.id].model_copy(update={"valid_until": one.until})
-            changed.append(retire(old, one.reason, now, one.replaced_by, by=one.by))
-    return changed
+    ended = [(facts[name], end) for name, end in fact.ends_facts.items() if name in facts and not facts[name].retired]
+    values = [{**old.model_dump(), **{name: end.get(name) for name in ENDING}} for old, end in ended]
+    return [held, *(Fact(**{**old, "updated_at": now}) for old in values)]
 
 
 def settled(facts: Iterable[Fact], now: datetime) -> dict[str, Fact]:
@@ -335,12 +318,10 @@ def settled(facts: Iterable[Fact], now: datetime) -> dict[str, Fact]:
     Those that count then have ended others; those that go are retired.
     """
     known = {fact.id: fact for fact in facts}
-    for fact in [one for one in known.values() if one.pending and one.is_due(now)]:
-        at = fact.review_until or now
-        if fact.review_then == "count":
-            known |= {one.id: one for one in approved(fact, known, at)}
-        else:
-            known[fact.id] = retire(fact, "nobody has approved it in time", at, by="limit")
+    for fact in [one for one in known.values() if one.is_due(now)]:
+        at, counts = fact.review_until or now, fact.review_then == "count"
+        gone = retire(fact, "nobody has approved it in time", at, by="limit")
+        known |= {one.id: one for one in (approved(fact, known, at) if counts else [gone])}
     return known
 
 

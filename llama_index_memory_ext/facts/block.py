@@ -141,9 +141,7 @@ class RelevantFactsBlock(LogBlock):
     retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
-    review_days: float | None = Field(
-        default=None, gt=0, le=36_500, description="Days that it is pending at most; None: any."
-    )
+    review_days: float | None = Field(default=None, gt=0, le=36_500, description="So long at most; None: any time.")
     review_then: ReviewThen = Field(default="retire", description='After them it goes, or by "count" it holds.')
     show_metadata: tuple[str, ...] = Field(default=(), description="Keys of facts' metadata that the model is shown.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
@@ -211,16 +209,8 @@ class RelevantFactsBlock(LogBlock):
         # Fields may be set at any time.
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
         settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
-        key = (
-            *known.version,
-            *settings,
-            showable.period,
-            known.namespace,
-            self.view,
-            self.show_metadata,
-            question,
-            *context,
-        )
+        key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
+        key += (self.show_metadata,)
         shown = cached = self._shown.get(key)
         if shown is None:
             prepared = await showable.prepare([question, *context])
@@ -326,7 +316,7 @@ class RelevantFactsBlock(LogBlock):
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
         # At the first extraction: all that reads replies and checks facts comes with it.
-        from llama_index_memory_ext.facts.extraction import Extractor, Review
+        from llama_index_memory_ext.facts.extraction import Extractor
 
         return Extractor(
             self._known(session_id),
@@ -340,7 +330,7 @@ class RelevantFactsBlock(LogBlock):
             verify=self.verify,
             categories=self.categories,
             instructions=self.extraction_prompt,
-            review=Review(self.review_days, self.review_then) if self.review else None,
+            review=(self.review_days, self.review_then) if self.review else None,
             at_once=at_once,
         )
 

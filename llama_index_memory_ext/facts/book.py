@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
-# Of what an error names.
-_MOST_NAMED = 10
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
 
 
@@ -236,6 +234,9 @@ class FactBook:
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """The filter; a FactError if it can take no fact, as for another agent's, or a category that is none."""
         chosen = checked(FactFilter, FactFilter, FactError, **wanted)
+        since, until = chosen.since, chosen.until
+        if since and until and since > until:
+            raise FactError(f"Expected since to be before until; saw {since} and {until}. Exchange them.")
         if chosen.agent_id is not None:
             self._view.check(chosen.agent_id)
         if chosen.category is not None and chosen.category not in {fact.category for fact in await self._all()}:
@@ -253,7 +254,7 @@ class FactBook:
             for one in fact_ids:
                 if one not in pending:
                     seen = facts[one].state(now) if one in facts else f"none of {len(facts)}"
-                    listed = ", ".join(pending[:_MOST_NAMED]) or "none"
+                    listed = ", ".join(pending[:10]) or "none"
                     raise FactError(f"Expected ids of pending facts; {one!r} is {seen}. Pending: {listed}.")
                 known = {**facts, **changed}
                 changed |= {fact.id: fact for fact in decided(known[one], known, now)}

@@ -14,7 +14,7 @@ from llama_index.core.base.llms.types import ChatResponse, MessageRole
 
 from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import CATEGORIES, ONLY_ENDS, Ending, Fact, SetAside, normalised, retire, utc_now
+from llama_index_memory_ext.fact import CATEGORIES, ENDING, ONLY_ENDS, Fact, SetAside, normalised, retire, utc_now
 from llama_index_memory_ext.facts import prompt as asking
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
 from llama_index_memory_ext.facts.prompt import ANSWER, Room
@@ -62,11 +62,8 @@ _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
 
 
-class Review(NamedTuple):
-    """That what is learned is pending: for so many days, None for any, and what becomes of it then."""
-
-    days: float | None
-    then: ReviewThen
+# For how many days something is pending, None for any, and what becomes of it then.
+Review: TypeAlias = tuple[float | None, "ReviewThen"]
 
 
 class Progress(NamedTuple):
@@ -164,7 +161,8 @@ class Extracted(NamedTuple):
 class Extractor:
     """Extracts the facts of one user (those ``known``) from the log of one session, as this ``reader`` of it.
 
-    Its settings are those of the ``block``. ``rejections`` counts the entries of replies that are not stored, by
+    Its settings are those of the ``block``. With a ``review`` what it learns is pending: for so many days, None for
+    any, and then it goes or counts. ``rejections`` counts the entries of replies that are not stored, by
     reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
     because nothing else would try it.
     """
@@ -356,8 +354,7 @@ class Extractor:
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
-            valid = valid if self.review is None else self._pending(valid, self.review)
-            learned = Extracted(*self._changes(valid), perf_counter() - started)
+            learned = Extracted(*self._changes(valid, self.review), perf_counter() - started)
         stored = await self.known.store.facts.write_extracted(
             known.namespace,
             learned.changed,
@@ -409,7 +406,8 @@ class Extractor:
         rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[:_MOST_REJECTED]]
         texts = [f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected]
         kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
-        told["rejected"] = "".join(texts[i] for i in kept)
+        shown = "".join(texts[i] for i in kept)
+        told["rejected"] = shown and f"Do not report these again:\n<rejected_facts>\n{shown}</rejected_facts>\n"
         return asking.extraction_prompt(lines, known, today=utc_now().date(), **told)
 
     @contextmanager
@@ -471,19 +469,17 @@ class Extractor:
             return valid
         return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
 
-    def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
+    def _changes(self, valid: ValidatedReply, review: Review | None = None) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
 
         New facts are the agent's own, but what takes the place of a shared fact is shared, too.
         """
-        self.rejections.update(valid.rejections)
         own = self.known.view.own
-        instead = [(one.id, fact.id) for fact in valid.accepted for one in fact.ends_facts]
-        instead += [(fact.id, fact.replaced_by) for fact in valid.retired if fact.replaced_by]
-        facts = self.known.facts
-        shared_ids = {new for old, new in instead if old in facts and facts[old].agent_id is None}
+        shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
         new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own}) for fact in valid.accepted)
         valid = replace(valid, accepted=tuple(new))
+        valid = valid if review is None else self._pending(valid, *review)
+        self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
             now = utc_now()
@@ -495,31 +491,30 @@ class Extractor:
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return list(changed.values()), valid
 
-    def _pending(self, valid: ValidatedReply, review: Review) -> ValidatedReply:
+    def _pending(self, valid: ValidatedReply, days: float | None, then: ReviewThen) -> ValidatedReply:
         """Return a validated reply of which what is new, and what that ends, is pending; what was rejected is left out.
 
         What ends without a replacement waits as a fact that says so. What the user wants forgotten does not wait.
         """
         facts, waiting = self.known.facts, {fact.id: fact for fact in self.known.pending}
         decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.rejected)}
-        until = None if review.days is None else utc_now() + timedelta(days=review.days)
-        fields = {"pending": True, "review_until": until, "review_then": review.then}
+        until = None if days is None else utc_now() + timedelta(days=days)
+        fields: dict[str, Any] = {"pending": True, "review_until": until, "review_then": then}
         new, at_once = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}, []
         for one in valid.retired:
             old, name = facts[one.id], one.replaced_by or ""
             if one.retired_by == "request" or (old.pending and not name):
                 at_once.append(one)
                 continue
-            says = Fact(content=f"No longer true: {old.content}", said_as=ONLY_ENDS, category=old.category, **fields)
-            waits = new.get(name) or waiting.get(name) or says
-            told = {"until": one.ends, "reason": one.retired_reason, "by": one.retired_by, "replaced_by": name or None}
-            ends = (*waits.ends_facts, Ending(id=one.id, **told), *old.ends_facts)
-            new[waits.id] = waits.model_copy(update={"ends_facts": ends})
+            fields |= {"category": old.category, "agent_id": old.agent_id, "said_as": ONLY_ENDS}
+            waits = new.get(name) or waiting.get(name) or Fact(content=f"No longer true: {old.content}", **fields)
+            ends = {one.id: one.model_dump(mode="json", include={*ENDING}), **old.ends_facts}
+            new[waits.id] = waits.model_copy(update={"ends_facts": {**waits.ends_facts, **ends}})
         left = [fact for fact in new.values() if decided.get(normalised(fact.content), fact.id) == fact.id]
         again = [Rejection("duplicate", "It is pending, or was rejected.")] * (len(new) - len(left))
         confirmed = tuple(fact for fact in valid.confirmed if fact.id not in new)
-        stored = {"accepted": tuple(left), "confirmed": confirmed, "retired": tuple(at_once)}
-        return replace(valid, **stored, rejected=(*valid.rejected, *again))
+        rejected = (*valid.rejected, *again)
+        return ValidatedReply(tuple(left), confirmed, tuple(at_once), rejected, valid.doubted)
 
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""

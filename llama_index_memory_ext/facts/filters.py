@@ -6,15 +6,13 @@ from datetime import date, datetime, time, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import FactState, Utc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from typing_extensions import Self
 
     from llama_index_memory_ext.fact import Fact
 
@@ -44,28 +42,16 @@ class FactFilter(BaseModel):
     category: str | None = Field(default=None, description="Of this kind.")
     tags: tuple[str, ...] = Field(default=(), description="With all of these tags.")
     agent_id: str | None = Field(default=None, description="This agent's own.")
-    state: FactState | Literal["all"] | None = Field(
-        default=None, description='"present", "past", "retired", "expired", "pending", or "all" of them.'
-    )
+    state: FactState | Literal["all"] | None = Field(default=None, description='In this state; "all": in any.')
     limit: int | None = Field(default=None, ge=1, description="Most facts.")
     after: str | None = Field(default=None, description="The id of the last fact that was seen: those behind it.")
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.since and self.until and self.since > self.until:
-            raise FactError(f"Expected since to be before until; saw {self.since} and {self.until}. Exchange them.")
-        return self
-
     def takes(self, fact: Fact, now: datetime) -> bool:
         """Returns whether a fact is wanted."""
-        return (
-            (self.since is None or fact.created_at >= self.since)
-            and (self.until is None or fact.created_at <= self.until)
-            and self.category in (None, fact.category)
-            and set(self.tags).issubset(fact.tags)
-            and self.agent_id in (None, fact.agent_id)
-            and self.state in (None, "all", fact.state(now))
-        )
+        known = fact.created_at
+        is_then = (self.since or known) <= known <= (self.until or known)
+        is_so = self.category in (None, fact.category) and self.agent_id in (None, fact.agent_id)
+        return is_then and is_so and self.state in (None, "all", fact.state(now)) and set(self.tags) <= set(fact.tags)
 
     def page(self, entries: Sequence[T], fact_of: Callable[[T], Fact], wanted: Callable[[Fact], bool]) -> list[T]:
         """Returns the page of the entries that are wanted; a FactError if the one that was seen last is not there."""

@@ -35,7 +35,8 @@ class UserFacts:
 
     The ranker, if there is one yet, holds the facts that hold: those of ``present``, until the time ``holds_until``.
     ``past`` are those that were true before; they are indexed when a question first asks for them, by a ranker that
-    holds the others too. After a failure of a ranker, which are counted by type, there is none.
+    holds the others too. ``pending`` wait for somebody's yes, and ``rejected`` have got a no. After a failure of a
+    ranker, which are counted by type, there is none.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class UserFacts:
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
+        self.pending: list[Fact] = []
+        self.rejected: list[Fact] = []
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
@@ -67,18 +70,6 @@ class UserFacts:
     def active(self) -> tuple[Fact, ...]:
         """The facts that hold: neither retired nor ended."""
         return self.present.facts
-
-    @property
-    def pending(self) -> tuple[Fact, ...]:
-        """The facts that wait for somebody's yes."""
-        now = utc_now()
-        return tuple(fact for fact in self.facts.values() if fact.pending and fact.state(now) == "pending")
-
-    @property
-    def rejected(self) -> tuple[Fact, ...]:
-        """The facts that somebody has rejected, the last one first."""
-        found = [fact for fact in self.facts.values() if fact.retired_by == "rejected"]
-        return tuple(sorted(found, key=lambda fact: fact.updated_at, reverse=True))
 
     async def read(self, now: tuple[int, int] | None = None) -> Self:
         """Follow what was stored, and the clock; ``now`` is the epoch and the last change, if the caller knows them."""
@@ -133,6 +124,8 @@ class UserFacts:
             lines = {fact.id: kept.get(fact.id) or self._line_of(fact) for fact in active}
             self.present = ShowableFacts(active, self._ranker, lines=lines, sparing=self._sparing)
             self.facts, self.past = facts, past
+            self.pending = [fact for fact in facts.values() if fact.pending and not fact.retired]
+            self.rejected = [fact for fact in facts.values() if fact.retired_by == "rejected"]
             ends = [end for end in chain.from_iterable(map(_ends_of, facts.values())) if end > now]
             self._holds_until = min(ends, default=None)
 

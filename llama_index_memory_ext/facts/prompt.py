@@ -237,7 +237,7 @@ def extraction_prompt(
 
     The reply names ``known`` facts by their places, from 1. Relative dates count from ``said_on``, default ``today``.
     ``instructions`` say what to look for, in place of our own words; all else stays, so that the reply can be read.
-    ``before`` is what was said right before ``lines``, and ``rejected`` names, a line each, facts that were rejected.
+    ``before`` is what was said right before ``lines``, and ``rejected`` tells of facts that were rejected.
     """
 
     def day(one: date) -> str:
@@ -249,8 +249,6 @@ def extraction_prompt(
         days = f"The conversation took place on {day(said_on)}; relative dates count from then. {days}"
     is_shared = OTHER_ROLE in [one.role for one in lines]
     others = f' What an "{OTHER_ROLE}" says is about somebody else.' if is_shared else ""
-    if rejected:
-        rejected = f"Do not report these again:\n<rejected_facts>\n{rejected}</rejected_facts>\n"
     text = (
         f"{known_facts_text(known)}{rejected}"
         f"{f'<said_before>{chr(10)}{earlier}</said_before>{chr(10)}' if earlier else ''}"

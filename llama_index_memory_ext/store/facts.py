@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.text.tool_calls import Json
 
+    Changed = Callable[[Mapping[str, Fact]], Mapping[str, Fact]]
+
 
 @dataclass(frozen=True, slots=True)
 class FactChanges:
@@ -117,14 +119,7 @@ class Facts:
         return fact
 
     @writes_user
-    def change_some(
-        self,
-        conn: Connection,
-        namespace: str,
-        changed: Callable[[Mapping[str, Fact]], Mapping[str, Fact]],
-        *,
-        view: AgentView = SHARED,
-    ) -> Mapping[str, Fact]:
+    def change_some(self, conn: Connection, namespace: str, changed: Changed, *, view: AgentView) -> Mapping[str, Fact]:
         """Change facts as they are stored now: those that ``changed`` returns of all, by their ids; returns these.
 
         What it raises is raised, and nothing is written.
