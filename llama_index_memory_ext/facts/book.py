@@ -23,7 +23,6 @@ from llama_index_memory_ext.settings import checked, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import datetime
 
     from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.ranking import RankedFact
@@ -110,8 +109,7 @@ class FactBook:
         chosen, now = await self._filter(wanted), utc_now()
         found = await self._search(question) if question.strip() else ()
         if wanted:
-            takes = partial(chosen.takes, now=now)
-            found = await asyncio.to_thread(chosen.page, found, attrgetter("fact"), takes)
+            found = await asyncio.to_thread(chosen.page, found, attrgetter("fact"), partial(chosen.takes, now=now))
         return [*found[:similarity_top_k]]
 
     @unpacked(FactFields, Fact)
@@ -243,10 +241,8 @@ class FactBook:
             self._check_category(chosen.category)
         return chosen
 
-    async def _decide(
-        self, fact_ids: Sequence[str], decided: Callable[[Fact, Mapping[str, Fact], datetime], Sequence[Fact]]
-    ) -> list[Fact]:
-        """Store what becomes of pending facts, all or none of them."""
+    async def _decide(self, fact_ids: Sequence[str], decided: Callable[..., Sequence[Fact]]) -> list[Fact]:
+        """Store what becomes of pending facts, all or none; ``decided`` has each, all facts by id, and the time."""
 
         def change(facts: Mapping[str, Fact]) -> Mapping[str, Fact]:
             now, changed = utc_now(), dict[str, Fact]()

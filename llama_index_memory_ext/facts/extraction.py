@@ -403,7 +403,7 @@ class Extractor:
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
-        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[:_MOST_REJECTED]]
+        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[: -_MOST_REJECTED - 1 : -1]]
         texts = [f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected]
         kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
         shown = "".join(texts[i] for i in kept)
@@ -513,8 +513,7 @@ class Extractor:
         left = [fact for fact in new.values() if decided.get(normalised(fact.content), fact.id) == fact.id]
         again = [Rejection("duplicate", "It is pending, or was rejected.")] * (len(new) - len(left))
         confirmed = tuple(fact for fact in valid.confirmed if fact.id not in new)
-        rejected = (*valid.rejected, *again)
-        return ValidatedReply(tuple(left), confirmed, tuple(at_once), rejected, valid.doubted)
+        return ValidatedReply(tuple(left), confirmed, tuple(at_once), (*valid.rejected, *again), valid.doubted)
 
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""

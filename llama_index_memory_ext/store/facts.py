@@ -66,8 +66,8 @@ class Facts:
         rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
         change = max([last, *(row.change for row in rows)])
         facts = [Fact.model_validate(row.data) for row in rows]
-        is_whole = not seen_change["seen"] and any(fact.pending for fact in facts)
-        return FactChanges(epoch, change, fresh, [*settled(facts, utc_now()).values()] if is_whole else facts)
+        facts = facts if seen_change["seen"] else list(settled(facts, utc_now()).values())
+        return FactChanges(epoch, change, fresh, facts)
 
     @writes_user
     def write(
