@@ -307,7 +307,9 @@ async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Revie
 
 def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
     new = ("tags", "metadata", "pending", "review_until", "review_then", "ends_facts")
-    stored = {name: value for name, value in Fact(content="Likes tea").model_dump(mode="json").items() if name not in new}
+    stored = {
+        name: value for name, value in Fact(content="Likes tea").model_dump(mode="json").items() if name not in new
+    }
     fact = Fact.model_validate(stored)
     assert (fact.tags, fact.metadata, fact.state(utc_now())) == ((), {}, "present")
     assert len({fact, fact.model_copy()}) == 1
