@@ -69,9 +69,7 @@ Text = Annotated[str, BeforeValidator(cleaned)]
 Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
 Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)]
 Utc = Annotated[AwareDatetime, AfterValidator(lambda value: value.astimezone(timezone.utc))]
-Tag = Annotated[
-    str, Field(max_length=100), BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)
-]
+Tag = Annotated[Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)]
 
 _METADATA_BYTES = 2_048
 

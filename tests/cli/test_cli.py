@@ -704,14 +704,11 @@ def learned(database: Path, *facts: Fact) -> None:
 
 def test_pending_facts_are_listed_approved_and_rejected(cli: Here, database: Path) -> None:
     oslo = add(cli, "Lives in Oslo")
-    ends = {oslo: {"retired_at": "2026-11-20T00:00:00Z", "retired_by": "change", "replaced_by": "rome"}}
+    ends: dict[str, Any] = {oslo: {"retired_at": "2026-11-20T00:00:00Z", "retired_by": "change", "replaced_by": "rome"}}
     tea, milk = (Fact(id=name, content=f"Likes {name}", pending=True) for name in ("tea", "milk"))
     learned(database, Fact(id="rome", content="Lives in Rome", pending=True, ends_facts=ends), tea, milk)
-    assert [fact["id"] for fact in json.loads(cli("facts", "pending", *ANN, "--json").stdout)] == [
-        "milk",
-        "tea",
-        "rome",
-    ]
+    pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
+    assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
     assert "(pending) Lives in Rome" in cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
     assert cli("facts", "approve", "rome", "nothing", *ANN).returncode == 1
