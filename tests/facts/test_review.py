@@ -111,7 +111,7 @@ async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(revi
 
 async def test_many_rejected_facts_take_few_tokens_of_a_request(reviewed: Reviewed, store: MemoryStore) -> None:
     now = utc_now()
-    rejected = {"retired_at": now, "retired_by": "rejected", "retired_reason": "No. " * 50}
+    rejected: dict[str, Any] = {"retired_at": now, "retired_by": "rejected", "retired_reason": "No. " * 50}
     await store.facts.write("ann", [Fact(content=f"Likes tea of kind {i}", **rejected) for i in range(200)])
     memory, server = reviewed({})
     await tell(memory, "I like tea.")
@@ -230,7 +230,7 @@ async def test_all_or_none_are_approved_and_a_wrong_one_is_named(reviewed: Revie
         await memory.facts.areject(rain.id, *ids)
     assert len(await memory.facts.alist(state="pending")) == 2
     assert {fact.id for fact in await memory.facts.aapprove(*ids)} == {*ids}
-    with pytest.raises(FactError, match="is present. Pending: none"):
+    with pytest.raises(FactError, match="is present"):
         await memory.facts.aapprove(ids[0])
     assert await memory.facts.aapprove() == []
 
@@ -307,10 +307,8 @@ async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Revie
 
 def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
     new = ("tags", "metadata", "pending", "review_until", "review_then", "ends_facts")
-    stored = {
-        name: value for name, value in Fact(content="Likes tea").model_dump(mode="json").items() if name not in new
-    }
-    fact = Fact.model_validate(stored)
+    stored = Fact(content="Likes tea").model_dump(mode="json")
+    fact = Fact.model_validate({name: value for name, value in stored.items() if name not in new})
     assert (fact.tags, fact.metadata, fact.state(utc_now())) == ((), {}, "present")
     assert len({fact, fact.model_copy()}) == 1
 
