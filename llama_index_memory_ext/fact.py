@@ -76,12 +76,13 @@ _METADATA_BYTES = 2_048
 
 def _as_stored(value: object) -> Any:
     """Returns metadata as a database gives them back; a ValueError for what is no JSON, or too long."""
+    if not value:
+        return value
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, RecursionError) as error:
         raise ValueError(f"expected what can be written as JSON ({type(error).__name__})") from None
-    size = len(text.encode(errors="replace"))
-    if size > _METADATA_BYTES:
+    if (size := len(text.encode(errors="replace"))) > _METADATA_BYTES:
         raise ValueError(f"expected at most {_METADATA_BYTES} bytes as JSON, saw {size}")
     return cleaned(json.loads(text))
 
@@ -178,11 +179,11 @@ class Fact(BaseModel):
     )
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
     tags: tuple[Tag, ...] = Field(default=(), max_length=20, description="To find it by, of 100 characters at most.")
-    metadata: Metadata = Field(default={}, description="A program's own, as JSON of at most 2,048 bytes.")
+    metadata: Metadata = Field(default_factory=dict, description="A program's own, as JSON of at most 2,048 bytes.")
     pending: bool = Field(default=False, description="Whether somebody must approve it before it counts.")
     review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until it is decided.")
     review_then: ReviewThen = Field(default="retire", description="What becomes of it then: it goes, or it counts.")
-    ends_facts: dict[str, dict[str, str | None]] = Field(default={}, description="How it ends others when approved.")
+    ends_facts: dict[str, dict[str, str | None]] = Field(default_factory=dict, description="What it ends, and how.")
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
