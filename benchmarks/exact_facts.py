@@ -50,7 +50,7 @@ def answers_of(store: dict[str, Any]) -> list[Answer]:
     answers = []
     for one in store["questions"]:
         ranking = showable.rank(one["question"], (), Weights(recency=RECENCY_WEIGHT))._replace(min_similarity=LEAST)
-        found = frozenset(fact.id for fact in ranking.fit(LIMIT))
+        found = frozenset(one.fact.id for one in ranking.fit(LIMIT))
         answers.append(Answer(one["question"], found, frozenset(one["answers"])))
     return answers
 

@@ -62,6 +62,7 @@ class FactsExtractedEvent(MemoryEvent):
     new: list[str] = Field(description="Ids of the new facts.")
     confirmed: list[str] = Field(description="Ids of the facts that were confirmed.")
     retired: list[str] = Field(description="Ids of the facts that were retired.")
+    pending: list[str] = Field(default=[], description="Ids of those that wait for somebody's yes.")
     rejections: dict[str, int] = Field(description="Entries of the reply that were not stored, by reason.")
     seconds: float = Field(description="How long the model took; 0 if it was not called.")
     prompt_tokens: int = Field(default=0, description="Tokens of the prompts for it; cached ones count.")

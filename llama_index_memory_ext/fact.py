@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -15,6 +16,9 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import cleaned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 # What kinds of facts a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -48,20 +52,42 @@ def _not_blank(value: str) -> str:
 
 
 # By what a fact was retired: it was true until then; it never was; the user wants it forgotten; a person or a program
-# has retired it; there were too many facts.
-RetiredBy: TypeAlias = Literal["change", "correction", "request", "hand", "limit"]
+# has retired it; there were too many facts, or nobody has approved it in time; a person has rejected it.
+RetiredBy: TypeAlias = Literal["change", "correction", "request", "hand", "limit", "rejected"]
 # How the user said it, by the model that extracted it. Facts of the last four are not stored.
 SaidAs: TypeAlias = Literal["stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"]
 # Whom a fact is about: the user, or somebody whom its content names.
 About: TypeAlias = Literal["user", "other"]
-# What a fact is at a time: it holds; it was true before; it is not shown any more, but kept; its time is up.
-FactState: TypeAlias = Literal["present", "past", "retired", "expired"]
+# What a fact is at a time: it holds; it was true before; it is not shown any more, but kept; its time is up; it waits
+# for somebody's yes.
+FactState: TypeAlias = Literal["present", "past", "retired", "expired", "pending"]
+# What becomes of a fact that nobody has approved in time.
+ReviewThen: TypeAlias = Literal["retire", "count"]
 
 Text = Annotated[str, BeforeValidator(cleaned)]
 # What a model reads holds nothing that a person does not see.
 Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
 Content = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)]
 Utc = Annotated[AwareDatetime, AfterValidator(lambda value: value.astimezone(timezone.utc))]
+Tag = Annotated[Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)]
+
+_METADATA_BYTES = 2_048
+
+
+def _as_stored(value: object) -> Any:
+    """Returns metadata as a database gives them back; a ValueError for what is no JSON, or too long."""
+    if not value:
+        return value
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"expected what can be written as JSON ({type(error).__name__})") from None
+    if (size := len(text.encode(errors="replace"))) > _METADATA_BYTES:
+        raise ValueError(f"expected at most {_METADATA_BYTES} bytes as JSON, saw {size}")
+    return cleaned(json.loads(text))
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_as_stored)]
 
 
 class SetAside(NamedTuple):
@@ -82,6 +108,11 @@ class PastRetirement(BaseModel):
     replaced_by: Text | None = None
     retired_by: RetiredBy | None = None
     restored_at: Utc
+
+
+_RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
+# The fields that say how a fact has ended.
+ENDING = (*_RETIREMENT, "valid_until")
 
 
 class Fact(BaseModel):
@@ -147,6 +178,12 @@ class Fact(BaseModel):
         default=(), description="When it was retired before it was restored, oldest first."
     )
     pinned: bool = Field(default=False, description="Whether it is shown before facts that match better.")
+    tags: tuple[Tag, ...] = Field(default=(), max_length=20, description="To find it by, of 100 characters at most.")
+    metadata: Metadata = Field(default_factory=dict, description="A program's own, as JSON of at most 2,048 bytes.")
+    pending: bool = Field(default=False, description="Whether somebody must approve it before it counts.")
+    review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until it is decided.")
+    review_then: ReviewThen = Field(default="retire", description="What becomes of it then: it goes, or it counts.")
+    ends_facts: dict[str, dict[str, str | None]] = Field(default_factory=dict, description="What it ends, and how.")
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -163,6 +200,9 @@ class Fact(BaseModel):
             return values
         created_at = values.get("created_at", utc_now())
         return {**values, "created_at": created_at, "updated_at": created_at}
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.id))
 
     @property
     def retired(self) -> bool:
@@ -184,17 +224,24 @@ class Fact(BaseModel):
         """Whether its time is up: from ``expires_at`` on it is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
+    def is_due(self, now: datetime) -> bool:
+        """Whether it was pending, and its time to be approved is over."""
+        return self.pending and not self.retired and self.review_until is not None and self.review_until <= now
+
     def state(self, now: datetime) -> FactState:
-        """What it is at a time: "present", "past", "retired" or "expired".
+        """What it is at a time: "present", "past", "retired", "expired" or "pending".
 
         It is past after the day ``valid_until``, and if a change has ended it: another fact has replaced it, or the
-        user has said that it is no longer true. What was forgotten, was never true, or was retired by hand is retired.
+        user has said that it is no longer true. What was forgotten, was never true, was retired by hand, or was not
+        approved is retired.
         """
         if self.expired(now):
             return "expired"
         if self.retired:
             replaced = self.retired_by is None and self.replaced_by is not None
-            return "past" if replaced or self.retired_by == "change" else "retired"
+            return "past" if not self.pending and (replaced or self.retired_by == "change") else "retired"
+        if self.pending and (self.review_then == "retire" or not self.is_due(now)):
+            return "retired" if self.is_due(now) else "pending"
         is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
         return "past" if is_over else "present"
 
@@ -223,6 +270,8 @@ class FactFields(TypedDict, total=False):
     retired_by: RetiredBy | None
     past_retirements: tuple[PastRetirement, ...]
     pinned: bool
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
     agent_id: str | None
 
 
@@ -235,16 +284,46 @@ def retire(
 
 
 def restored(fact: Fact, now: datetime) -> Fact:
-    """Returns the fact as one that holds without an end; that it was retired is kept in ``past_retirements``."""
-    if fact.state(now) == "present":
+    """Returns the fact as one that holds without an end; that it was retired is kept in ``past_retirements``.
+
+    What holds, or is pending, stays as it is.
+    """
+    if fact.state(now) in ("present", "pending"):
         return fact
-    names = ("retired_at", "retired_reason", "replaced_by", "retired_by")
     kept = fact.past_retirements
     if fact.retired_at is not None:
-        kept += (PastRetirement(**{name: getattr(fact, name) for name in names}, restored_at=now),)
+        kept += (PastRetirement(**{name: getattr(fact, name) for name in _RETIREMENT}, restored_at=now),)
     expires_at = None if fact.expired(now) else fact.expires_at
     fields = {"expires_at": expires_at, "past_retirements": kept, "updated_at": now}
-    return fact.model_copy(update={**dict.fromkeys((*names, "valid_until")), **fields})
+    return fact.model_copy(update={**dict.fromkeys(ENDING), **_DECIDED, **fields})
+
+
+# A pending fact of this kind of saying ends facts, and is none itself.
+ONLY_ENDS: SaidAs = "denied"
+_DECIDED: dict[str, Any] = {"pending": False, "review_until": None, "ends_facts": {}}
+
+
+def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
+    """Returns a pending fact as one that counts, and those of the ``facts`` that it ends, retired."""
+    held = fact.model_copy(update={**_DECIDED, "updated_at": now})
+    if fact.said_as == ONLY_ENDS:
+        held = retire(held, "approved: it has ended another fact", now, by="hand")
+    ended = [(facts[name], end) for name, end in fact.ends_facts.items() if name in facts and not facts[name].retired]
+    values = [{**old.model_dump(), **{name: end.get(name) for name in ENDING}} for old, end in ended]
+    return [held, *(Fact(**{**old, "updated_at": now}) for old in values)]
+
+
+def settled(facts: Iterable[Fact], now: datetime) -> dict[str, Fact]:
+    """Returns facts by id, in their order, with what the clock has decided of those that nobody has approved in time.
+
+    Those that count then have ended others; those that go are retired.
+    """
+    known = {fact.id: fact for fact in facts}
+    for fact in [one for one in known.values() if one.is_due(now)]:
+        at, counts = fact.review_until or now, fact.review_then == "count"
+        gone = retire(fact, "nobody has approved it in time", at, by="limit")
+        known |= {one.id: one for one in (approved(fact, known, at) if counts else [gone])}
+    return known
 
 
 def raised(fact: Fact, now: datetime) -> Fact:

@@ -36,6 +36,8 @@ _LIMITS: dict[Any, Any] = {
     str: Annotated[str, Field(max_length=_MOST_CHARACTERS)],
     list[str]: Annotated[list[str], Field(min_length=1, max_length=_MOST_FORGOTTEN)],
 }
+_Day = Annotated[str | None, Field(description="Facts since or until this day, as 2026-11-20.", max_length=40)]
+_Word = Annotated[str | None, Field(description="Facts with this.", max_length=100)]
 _Limit = Annotated[int, Field(description="Most facts.", ge=1, le=_MOST_LISTED)]
 _Offset = Annotated[int, Field(description="How many of the newest facts are passed over.", ge=0)]
 
@@ -78,10 +80,17 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
     categories = memory.facts.categories
     limits: dict[str, Any] = {"category": Literal[categories]} if categories else {}
 
-    async def list_memories(limit: _Limit = 20, offset: _Offset = 0) -> str:
+    async def list_memories(
+        limit: _Limit = 20,
+        offset: _Offset = 0,
+        since: _Day = None,
+        until: _Day = None,
+        category: _Word = None,
+        tag: _Word = None,
+    ) -> str:
         """List what is known about the user, the newest first."""
         with store_errors("The memory could not be listed", memory.session_id):
-            facts = await memory.facts.alist()
+            facts = await memory.facts.alist(since=since, until=until, category=category, tags=(tag,) if tag else ())
         nodes = [spec.retriever.fact_node(fact, fact.confidence) for fact in facts[offset : offset + limit]]
         return "".join(map(line_of, nodes)) + f"{len(facts)} facts in all."
 

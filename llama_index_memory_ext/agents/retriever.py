@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -14,10 +14,12 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import LimitError, StoreError
+from llama_index_memory_ext.errors import FactError, LimitError, StoreError
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
+from llama_index_memory_ext.settings import checked
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
 
@@ -94,11 +96,14 @@ class MemoryRetriever(BaseRetriever):
         token_limit: Most tokens of all nodes as a model sees them, metadata included; None for no limit. Of a long
             message the part with the words of the question is shown, of at most a quarter of the limit and 500 tokens.
         callback_manager: The host's own.
+        wanted: Which facts are found: ``since``, ``until``, ``category``, ``tags`` and ``agent_id``, as for
+            ``memory.facts.asearch``. Messages are found all the same.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
         ValueError: There is nothing to look for, or ``similarity_top_k`` is less than 1.
         LimitError: ``token_limit`` is less than 1.
+        FactError: No fact can be wanted so.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class MemoryRetriever(BaseRetriever):
         similarity_top_k: int = 10,
         token_limit: int | None = None,
         callback_manager: CallbackManager | None = None,
+        **wanted: Any,
     ) -> None:
         super().__init__(callback_manager=callback_manager)
         check_memory(memory, type(self).__name__)
@@ -120,6 +126,7 @@ class MemoryRetriever(BaseRetriever):
         self.similarity_top_k = similarity_top_k
         self.token_limit = token_limit
         self._facts, self._messages = facts, messages
+        self._wanted = checked(FactFilter, FactFilter, FactError, **wanted).model_dump(exclude_unset=True)
         share = LONGEST_MESSAGE_TOKENS if token_limit is None else max(1, int(token_limit * _NODE_SHARE))
         self._node_limit = min(LONGEST_MESSAGE_TOKENS, share)
 
@@ -134,8 +141,8 @@ class MemoryRetriever(BaseRetriever):
         with store_errors("The memory could not be searched", memory.session_id):
             await memory.acheck_session()
             if self._facts:
-                facts = await memory.facts_block.asearch(question, session_id=memory.session_id)
-                nodes += [self.fact_node(entry.fact, entry.score) for entry in facts[:most]]
+                found_facts = await memory.facts.asearch(question, similarity_top_k=most, **self._wanted)
+                nodes += [self.fact_node(entry.fact, entry.score) for entry in found_facts]
             if self._messages:
                 limits = {"most": most, "message_token_limit": self._node_limit}
                 shares = Weights(memory.facts_block.similarity_weight, memory.facts_block.confidence_weight).shares()

@@ -194,6 +194,9 @@ class MemoryToolSpec(BaseToolSpec):
             is_over = any(entry.id == new.id and entry.retired for entry in changed)
             return f"Not remembered: {_FULL}" if is_over else f"Remembered: {self._named(new)}"
         if valid.confirmed:
+            # What the user asks to remember needs no other yes.
+            if waiting := [fact.id for fact in valid.confirmed if fact.pending]:
+                await self.memory.facts.aapprove(*waiting)
             return "Known already; it is surer now."
         rejection = valid.rejected[0]
         hint = f" {_HOW_TO_QUOTE}" if rejection.reason in _QUOTES else ""

@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -31,8 +31,7 @@ _Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What the use
 _Text = Annotated[str, typer.Argument(metavar="TEXT", help="The fact in one sentence.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")]
 _Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The ids of facts, or their beginnings.")]
-_Retired = Annotated[bool, typer.Option("--retired", help="Also retired facts.")]
-_Expired = Annotated[bool, typer.Option("--expired", help="Also facts whose time is up.")]
+_Some = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of facts, or their beginnings.")]
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
@@ -40,6 +39,26 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="Messages as JSON or
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _Apply = Annotated[bool, typer.Option("--apply", help="Retire them.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
+_NoTags = Annotated[bool, typer.Option("--no-tags", help="Take its tags away.")]
+_Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="A tag; say it again for more.")]
+_FILTERS: dict[str, Any] = {
+    "with_retired": Annotated[bool | None, typer.Option("--retired", help="Also retired facts.")],
+    "with_expired": Annotated[bool | None, typer.Option("--expired", help="Also facts whose time is up.")],
+    "since": Annotated[str | None, typer.Option(metavar="DAY", help="Known since this day (2026-11-20), or later.")],
+    "until": Annotated[str | None, typer.Option(metavar="DAY", help="Known since this day, or earlier.")],
+    "category": Annotated[str | None, typer.Option(metavar="CATEGORY", help="Of this category.")],
+    "tags": _Tags,
+    "state": Annotated[str | None, typer.Option(help="present, past, retired, expired, pending or all.")],
+    "limit": Annotated[int | None, typer.Option(help="Most facts.")],
+    "after": Annotated[str | None, typer.Option(metavar="ID", help="Only those behind this fact of the list.")],
+}
+_CHANGES: dict[str, Any] = {
+    "content": Annotated[str | None, typer.Option(metavar="TEXT", help="What it says.")],
+    "category": Annotated[str | None, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)],
+    "confidence": Annotated[float | None, typer.Option(metavar="NUMBER", help="How certain it is, 0..1.")],
+    "pinned": Annotated[bool | None, typer.Option("--pin/--unpin", help="Show it before facts that match better.")],
+    "tags": _Tags,
+}
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(app, name="facts", help="What is known about a user: look at it, search it, change it.")
@@ -51,10 +70,10 @@ def check_whose(user: str | None, session: str | None) -> None:
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
 
 
-def command(name: str, *, create: bool = False, ranks: bool = False) -> Callable[[_Work], None]:
+def command(name: str, *, create: bool = False, ranks: bool = False, **options: Any) -> Callable[[_Work], None]:
     """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own.
 
-    One that ``ranks`` facts can do so with an embedding model.
+    One that ``ranks`` facts can do so with an embedding model. Further ``options`` are those that it takes by name.
     """
 
     def register(work: _Work) -> None:
@@ -74,19 +93,45 @@ def command(name: str, *, create: bool = False, ranks: bool = False) -> Callable
             check_whose(user, session)
             cli.run(db, on, create=create, as_json=json)
 
-        _, *own_options = signature(work).parameters.values()
-        *options, embedding, _ = signature(run).parameters.values()
-        options += [embedding] if ranks else []
-        run.__signature__ = Signature([*own_options, *options])  # type: ignore[attr-defined] # what Typer reads
+        _, *own_options = (one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD)
+        for option, about in options.items():
+            own_options.append(Parameter(option, Parameter.KEYWORD_ONLY, default=None, annotation=about))
+        *common, embedding, _ = signature(run).parameters.values()
+        common += [embedding] if ranks else []
+        run.__signature__ = Signature([*own_options, *common])  # type: ignore[attr-defined] # what Typer reads
         app.command(name, help=work.__doc__)(run)
 
     return register
 
 
-@command("list")
-async def list_(memory: "CondensedMemory", *, retired: _Retired = False, expired: _Expired = False) -> Output:
+@command("list", **_FILTERS)
+async def list_(memory: "CondensedMemory", **wanted: Any) -> Output:
     """List the current facts, the newest first."""
-    facts = await cli.book_of(memory).alist(with_retired=retired, with_expired=expired)
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    if "after" in chosen:
+        chosen["after"] = (await _find(memory, chosen["after"])).id
+    facts = await cli.book_of(memory).alist(**chosen)
+    return facts, facts_table(facts, memory.facts.namespace)
+
+
+@command("pending")
+async def pending(memory: "CondensedMemory") -> Output:
+    """List what was learned and waits for your yes or no, the newest first."""
+    facts = await cli.book_of(memory).alist(state="pending")
+    return facts, facts_table(facts, f"{memory.facts.namespace} that are pending")
+
+
+@command("approve")
+async def approve(memory: "CondensedMemory", fact_ids: _Some) -> Output:
+    """Let pending facts hold, and end what they correct: all that are named, or none."""
+    facts = await cli.book_of(memory).aapprove(*[(await _find(memory, one)).id for one in fact_ids])
+    return facts, facts_table(facts, memory.facts.namespace)
+
+
+@command("reject")
+async def reject(memory: "CondensedMemory", fact_ids: _Some, *, reason: _Reason = "rejected by hand") -> Output:
+    """Retire pending facts, and do not learn them again."""
+    facts = await cli.book_of(memory).areject(*[(await _find(memory, one)).id for one in fact_ids], reason=reason)
     return facts, facts_table(facts, memory.facts.namespace)
 
 
@@ -116,9 +161,24 @@ async def add(
     memory: "CondensedMemory", text: _Text, *, category: _Category = "knowledge", pin: _Pin = False, ttl: _Ttl = None
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
+    from llama_index_memory_ext.fact import normalised
+
+    known = [*await memory.facts.alist(), *await memory.facts.alist(state="pending")]
+    if same := next((one for one in known if normalised(one.content) == normalised(text)), None):
+        return _changed("Known already, as", same)
     lasting = None if ttl is None else timedelta(days=ttl)
     fact = await memory.facts.aadd(text, ttl=lasting, category=category, pinned=pin)
     return _changed("Added", fact)
+
+
+@command("edit", **_CHANGES)
+async def edit(memory: "CondensedMemory", fact_id: _Id, *, no_tags: _NoTags = False, **given: Any) -> Output:
+    """Change what a fact says, or how it is kept."""
+    fields = {name: value for name, value in given.items() if value is not None} | ({"tags": ()} if no_tags else {})
+    if not fields:
+        raise UsageError("say what is to be changed: --content, --category, --confidence, --pin, --unpin or --tag.")
+    fact = await _find(memory, fact_id)
+    return _changed("Changed", await cli.book_of(memory).aupdate(fact.id, **fields))
 
 
 @command("retire")
@@ -146,7 +206,7 @@ async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All
     namespace = memory.facts.namespace
     book = cli.book_of(memory)
     if all_:
-        found = await book.alist(with_retired=True, with_expired=True)
+        found = await book.alist(state="all")
     else:
         found = [await _find(memory, one) for one in fact_ids or ()]
     facts = {fact.id: fact for fact in found}
@@ -258,11 +318,11 @@ def _changed(what: str, fact: "Fact") -> Output:
 
 async def _find(memory: "CondensedMemory", text: str) -> "Fact":
     """Returns the one fact whose id is or begins with the text; else a TerminalError."""
-    facts = await cli.book_of(memory).alist(with_retired=True, with_expired=True)
+    facts = await cli.book_of(memory).alist(state="all")
     found = [fact for fact in facts if text and fact.id.startswith(text)]
     found = [fact for fact in found if fact.id == text] or found
     if not found:
-        hint = "`facts list --retired --expired` shows all."
+        hint = "`facts list --state all` shows all."
         raise TerminalError(f"There is no fact {text!r} among {len(facts)}. {hint}")
     if len(found) > 1:
         raise TerminalError(f"{len(found)} ids begin with {text!r}. Give more of the one you mean.")
@@ -319,5 +379,5 @@ def _content(fact: "Fact") -> str:
     ended = {"past": f"past, until {fact.ends}{reason}", "retired": f"retired{reason}", "expired": f"expired {expiry}"}
     to_come = expiry and f"expires {expiry}", f"until {fact.valid_until}" if fact.valid_until else ""
     when = one_line(ended.get(state) or ", ".join(filter(None, to_come)))
-    pinned = "(pinned) " if fact.pinned else ""
+    pinned = "(pending) " * (state == "pending") + "(pinned) " * fact.pinned
     return f"{pinned}{one_line(fact.content)}{f' ({one_line(when)})' if when else ''}"

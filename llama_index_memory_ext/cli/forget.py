@@ -47,7 +47,7 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
         own = [info.session_id for info in infos if info.session_id in info.user_ids]
         users, facts = list(dict.fromkeys(own if user is None else [user, *own])), list[ext.Fact]()
         for one in users:
-            facts += await FactBook(store, one, scope="all").alist(with_retired=True, with_expired=True)
+            facts += await FactBook(store, one, scope="all").alist(state="all")
         if not (infos or facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):

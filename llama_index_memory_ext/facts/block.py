@@ -24,6 +24,8 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
     AgentView,
+    Fact,
+    ReviewThen,
     Scope,
     utc_now,
     view_of,
@@ -31,7 +33,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
-from llama_index_memory_ext.facts.ranking import Weights, explain
+from llama_index_memory_ext.facts.ranking import Weights, counted_line, explain
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
@@ -74,6 +76,10 @@ class FactsOptions(TypedDict, total=False):
     extraction_prompt: str | None
     max_facts: int | None
     min_confidence: float
+    review: bool
+    review_days: float | None
+    review_then: ReviewThen
+    show_metadata: Sequence[str]
     similarity_weight: float
     confidence_weight: float
     recency_weight: float
@@ -136,6 +142,10 @@ class RelevantFactsBlock(LogBlock):
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
     retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
+    review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
+    review_days: float | None = Field(default=None, gt=0, le=36_500, description="So long at most; None: any time.")
+    review_then: ReviewThen = Field(default="retire", description='After them it goes, or by "count" it holds.')
+    show_metadata: tuple[str, ...] = Field(default=(), description="Keys of facts' metadata that the model is shown.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
     )
@@ -143,7 +153,7 @@ class RelevantFactsBlock(LogBlock):
         default=None, max_length=20_000, pattern=r"\S", description="What to look for instead of our words; not blank."
     )
 
-    _users: Recent[tuple[str, AgentView], UserFacts] = PrivateAttr(default_factory=Recent)
+    _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(default_factory=Recent)
     # What was said last in the log of each session.
     _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
@@ -202,6 +212,7 @@ class RelevantFactsBlock(LogBlock):
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
         settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
         key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
+        key += (self.show_metadata,)
         text = cached = self._shown.get(key)
         if text is None:
             prepared = await showable.prepare([question, *context])
@@ -328,6 +339,7 @@ class RelevantFactsBlock(LogBlock):
             verify=self.verify,
             categories=self.categories,
             instructions=self.extraction_prompt,
+            review=(self.review_days, self.review_then) if self.review else None,
             at_once=at_once,
         )
 
@@ -381,10 +393,11 @@ class RelevantFactsBlock(LogBlock):
 
     def _known(self, session_id: str) -> UserFacts:
         """The facts of a session's user, as far as this process knows them."""
-        key = namespace, view = self.namespace_of(session_id), self.view
+        key = namespace, view, shown = self.namespace_of(session_id), self.view, self.show_metadata
         known = self._users.get(key)
         if known is None:
-            known = UserFacts(self._store, namespace, view, partial(self._make_ranker, namespace), self.tokenizer_fn)
+            line_of = partial(counted_line, counter=self.tokenizer_fn, shown=shown)
+            known = UserFacts(self._store, namespace, view, partial(self._make_ranker, namespace), line_of)
             self._users.put(key, known)
         return known
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, restored, retire, utc_now, view_of
+from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, approved, restored, retire, utc_now, view_of
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.settings import unpacked
+from llama_index_memory_ext.settings import checked, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -63,25 +66,55 @@ class FactBook:
         self.namespace, self._view = namespace, view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
-    async def alist(self, *, with_retired: bool = False, with_expired: bool = False) -> list[Fact]:
+    @unpacked(FactFilter, FactFilter)
+    async def alist(self, /, *, with_retired: bool = False, with_expired: bool = False, **wanted: Any) -> list[Fact]:
         """The facts, on request with the retired and with the expired ones, newest first; [] if there are none.
 
-        A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past".
-        """
-        facts, now = await self._all(), utc_now()
-        kept = [fact for fact in facts if with_retired or not fact.retired]
-        chosen = [fact for fact in kept if with_expired or not fact.expired(now)]
-        return sorted(chosen, key=lambda fact: fact.created_at, reverse=True)
+        A fact whose ``valid_until`` has passed is neither: it is listed, and ``fact.state(now)`` is "past". What is
+        pending is listed by its ``state``, beside which the first two arguments have no meaning.
 
-    async def asearch(self, question: str, *, similarity_top_k: int = 10) -> list[RankedFact]:
+        Args:
+            with_retired: Also those that are retired.
+            with_expired: Also those that have expired.
+            wanted: Each of the following, by name.
+
+        Raises:
+            FactError: No fact can be meant: an unknown category, another agent, an id that no fact has, ``since`` after
+                ``until``, or a datetime without a time zone.
+        """
+        chosen, facts, now = await self._filter(wanted), await self._all(), utc_now()
+
+        def takes(fact: Fact) -> bool:
+            is_kept = (with_retired or not fact.retired) and (with_expired or not fact.expired(now))
+            is_listed = chosen.state or (is_kept and fact.state(now) != "pending")
+            return bool(is_listed) and chosen.takes(fact, now)
+
+        newest_first = partial(sorted, facts, key=attrgetter("created_at"), reverse=True)
+        # Of many facts this takes longer than the event loop should be blocked.
+        return await asyncio.to_thread(lambda: chosen.page(newest_first(), lambda fact: fact, takes))
+
+    @unpacked(FactFilter, FactFilter)
+    async def asearch(self, /, question: str, *, similarity_top_k: int = 10, **wanted: Any) -> list[RankedFact]:
         """The facts that have something in common with a question, best first; [] if none has, or it is empty.
 
         They are ranked as the memory ranks them: with an ``embed_model`` nearly every fact has something in common. A
-        question about the past finds past facts, too, whose entries say ``past``. A ValueError if ``similarity_top_k``,
-        the most entries, is less than 1.
+        question about the past finds past facts, too, whose entries say ``past``. What is pending is not found.
+
+        Args:
+            question: What is looked for.
+            similarity_top_k: Most entries.
+            wanted: Each of the following, by name.
+
+        Raises:
+            ValueError: ``similarity_top_k`` is less than 1.
+            FactError: As for ``alist``.
         """
         check_top_k(similarity_top_k)
-        return [*(await self._search(question))[:similarity_top_k]] if question.strip() else []
+        chosen, now = await self._filter(wanted), utc_now()
+        found = await self._search(question) if question.strip() else ()
+        if wanted:
+            found = await asyncio.to_thread(chosen.page, found, attrgetter("fact"), partial(chosen.takes, now=now))
+        return [*found[:similarity_top_k]]
 
     @unpacked(FactFields, Fact)
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
@@ -148,6 +181,22 @@ class FactBook:
         """
         return await self._change(fact_id, lambda fact: restored(fact, utc_now()))
 
+    async def aapprove(self, *fact_ids: str) -> list[Fact]:
+        """Let pending facts hold, and end what they correct, in one transaction; returns them as stored.
+
+        Raises:
+            FactError: One of them is not there, or is not pending. Nothing is stored then.
+        """
+        return await self._decide(fact_ids, approved)
+
+    async def areject(self, *fact_ids: str, reason: str = "rejected by hand") -> list[Fact]:
+        """Retire pending facts; returns them as stored. What they would have ended goes on to hold.
+
+        Extraction is shown them and the ``reason``, so that they are not learned again. A FactError as for
+        ``aapprove``.
+        """
+        return await self._decide(fact_ids, lambda fact, _, now: [retire(fact, reason, now, by="rejected")])
+
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """The fact with what it has replaced and what has replaced it, oldest first. A FactError for an unknown id.
 
@@ -183,6 +232,36 @@ class FactBook:
 
     async def _all(self) -> list[Fact]:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
+
+    async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
+        """The filter; a FactError if it can take no fact, as for another agent's, or a category that is none."""
+        chosen = checked(FactFilter, FactFilter, FactError, **wanted)
+        since, until = chosen.since, chosen.until
+        if since and until and since > until:
+            raise FactError(f"Expected since to be before until; saw {since} and {until}. Exchange them.")
+        if chosen.agent_id is not None:
+            self._view.check(chosen.agent_id)
+        if chosen.category is not None and chosen.category not in {fact.category for fact in await self._all()}:
+            self._check_category(chosen.category)
+        return chosen
+
+    async def _decide(self, fact_ids: Sequence[str], decided: Callable[..., Sequence[Fact]]) -> list[Fact]:
+        """Store what becomes of pending facts, all or none; ``decided`` has each, all facts by id, and the time."""
+
+        def change(facts: Mapping[str, Fact]) -> list[Fact]:
+            now, changed = utc_now(), dict[str, Fact]()
+            pending = [fact.id for fact in facts.values() if fact.state(now) == "pending"]
+            for one in fact_ids:
+                if one not in pending:
+                    seen = facts[one].state(now) if one in facts else f"none of {len(facts)}"
+                    listed = ", ".join(pending[:10]) or "none"
+                    raise FactError(f"Expected ids of pending facts; {one!r} is {seen}. Pending: {listed}.")
+                known = {**facts, **changed}
+                changed |= {fact.id: fact for fact in decided(known[one], known, now)}
+            return [*changed.values()]
+
+        stored = {fact.id: fact for fact in await self._store.facts.change(self.namespace, change, view=self._view)}
+        return [stored[one] for one in fact_ids]
 
     async def _by_words(self, question: str) -> list[RankedFact]:
         facts, now = await self._all(), utc_now()
@@ -225,7 +304,7 @@ class FactBook:
         def all_changed(known: Mapping[str, Fact]) -> list[Fact]:
             return [*map(changed, known.values())]
 
-        found = await self._store.facts.change(self.namespace, [fact_id], all_changed, view=self._view)
+        found = await self._store.facts.change(self.namespace, all_changed, [fact_id], view=self._view)
         if not found:
             count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
@@ -273,7 +352,7 @@ class FactBook:
                 )
             return list(gone.values())
 
-        return len(await self._store.facts.change(self.namespace, [one.id for one in facts], changed, view=self._view))
+        return len(await self._store.facts.change(self.namespace, changed, [one.id for one in facts], view=self._view))
 
     async def aundo(self, proposals: Sequence[Proposal]) -> int:
         """Let the facts hold again that ``aapply`` has retired, in one transaction; returns how many there were.
@@ -286,7 +365,7 @@ class FactBook:
         def changed(stored: Mapping[str, Fact]) -> list[Fact]:
             return [restored(one, now).model_copy(update=ends[one.id]) for one in stored.values() if one.retired]
 
-        return len(await self._store.facts.change(self.namespace, list(ends), changed, view=self._view))
+        return len(await self._store.facts.change(self.namespace, changed, list(ends), view=self._view))
 
     list = in_sync(alist)
     search = in_sync(asearch)
@@ -294,6 +373,8 @@ class FactBook:
     update = in_sync(aupdate)
     retire = in_sync(aretire)
     restore = in_sync(arestore)
+    approve = in_sync(aapprove)
+    reject = in_sync(areject)
     history = in_sync(ahistory)
     forget = in_sync(aforget)
     export = in_sync(aexport)

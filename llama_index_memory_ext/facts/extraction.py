@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -13,9 +14,9 @@ from llama_index.core.base.llms.types import ChatResponse, MessageRole
 
 from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
-from llama_index_memory_ext.fact import CATEGORIES, Fact, SetAside, retire, utc_now
+from llama_index_memory_ext.fact import CATEGORIES, ENDING, ONLY_ENDS, Fact, SetAside, normalised, retire, utc_now
 from llama_index_memory_ext.facts import prompt as asking
-from llama_index_memory_ext.facts.checks import TOOL_CHECKS
+from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
 from llama_index_memory_ext.facts.prompt import ANSWER, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
@@ -23,6 +24,7 @@ from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
 from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.fact import Fact, RetiredBy
+    from llama_index_memory_ext.fact import RetiredBy, ReviewThen
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
@@ -49,6 +51,8 @@ _TURN_TRIES, _MOST_IN_A_ROW, _DOUBT = 3, 3, 4
 # With each success they grow by a fifth: what was too long for the last batch may be too long for the next one.
 _MOST_HALVED, _AT_ONCE, _GROWTH = 6, 2, 0.25
 _BATCH_ROWS = 200
+# Of the rejected facts a model is shown so many, and tokens, and of each, with its reason, so many characters.
+_MOST_REJECTED, _REJECTED_TOKENS, _REJECTED_CHARACTERS = 20, 400, 400
 # Messages before a batch whose names and questions count for it, and their characters.
 _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 
@@ -56,6 +60,10 @@ _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 # What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
 # leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
+
+
+# For how many days something is pending, None for any, and what becomes of it then.
+Review: TypeAlias = tuple[float | None, "ReviewThen"]
 
 
 class Progress(NamedTuple):
@@ -153,7 +161,8 @@ class Extracted(NamedTuple):
 class Extractor:
     """Extracts the facts of one user (those ``known``) from the log of one session, as this ``reader`` of it.
 
-    Its settings are those of the ``block``. ``rejections`` counts the entries of replies that are not stored, by
+    Its settings are those of the ``block``. With a ``review`` what it learns is pending: for so many days, None for
+    any, and then it goes or counts. ``rejections`` counts the entries of replies that are not stored, by
     reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
     because nothing else would try it.
     """
@@ -170,6 +179,7 @@ class Extractor:
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
+    review: Review | None = None
 
     async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
@@ -344,7 +354,7 @@ class Extractor:
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
-            learned = Extracted(*self._changes(valid), perf_counter() - started)
+            learned = Extracted(*self._changes(valid, self.review), perf_counter() - started)
         stored = await self.known.store.facts.write_extracted(
             known.namespace,
             learned.changed,
@@ -368,7 +378,8 @@ class Extractor:
         It is shown no fact that was learned from later words: an old conversation would seem to correct it.
         """
         counter, room = self.block.tokenizer_fn, batch.room
-        related = [fact for fact in self.known.active if fact.created_at <= max(batch.asked_at, batch.ended_at)]
+        known = (*self.known.active, *self.known.pending)
+        related = [fact for fact in known if fact.created_at <= max(batch.asked_at, batch.ended_at)]
         # No token is shorter than a byte, and none of the numbers and marks around a fact has more than six.
         if sum(len(fact.content.encode()) + 6 for fact in related) > room.known:
             texts, present = asking.texts_in(batch.lines), self.known.present
@@ -392,6 +403,11 @@ class Extractor:
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
+        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[: -_MOST_REJECTED - 1 : -1]]
+        texts = [f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected]
+        kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
+        shown = "".join(texts[i] for i in kept)
+        told["rejected"] = shown and f"Do not report these again:\n<rejected_facts>\n{shown}</rejected_facts>\n"
         return asking.extraction_prompt(lines, known, today=utc_now().date(), **told)
 
     @contextmanager
@@ -418,7 +434,7 @@ class Extractor:
         # A fact that was deleted since must not come back by being retired.
         about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
         rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
-        rules |= {"active": known.active, "past": known.past}
+        rules |= {"active": (*known.active, *known.pending), "past": known.past}
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
         return await asyncio.to_thread(validate_reply, reply, lines, about, now=then, **rules)
 
@@ -453,16 +469,17 @@ class Extractor:
             return valid
         return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
 
-    def _changes(self, valid: ValidatedReply) -> tuple[list[Fact], ValidatedReply]:
+    def _changes(self, valid: ValidatedReply, review: Review | None = None) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
 
         New facts are the agent's own, but what takes the place of a shared fact is shared, too.
         """
-        self.rejections.update(valid.rejections)
         own = self.known.view.own
         shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
         new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own}) for fact in valid.accepted)
         valid = replace(valid, accepted=tuple(new))
+        valid = valid if review is None else self._pending(valid, *review)
+        self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
             now = utc_now()
@@ -473,6 +490,30 @@ class Extractor:
             over = mine[: max(len(active) - self.max_facts, 0)]
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return list(changed.values()), valid
+
+    def _pending(self, valid: ValidatedReply, days: float | None, then: ReviewThen) -> ValidatedReply:
+        """Return a validated reply of which what is new, and what that ends, is pending; what was rejected is left out.
+
+        What ends without a replacement waits as a fact that says so. What the user wants forgotten does not wait.
+        """
+        facts, waiting = self.known.facts, {fact.id: fact for fact in self.known.pending}
+        decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.rejected)}
+        until = None if days is None else utc_now() + timedelta(days=days)
+        fields: dict[str, Any] = {"pending": True, "review_until": until, "review_then": then}
+        new, at_once = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}, []
+        for one in valid.retired:
+            old, name = facts[one.id], one.replaced_by or ""
+            if one.retired_by == "request" or (old.pending and not name):
+                at_once.append(one)
+                continue
+            fields |= {"category": old.category, "agent_id": old.agent_id, "said_as": ONLY_ENDS}
+            waits = new.get(name) or waiting.get(name) or Fact(content=f"No longer true: {old.content}", **fields)
+            ends = {one.id: one.model_dump(mode="json", include={*ENDING}), **old.ends_facts}
+            new[waits.id] = waits.model_copy(update={"ends_facts": {**waits.ends_facts, **ends}})
+        left = [fact for fact in new.values() if decided.get(normalised(fact.content), fact.id) == fact.id]
+        again = [Rejection("duplicate", "It is pending, or was rejected.")] * (len(new) - len(left))
+        confirmed = tuple(fact for fact in valid.confirmed if fact.id not in new)
+        return ValidatedReply(tuple(left), confirmed, tuple(at_once), (*valid.rejected, *again), valid.doubted)
 
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""
@@ -513,6 +554,7 @@ class Extractor:
                 new=[fact.id for fact in changed if fact.id not in before],
                 confirmed=[fact.id for fact in changed if fact.id in before and not fact.retired],
                 retired=[fact.id for fact in changed if fact.retired],
+                pending=[fact.id for fact in changed if fact.pending and not fact.retired],
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
                 prompt_tokens=usage.prompt_tokens,

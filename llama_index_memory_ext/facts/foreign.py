@@ -99,8 +99,9 @@ def _read(entry: Json) -> _Entry | None:
         return _of_langgraph(entry)
     if "fact" in entry:
         return _of_zep(entry)
-    # A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has.
-    is_openmemorys = "content" in entry and {"metadata", "categories", "hash"} & entry.keys()
+    # A memory of OpenMemory, which is mem0's, has its text as "content", as a fact of our own has with a namespace.
+    is_bare = "content" in entry and "namespace" not in entry
+    is_openmemorys = is_bare and {"metadata", "categories", "hash"} & entry.keys()
     if entry.get("memory") is None and not is_openmemorys:
         return None
     content, state = entry.get("memory"), entry.get("state")

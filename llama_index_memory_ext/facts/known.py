@@ -9,9 +9,9 @@ from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.fact import settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
-from llama_index_memory_ext.facts.ranking import ShowableFacts, counted_line, document_of
+from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import FactChanges
-    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.tokens import CountedText
 
 
 class UserFacts:
@@ -35,7 +35,8 @@ class UserFacts:
 
     The ranker, if there is one yet, holds the facts that hold: those of ``present``, until the time ``holds_until``.
     ``past`` are those that were true before; they are indexed when a question first asks for them, by a ranker that
-    holds the others too. After a failure of a ranker, which are counted by type, there is none.
+    holds the others too. ``pending`` wait for somebody's yes, and ``rejected`` have got a no. After a failure of a
+    ranker, which are counted by type, there is none.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class UserFacts:
         namespace: str,
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
-        counter: TokenCounter,
+        line_of: Callable[[Fact], CountedText],
     ) -> None:
         self.store, self.namespace, self.view = store, namespace, view
-        self._make_ranker, self._counter = make_ranker, counter
+        self._make_ranker, self._line_of = make_ranker, line_of
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
+        self.pending: list[Fact] = []
+        self.rejected: list[Fact] = []
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
@@ -106,6 +109,7 @@ class UserFacts:
             now = utc_now()
             facts = dict(self.facts) if changes.fresh else {}
             facts |= {fact.id: fact for fact in changes.facts}
+            facts = settled(facts.values(), now)
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
             past = tuple(past_facts(facts, now))
             changed = {fact.id for fact in changes.facts}
@@ -117,9 +121,11 @@ class UserFacts:
                     _follow(self._past_ranker, (*self.active, *self.past), (*active, *past), changed)
             # What is shown stays as it is until it changes. Readers may have the lines of before.
             kept = {name: line for name, line in self.present.lines.items() if changes.fresh and name not in changed}
-            lines = {fact.id: kept.get(fact.id) or counted_line(fact, self._counter) for fact in active}
+            lines = {fact.id: kept.get(fact.id) or self._line_of(fact) for fact in active}
             self.present = ShowableFacts(active, self._ranker, lines=lines, sparing=self._sparing)
             self.facts, self.past = facts, past
+            self.pending = [fact for fact in facts.values() if fact.pending and not fact.retired]
+            self.rejected = [fact for fact in facts.values() if fact.retired_by == "rejected"]
             ends = [end for end in chain.from_iterable(map(_ends_of, facts.values())) if end > now]
             self._holds_until = min(ends, default=None)
 
@@ -139,7 +145,7 @@ class UserFacts:
             return ShowableFacts(
                 (*active, *past),
                 self._past_ranker if past else self._ranker,
-                lines={**self.present.lines, **{fact.id: counted_line(fact, self._counter) for fact in past}},
+                lines={**self.present.lines, **{fact.id: self._line_of(fact) for fact in past}},
                 period=period,
                 past_ids={fact.id for fact in past},
                 sparing=self._sparing,
@@ -155,9 +161,11 @@ class UserFacts:
 
 
 def _ends_of(fact: Fact) -> Iterator[datetime]:
-    """Yield when a fact expires, and when it is true no longer, as far as that is known."""
+    """Yield when a fact expires, is no longer pending, and is true no longer, as far as that is known."""
     if fact.expires_at:
         yield fact.expires_at
+    if fact.pending and fact.review_until:
+        yield fact.review_until
     if fact.valid_until and fact.valid_until < date.max and not fact.retired:
         yield datetime.combine(fact.valid_until + timedelta(days=1), time(), timezone.utc)
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from html import escape
 from itertools import chain, islice
+from json import dumps
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.language.tokens import languages_of, terms_in, words_in
+from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
@@ -105,22 +107,24 @@ def days_of(fact: Fact) -> dict[str, str]:
     return {**({"date": fact.began.isoformat()} if is_known else {}), **until}
 
 
-def fact_line(fact: Fact) -> str:
+def fact_line(fact: Fact, shown: Sequence[str] = ()) -> str:
     """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
     What has ended, or will, has its last day behind that: ``<fact date="2023-05-01" until="2025-11-20">``, and a plan
     says that it is one: ``<fact date="2026-11-20" planned="yes">``. Category and confidence would double the tokens of
-    a short fact.
+    a short fact. The metadata that are ``shown``, by their keys, stand behind it: ``Likes tea (team: blue)``.
     """
-    content = escape_tags(" ".join(fact.content.split()))
+    metadata = {key: fact.metadata[key] for key in shown if key in fact.metadata}
+    told = ", ".join(f"{key}: {value if isinstance(value, str) else dumps(value)}" for key, value in metadata.items())
+    content = escape_tags(" ".join(f"{fact.content} ({visible(told)})".split() if told else fact.content.split()))
     planned = {"planned": "yes"} if fact.said_as == "planned" else {}
     attributes = "".join(f' {name}="{value}"' for name, value in (days_of(fact) | planned).items())
     return f"<fact{attributes}>{content}</fact>\n"
 
 
-def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
-    """The line of a fact with its tokens."""
-    line = fact_line(fact)
+def counted_line(fact: Fact, counter: TokenCounter, shown: Sequence[str] = ()) -> CountedText:
+    """The line of a fact, with the metadata that are ``shown``, and its tokens."""
+    line = fact_line(fact, shown)
     return CountedText(line, counter.count(line))
 
 

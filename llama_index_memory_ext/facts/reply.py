@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
 
 # The tags around what a model reads. It copies quotes from there, where these are escaped.
-TAGS = ("transcript", "known_facts", "said_before", "candidates")
+TAGS = ("transcript", "known_facts", "rejected_facts", "said_before", "candidates")
 # No reply has as many entries, or as many brackets that are no JSON around it.
 _MOST_ENTRIES, _MOST_PROBLEMS = 1_000, 50
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _OF_FACTS = {
+    "approve": "It holds from now on, and is shown to the model. What it corrects is retired.",
+    "reject": "It is retired, and not learned again. What it would have corrected goes on to hold.",
     "retire": "It is kept, and no longer shown to the model. It can be restored.",
     "restore": "It is shown to the model again, without an end. What has replaced it holds, too.",
     "forget-fact": "It is deleted for good, with its quote and its embedding. The message in which it was said stays.",
@@ -49,14 +51,11 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
 async def do(store: MemoryStore, deed: str, user: str, thing: str) -> None:
     """Does what was asked. What is gone already is no error."""
     book = FactBook(store, user)
+    of_facts: dict[str, Any] = {"approve": book.aapprove, "reject": book.areject, "retire": book.aretire}
+    of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
     if deed in _OF_FACTS:
         with suppress(FactError):
-            if deed == "retire":
-                await book.aretire(thing)
-            elif deed == "restore":
-                await book.arestore(thing)
-            else:
-                await book.aforget(thing)
+            await of_facts[deed](thing)
     elif deed == "forget-session" and not await store.users.own_users([thing]):
         await store.forget(thing)
     else:

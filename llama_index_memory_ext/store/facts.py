@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, utc_now
+from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, settled, utc_now
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, upsert, vectors_namespace
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.text.tool_calls import Json
+
+    Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class Facts:
         seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
         rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
         change = max([last, *(row.change for row in rows)])
-        return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
+        facts = [Fact.model_validate(row.data) for row in rows]
+        facts = facts if seen_change["seen"] else list(settled(facts, utc_now()).values())
+        return FactChanges(epoch, change, fresh, facts)
 
     @writes_user
     def write(
@@ -98,23 +102,23 @@ class Facts:
         self,
         conn: Connection,
         namespace: str,
-        fact_ids: Sequence[str],
-        changed: Callable[[Mapping[str, Fact]], Sequence[Fact]],
+        changed: Changed,
+        ids: Sequence[str] | None = None,
         *,
         view: AgentView = SHARED,
     ) -> Sequence[Fact]:
-        """Change facts as they are stored now, in one transaction; returns what ``changed`` makes of those that exist.
+        """Change facts as they are stored now, in one transaction; returns those that ``changed`` makes of them.
 
-        Nothing is written if it raises an error, or returns [].
+        It is given those with the ``ids`` that exist, None: all, by their ids. Nothing is written if it raises an
+        error, or returns [].
         """
-        rows = conn.execute(self._in_view(self._known, view), {"ns": namespace, "names": list(fact_ids)})
+        self._settle(conn, namespace)
+        query, which = (self._changed, {"seen": 0}) if ids is None else (self._known, {"names": list(ids)})
+        rows = conn.execute(self._in_view(query, view), {"ns": namespace, **which})
         known = {row.id: Fact.model_validate(row.data) for row in rows}
         facts = changed(known)
-        if not facts:
-            conn.rollback()
-        self._put_all(
-            conn, namespace, facts, moved=any(known.get(one.id, one).agent_id != one.agent_id for one in facts)
-        )
+        moved = any(known.get(one.id, one).agent_id != one.agent_id for one in facts)
+        self._put_all(conn, namespace, facts, moved=moved)
         return facts
 
     async def write_extracted(
@@ -148,6 +152,7 @@ class Facts:
         self, conn: Connection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
     ) -> int:
         """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
+        self._settle(conn, namespace)
         facts, count = self._tables.facts, 0
         seen = self._in_view(select(facts.c.id).where(facts.c.namespace == namespace), view)
         # An embedding says not whose its fact is, and goes before it.
@@ -190,6 +195,16 @@ class Facts:
             count += len(changed)
         return count
 
+    def _settle(self, conn: Connection, namespace: str) -> None:
+        """Store what the clock has decided of pending facts, before something is made of that."""
+        limited = self._some.where(self._tables.facts.c.data["review_until"].as_string().is_not(None))
+        now, rows = utc_now(), conn.execute(limited, {"ns": namespace}).all()
+        if any(Fact.model_validate(row.data).is_due(now) for row in rows):
+            rows = conn.execute(self._changed, {"ns": namespace, "seen": 0}).all()
+            before = {row.id: Fact.model_validate(row.data) for row in rows}
+            after = settled(before.values(), now)
+            self._put_all(conn, namespace, [fact for fact in after.values() if fact is not before[fact.id]])
+
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
 
@@ -205,6 +220,7 @@ class Facts:
         if seen.epoch not in (0, epoch):
             conn.rollback()
             return False
+        self._settle(conn, namespace)
         found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
         newer = {row.id: Fact.model_validate(row.data) for row in found}
         contents = {normalised(fact.content): fact.id for fact in newer.values() if not fact.retired}

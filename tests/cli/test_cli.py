@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import aclosing, closing
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -716,3 +716,78 @@ def test_without_the_extra_the_command_line_says_what_to_install(cli: Here, with
         assert 'pip install "llama-index-memory-ext[local]"' in done.stderr
     inspected = cli("inspect", "--no-open", "--embed", "local")
     assert (inspected.returncode, "[local]" in inspected.stderr) == (2, True)
+
+
+def learned(database: Path, *facts: Fact) -> None:
+    """Facts as a program has learned them."""
+
+    async def write() -> None:
+        async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{database}")) as store:
+            await store.facts.write("ann", facts)
+
+    asyncio.run(write())
+
+
+def test_pending_facts_are_listed_approved_and_rejected(cli: Here, database: Path) -> None:
+    oslo = add(cli, "Lives in Oslo")
+    ends: dict[str, Any] = {oslo: {"retired_at": "2026-11-20T00:00:00Z", "retired_by": "change", "replaced_by": "rome"}}
+    tea, milk = (Fact(id=name, content=f"Likes {name}", pending=True) for name in ("tea", "milk"))
+    learned(database, Fact(id="rome", content="Lives in Rome", pending=True, ends_facts=ends), tea, milk)
+    pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
+    assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
+    assert "Rome" not in cli("facts", "list", *ANN).stdout
+    assert "(pending) Lives in Rome" in cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
+    assert cli("facts", "approve", "rome", "nothing", *ANN).returncode == 1
+    assert "Lives in Rome" in cli("facts", "approve", "ro", *ANN).stdout
+    done = cli("facts", "reject", "tea", "milk", *ANN, "--reason", "a joke", COLUMNS="200")
+    assert "Likes tea (retired: a joke)" in done.stdout
+    assert [fact["content"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == ["Lives in Rome"]
+    assert cli("facts", "pending", *ANN).stdout == "No facts of ann that are pending.\n"
+    done = cli("facts", "approve", "tea", *ANN)
+    assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (1, True)
+
+
+def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) -> None:
+    tea, own = add(cli, "Likes tea"), add(cli, "Likes trips", "--agent", "travel")
+    options = ("--content", "Likes green tea", "--category", "preference", "--confidence", "0.5", "--pin")
+    done = cli("facts", "edit", tea[:8], *options, "--tag", "drink", "--tag", "hot", *ANN, "--json")
+    changed = json.loads(done.stdout)
+    names = ("content", "category", "confidence", "pinned", "tags")
+    assert [changed[name] for name in names] == ["Likes green tea", "preference", 0.5, True, ["drink", "hot"]]
+    changed = json.loads(cli("facts", "edit", tea, "--unpin", "--no-tags", *ANN, "--json").stdout)
+    assert [changed[name] for name in names] == ["Likes green tea", "preference", 0.5, False, []]
+    done = cli("facts", "edit", tea, *ANN)
+    assert (done.returncode, "say what is to be changed" in done.stderr) == (2, True)
+    assert "There is no fact" in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr
+    for whose in ((), ("--agent", "travel")):
+        assert json.loads(cli("facts", "edit", own, "--pin", *ANN, *whose, "--json").stdout)["agent_id"] == "travel"
+    assert "categories" in cli("facts", "edit", tea, "--category", "taste", *ANN).stderr
+
+
+def test_what_is_known_is_not_added_again(cli: Here, database: Path) -> None:
+    tea = add(cli, "Likes tea")
+    learned(database, Fact(id="milk", content="Likes milk", pending=True))
+    assert cli("facts", "add", "likes TEA!", *ANN).stdout == f"Known already, as {tea}: Likes tea\n"
+    assert add(cli, "Likes milk.") == "milk"
+    assert add(cli, "Likes tea", "--agent", "travel") == tea
+    trips = add(cli, "Likes trips", "--agent", "travel")
+    assert add(cli, "Likes trips", "--agent", "travel") == trips
+    # To other agents it is not known.
+    assert add(cli, "Likes trips") != trips
+    cli("facts", "retire", tea, *ANN)
+    assert add(cli, "Likes tea") != tea
+
+
+def test_facts_are_listed_by_day_kind_and_tag_a_page_at_a_time(cli: Here) -> None:
+    ids = [add(cli, f"Likes {name}", "--category", kind) for name, kind in (("tea", "goal"), ("rain", "preference"))]
+    cli("facts", "edit", ids[0], "--tag", "drink", *ANN)
+
+    def listed(*options: str) -> list[str]:
+        return [fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json", *options).stdout)]
+
+    assert listed("--tag", "drink") == listed("--category", "goal") == listed("--after", ids[1][:8]) == [ids[0]]
+    assert listed("--limit", "1") == [ids[1]]
+    assert listed("--since", "2020-01-01") == ids[::-1]
+    assert listed("--until", "2020-01-01") == listed("--state", "pending") == []
+    for options in (("--since", "soon"), ("--limit", "0"), ("--category", "taste"), ("--state", "gone")):
+        assert cli("facts", "list", *ANN, *options).returncode == 1

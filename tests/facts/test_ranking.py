@@ -368,7 +368,7 @@ def test_with_a_least_similarity_exactly_the_facts_that_are_asked_for_are_shown(
 ) -> None:
     ranking = showable_of(ASKED_ONE_BY_ONE).rank(question, (), Weights())
     strict = ranking._replace(min_similarity=0.5)
-    assert {fact.content for fact in strict.fit(2_000)} == expected
+    assert {one.fact.content for one in strict.fit(2_000)} == expected
     assert len(ranking.fit(2_000)) == len(ranking._replace(min_similarity=0.0).fit(2_000)) == len(ASKED_ONE_BY_ONE)
 
 
@@ -379,7 +379,7 @@ def test_with_a_least_similarity_a_fact_far_behind_the_best_one_is_left_out() ->
         ("Do I have neighbours?", [other]),
     ):
         ranking = showable_of((best, other, "Owns a canoe")).rank(question, (), Weights())
-        assert [fact.content for fact in ranking._replace(min_similarity=0.5).fit(2_000)] == expected
+        assert [one.fact.content for one in ranking._replace(min_similarity=0.5).fit(2_000)] == expected
 
 
 def test_of_many_facts_pinned_ones_are_shown_wherever_they_stand() -> None:

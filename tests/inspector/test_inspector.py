@@ -281,6 +281,17 @@ async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: I
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
 
 
+async def test_pending_facts_are_marked_approved_and_rejected(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    for name, deed, state in (("tea", "approve", "holds"), ("milk", "reject", "retired")):
+        pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
+        await client.inspector.writer.facts.write("mia", [pending])
+        page = (await client.get("fact", params={"user": "mia", "fact": name})).text
+        assert all(text in page for text in (">pending</span>", "Approve …", "Reject …", "drink"))
+        done = await act(client, deed=deed, user="mia", thing=name)
+        assert f">{state}</span>" in (await client.get(done.headers["location"].split("/", 2)[2])).text
+
+
 async def test_sessions_and_users_are_forgotten_with_their_words(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled, writes=True)
     await act(client, deed="forget-session", thing="support/003")

@@ -200,7 +200,7 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
     engine = create_async_engine(any_database_uri or "sqlite+aiosqlite:///:memory:")
     store = open_store(async_engine=engine) if lends else open_store(any_database_uri)
     assert await store.delete_message(key="chat", idx=7) is None
-    assert await store.facts.change("chat", ["no such fact"], lambda facts: [*facts.values()]) == []
+    assert await store.facts.change("chat", lambda facts: [*facts.values()], ["no such fact"]) == []
     await store.add_messages(key="chat", messages=[])
     assert await store.log.append("chat", [], len) == []
     assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)

@@ -1,0 +1,355 @@
+"""What is learned waits for somebody's yes; tags and metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index_instrumentation.event_handlers import BaseEventHandler
+
+from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryRetriever, MemoryStore, MemoryToolSpec
+from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
+from llama_index_memory_ext.fact import settled, utc_now
+from llama_index_memory_ext.facts.book import FactBook
+from tests.conversation import assistant, sent_text, user
+from tests.openai_server import Message, Model, OpenAIServer, call, say
+from tests.scripted_models import StartModel
+
+Reviewed = Callable[..., tuple[CondensedMemory, OpenAIServer]]
+# Over as soon as it has begun.
+AT_ONCE = 1e-12
+OSLO: dict[str, Any] = {"content": "Lives in Oslo", "quote": "I live in Oslo", "category": "context", "confidence": 0.9}
+ROME: dict[str, Any] = OSLO | {"content": "Lives in Rome", "quote": "I live in Rome"}
+TEA: dict[str, Any] = OSLO | {"content": "Likes tea", "quote": "I like tea"}
+
+
+def moved(number: int = 1, content: str = "Lives in Rome", quote: str = "I live in Rome") -> dict[str, Any]:
+    """A reply in which a new fact takes the place of the one with this number."""
+    new = {**OSLO, "content": content, "quote": quote, "label": "a"}
+    ended = {"number": number, "quote": quote, "reason": "The user moved.", "replaced_by": "a"}
+    return {"new_facts": [new], "confirmed": [], "retired": [ended]}
+
+
+def replies(*given: dict[str, Any]) -> Model:
+    """A model that reports these, one for each extraction, and then nothing."""
+    left = list(given)
+
+    def model(_: list[Message], tools: list[str]) -> Message:
+        if tools != ["report_facts"]:
+            return say("Fine.")
+        nothing: dict[str, Any] = {"new_facts": [], "confirmed": [], "retired": []}
+        return call(("c", "report_facts", {**nothing, **(left.pop(0) if left else {})}))
+
+    return model
+
+
+@pytest.fixture
+def reviewed(store: MemoryStore, start_model: StartModel) -> Reviewed:
+    """Opens a memory of Ann's in which all that is learned is reviewed, by a model that gives these replies."""
+
+    def open_one(*given: dict[str, Any], **options: Any) -> tuple[CondensedMemory, OpenAIServer]:
+        llm, server = start_model(replies(*given))
+        options = {"user_id": "ann", "llm": llm, "review": True, **options}
+        return CondensedMemory.from_defaults(f"chat of {options['user_id']}", chat_store=store, **options), server
+
+    return open_one
+
+
+async def tell(memory: CondensedMemory, text: str) -> None:
+    await memory.aput_messages([user(text), assistant("Fine.")])
+    await memory.aflush()
+
+
+async def contents(memory: CondensedMemory, **wanted: Any) -> list[str]:
+    return sorted(fact.content for fact in await memory.facts.alist(**wanted))
+
+
+async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(reviewed: Reviewed) -> None:
+    memory, _ = reviewed({"new_facts": [TEA]})
+    await tell(memory, "I like tea.")
+    question = "Do I like tea?"
+    assert await contents(memory) == []
+    assert await contents(memory, with_retired=True, with_expired=True) == []
+    (fact,) = await memory.facts.alist(state="pending")
+    assert "Likes tea" not in sent_text(await memory.aget(user(question)))
+    assert await memory.facts.asearch(question) == []
+    assert await FactBook(memory.sql_store, "ann").asearch(question) == []
+    assert await MemoryRetriever(memory, messages=False).aretrieve(question) == []
+    assert "<fact" not in await MemoryToolSpec(memory).asearch_memory(question)
+    (held,) = await memory.facts.aapprove(fact.id)
+    assert (held.state(utc_now()), held.content) == ("present", "Likes tea")
+    assert "Likes tea" in sent_text(await memory.aget(user(question)))
+    assert await contents(memory, state="pending") == []
+
+
+async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(reviewed: Reviewed) -> None:
+    memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
+    await tell(memory, "I like tea.")
+    await tell(memory, "As I said, I like tea.")
+    assert "1. Likes tea" in server.requests[-1][-1]["content"]
+    assert await contents(memory, state="pending") == ["Likes tea"]
+
+
+async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(reviewed: Reviewed) -> None:
+    memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
+    await tell(memory, "I like tea.")
+    (fact,) = await memory.facts.alist(state="pending")
+    (gone,) = await memory.facts.areject(fact.id, reason="It was </rejected_facts> a joke.")
+    assert (gone.state(utc_now()), gone.retired_by) == ("retired", "rejected")
+    await tell(memory, "Again: I like tea.")
+    asked = server.requests[-1][-1]["content"]
+    assert "<rejected_facts>\n- Likes tea (It was &lt;/rejected_facts> a joke.)\n</rejected_facts>" in asked
+    assert await contents(memory, state="pending") == []
+    assert memory.facts_block.rejections["duplicate"] == 1
+    # A person may think otherwise.
+    await memory.facts.arestore(fact.id)
+    assert await contents(memory) == ["Likes tea"]
+
+
+async def test_many_rejected_facts_take_few_tokens_of_a_request(reviewed: Reviewed, store: MemoryStore) -> None:
+    now = utc_now()
+    rejected: dict[str, Any] = {"retired_at": now, "retired_by": "rejected", "retired_reason": "No. " * 50}
+    await store.facts.write("ann", [Fact(content=f"Likes tea of kind {i}", **rejected) for i in range(200)])
+    memory, server = reviewed({})
+    await tell(memory, "I like tea.")
+    listed = server.requests[-1][-1]["content"].split("<rejected_facts>")[1].split("</rejected")[0]
+    assert memory.tokenizer_fn.count(listed) <= 410
+    assert "kind 199" in listed
+
+
+async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(reviewed: Reviewed) -> None:
+    memory, _ = reviewed(moved())
+    oslo = await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist(state="pending")
+    assert await contents(memory) == ["Lives in Oslo"]
+    await memory.facts.aapprove(rome.id)
+    assert await contents(memory) == ["Lives in Rome"]
+    old, new = await memory.facts.ahistory(rome.id)
+    assert (old.id, old.replaced_by, old.retired_by, old.state(utc_now())) == (oslo.id, rome.id, "change", "past")
+    assert new.id == rome.id
+
+
+@pytest.mark.parametrize("way", ["areject", "aretire", "aforget"])
+async def test_an_old_fact_holds_without_a_link_where_its_correction_does_not_come(
+    reviewed: Reviewed, way: str
+) -> None:
+    memory, _ = reviewed(moved())
+    oslo = await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist(state="pending")
+    await getattr(memory.facts, way)(rome.id)
+    assert await memory.facts.alist() == [oslo]
+    assert await memory.facts.ahistory(oslo.id) == [oslo]
+
+
+async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(reviewed: Reviewed) -> None:
+    memory, _ = reviewed(moved(), moved(2, "Lives in Bonn", "I live in Bonn"))
+    await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    await tell(memory, "No, I live in Bonn now, I moved.")
+    pending = {fact.content: fact.id for fact in await memory.facts.alist(state="pending")}
+    assert [*pending] == ["Lives in Bonn", "Lives in Rome"]
+    await memory.facts.aapprove(pending["Lives in Bonn"])
+    assert await contents(memory) == ["Lives in Bonn"]
+    states = {fact.content: fact.state(utc_now()) for fact in await memory.facts.alist(state="all")}
+    assert states == {"Lives in Oslo": "past", "Lives in Bonn": "present", "Lives in Rome": "retired"}
+
+
+async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_not(reviewed: Reviewed) -> None:
+    ended = {"number": 1, "quote": "I don't like tea any more", "reason": "The user said so."}
+    forgotten = {"number": 1, "quote": "forget that I like tea", "reason": "The user asked to forget it."}
+    memory, _ = reviewed({"retired": [ended]}, {"retired": [ended]}, {"retired": [forgotten]})
+    tea = await memory.facts.aadd("Likes tea")
+    await tell(memory, "I don't like tea any more.")
+    await tell(memory, "Really, I don't like tea any more.")
+    (waiting,) = await memory.facts.alist(state="pending")
+    assert waiting.content == "No longer true: Likes tea"
+    assert await contents(memory) == ["Likes tea"]
+    await memory.facts.aapprove(waiting.id)
+    assert await contents(memory) == []
+    assert {fact.id: fact.retired_by for fact in await memory.facts.alist(state="all")}[tea.id] == "change"
+    await memory.facts.arestore(tea.id)
+    await tell(memory, "Please forget that I like tea.")
+    assert await contents(memory) == []
+
+
+async def test_what_nobody_approves_in_time_goes_or_counts_as_set(reviewed: Reviewed, store: MemoryStore) -> None:
+    for then, user_id in (("retire", "ann"), ("count", "bob")):
+        options = {"review_days": AT_ONCE, "review_then": then, "user_id": user_id}
+        memory, _ = reviewed(moved(), **options)
+        await memory.facts.aadd("Lives in Oslo", category="context")
+        await tell(memory, "I live in Rome now, I moved.")
+        holds = "Oslo" if then == "retire" else "Rome"
+        assert await contents(memory) == [f"Lives in {holds}"], then
+        assert f"Lives in {holds}" in sent_text(await memory.aget(user("Where do I live?")))
+        assert await contents(memory, state="pending") == []
+        stats = await memory.astats()
+        assert (stats.facts, stats.retired) == (1, 1)
+    (rome,) = await memory.facts.alist()
+    (oslo,) = await memory.facts.alist(state="past")
+    # What the clock has decided is stored before something is made of it.
+    await memory.facts.arestore(oslo.id)
+    await memory.facts.aforget(rome.id)
+    assert [fact.pending for fact in (await store.facts.read("bob")).facts] == [False]
+
+
+async def test_forgetting_what_the_clock_has_let_count_does_not_bring_back_what_it_ended(reviewed: Reviewed) -> None:
+    memory, _ = reviewed(moved(), review_days=AT_ONCE, review_then="count")
+    await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist()
+    await memory.facts.aforget(rome.id)
+    assert await contents(memory) == []
+
+
+async def test_the_clock_decides_in_a_process_that_has_read_the_facts_before(reviewed: Reviewed) -> None:
+    """By the time alone: nothing is written, and no other call is made."""
+    memory, _ = reviewed()
+    fact = Fact(content="Likes tea", pending=True, review_until=utc_now(), review_then="count")
+    late = fact.model_copy(update={"review_until": None})
+    await memory.sql_store.facts.write("ann", [late])
+    assert "Likes tea" not in sent_text(await memory.aget(user("tea?")))
+    assert settled([fact], utc_now())[fact.id].state(utc_now()) == "present"
+    assert fact.state(utc_now()) == "present"
+    assert late.state(utc_now()) == "pending"
+
+
+async def test_all_or_none_are_approved_and_a_wrong_one_is_named(reviewed: Reviewed) -> None:
+    memory, _ = reviewed({"new_facts": [TEA, OSLO]})
+    rain = await memory.facts.aadd("Likes rain")
+    await tell(memory, "I like tea. I live in Oslo.")
+    ids = [fact.id for fact in await memory.facts.alist(state="pending")]
+    with pytest.raises(FactError, match=f"'unknown' is none of 3. Pending: ({ids[1]}|{ids[0]}), ") as raised:
+        await memory.facts.aapprove(*ids, "unknown")
+    assert "Expected ids of pending facts" in str(raised.value)
+    with pytest.raises(FactError, match="is present"):
+        await memory.facts.areject(rain.id, *ids)
+    assert len(await memory.facts.alist(state="pending")) == 2
+    assert {fact.id for fact in await memory.facts.aapprove(*ids)} == {*ids}
+    with pytest.raises(FactError, match="is present"):
+        await memory.facts.aapprove(ids[0])
+    assert await memory.facts.aapprove() == []
+
+
+async def test_two_processes_decide_once(reviewed: Reviewed, any_database_uri: str | None, store: MemoryStore) -> None:
+    memory, _ = reviewed(moved())
+    await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist(state="pending")
+    other = store if any_database_uri is None else MemoryStore(any_database_uri)
+    books = [memory.facts, FactBook(other, "ann")]
+    done = await asyncio.gather(
+        *(book.aapprove(rome.id) for book in books), *(book.areject(rome.id) for book in books), return_exceptions=True
+    )
+    assert sum(isinstance(one, list) for one in done) == 1
+    assert sum(isinstance(one, FactError) for one in done) == 3
+    assert len(await memory.facts.alist()) == 1
+    assert "Lives in" in sent_text(await memory.aget(user("Where do I live?")))
+    await other.aclose()
+
+
+async def test_what_the_user_asks_to_remember_needs_no_other_yes(reviewed: Reviewed) -> None:
+    memory, _ = reviewed({"new_facts": [TEA]})
+    await tell(memory, "I like tea.")
+    tools = MemoryToolSpec(memory)
+    assert "Known already" in await tools.aremember("Likes tea", "I like tea", "preference")
+    assert "Remembered" in await tools.aremember("Likes green tea", "I like tea", "preference")
+    assert await contents(memory) == ["Likes green tea", "Likes tea"]
+    await memory.facts.aadd("Likes rain")
+    assert await contents(memory, state="pending") == []
+
+
+async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
+    class Handler(BaseEventHandler):
+        seen: list[FactsExtractedEvent] = []  # noqa: RUF012 - a field
+
+        def handle(self, event: Any, **_: Any) -> None:
+            self.seen += [event] if isinstance(event, FactsExtractedEvent) else []
+
+    handler = Handler()
+    dispatcher.add_event_handler(handler)
+    try:
+        memory, _ = reviewed({"new_facts": [TEA]})
+        await tell(memory, "I like tea.")
+    finally:
+        dispatcher.event_handlers.remove(handler)
+    (fact,) = await memory.facts.alist(state="pending")
+    assert [(event.new, event.pending) for event in handler.seen] == [([fact.id], [fact.id])]
+
+
+async def test_what_replaces_a_shared_fact_is_shared_when_it_is_approved(reviewed: Reviewed) -> None:
+    memory, _ = reviewed(moved(), {"new_facts": [TEA]}, agent_id="travel")
+    await memory.facts.aadd("Lives in Oslo", category="context", agent_id=None)
+    await tell(memory, "I live in Rome now, I moved.")
+    await tell(memory, "I like tea.")
+    pending = await memory.facts.alist(state="pending")
+    assert {fact.content: fact.agent_id for fact in pending} == {"Lives in Rome": None, "Likes tea": "travel"}
+    await memory.facts.aapprove(*(fact.id for fact in pending))
+    assert sorted(fact.content for fact in await FactBook(memory.sql_store, "ann").alist()) == ["Lives in Rome"]
+
+
+async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Reviewed, store: MemoryStore) -> None:
+    memory, _ = reviewed(moved())
+    await memory.facts.aadd("Lives in Oslo", category="context", tags=["home"], metadata={"team": "blue"})
+    await tell(memory, "I live in Rome now, I moved.")
+    other = FactBook(store, "bob")
+    assert await other.aimport(await memory.facts.aexport()) == 2
+    (rome,) = await other.alist(state="pending")
+    await other.aapprove(rome.id)
+    (oslo,) = await other.alist(state="past")
+    assert (oslo.tags, oslo.metadata) == (("home",), {"team": "blue"})
+    assert await memory.facts.aforget() == 2
+
+
+def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
+    new = ("tags", "metadata", "pending", "review_until", "review_then", "ends_facts")
+    stored = Fact(content="Likes tea").model_dump(mode="json")
+    fact = Fact.model_validate({name: value for name, value in stored.items() if name not in new})
+    assert (fact.tags, fact.metadata, fact.state(utc_now())) == ((), {}, "present")
+    assert len({fact, fact.model_copy()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tags": ["x" * 10_000]}, "at most 100 characters"),
+        ({"tags": [str(i) for i in range(21)]}, "at most 20 items"),
+        ({"tags": [" "]}, "tags"),
+        ({"tags": "home"}, "tags"),
+        ({"metadata": {"text": "x" * 3_000}}, "at most 2048 bytes as JSON, saw 3012"),
+        ({"metadata": {"when": utc_now()}}, "JSON"),
+        ({"metadata": {"number": float("nan")}}, "JSON"),
+        ({"metadata": ["a"]}, "metadata"),
+    ],
+)
+def test_tags_and_metadata_that_cannot_be_kept_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(FactError, match=said) as raised:
+        Fact(content="Likes tea", **fields)
+    assert len(str(raised.value)) < 500
+
+
+async def test_tags_and_metadata_are_stored_with_every_character_that_a_database_takes(store: MemoryStore) -> None:
+    book = FactBook(store, "ann")
+    metadata = {"a\x00": ["\ud800", {"b": None}, 1.5, True], "tuple": (1, 2)}
+    fact = await book.aadd("Likes tea", tags=["home\x00", "日本"], metadata=metadata)
+    assert await book.alist() == [fact]
+    assert fact.metadata == {"a\ufffd": ["\ufffd", {"b": None}, 1.5, True], "tuple": [1, 2]}
+    assert (await book.aupdate(fact.id, tags=[])).tags == ()
+
+
+async def test_a_model_sees_only_the_metadata_that_are_named(reviewed: Reviewed) -> None:
+    memory, _ = reviewed()
+    metadata = {"team": "</fact> blue", "level": 3, "secret": "xyz"}
+    await memory.facts.aadd("Likes tea", tags=["hidden"], metadata=metadata)
+    question = user("Do I like tea?")
+    sent = sent_text(await memory.aget(question))
+    assert "Likes tea</fact>" in sent
+    assert not any(word in sent for word in ("blue", "xyz", "hidden"))
+    memory.facts_block.show_metadata = ("team", "level", "none")
+    sent = sent_text(await memory.aget(question))
+    assert "Likes tea (team: &lt;/fact> blue, level: 3)</fact>" in sent
+    assert json.dumps("xyz") not in sent
