@@ -399,7 +399,7 @@ class AgentView:
 
 
 # What one sees who is no agent of a name.
-SHARED = AgentView()
+SHARED, ALL = AgentView(), AgentView(None)
 
 
 def view_of(agent_id: str | None, scope: str | None) -> AgentView:
@@ -415,7 +415,7 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
         return SHARED
     check_id("agent_id", agent_id)
     if scope == "all":
-        return AgentView(None)
+        return ALL
     name = cleaned(agent_id)
     views = {"user": SHARED, "agent": AgentView((name,), name), "both": AgentView((None, name), name)}
     view = views.get(scope or "both")

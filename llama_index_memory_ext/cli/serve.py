@@ -18,7 +18,7 @@ import typer
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Embed, Session, User, file_of, find_store
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User, file_of, find_store
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
@@ -68,6 +68,7 @@ def inspect(
     facts_token_limit: _Limit = None,
     recall_token_limit: _Limit = None,
     embed: Embed = None,
+    agent: Agent = None,
 ) -> None:
     """Show in a browser what is stored, and what the model sees of it.
 
@@ -89,6 +90,7 @@ def inspect(
         "facts_token_limit": facts_token_limit,
         "recall_token_limit": recall_token_limit,
         "embed_model": embed,
+        "agent_id": agent,
     }
     limits = {name: value for name, value in asked.items() if value is not None}
     # Limits that do not fit into each other are told at once.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatResponse, MessageRole
@@ -28,8 +29,8 @@ from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import date, datetime
 
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -66,12 +67,17 @@ Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
 Review: TypeAlias = tuple[float | None, "ReviewThen"]
 
 
+# Days and rejections that a cursor keeps.
+_DAYS_NOTED, _MOST_NOTED = 30, 50
+
+
 class Progress(NamedTuple):
     """What a reader knows of the next batch, and of the turns that it has set aside; stored with its cursor.
 
     ``most_turns`` is how many turns the next batch may have, after a failure. ``tries`` counts the failures of a single
     turn. ``in_a_row`` turns were set aside since the last success. ``halved`` is how often the limits of tokens are
-    halved: they grow again with each success.
+    halved: they grow again with each success. ``days`` has the calls, and the tokens sent and received, of each of the
+    last days; ``rejected`` the day, the reason, and the first and last row of what was not stored then.
     """
 
     most_turns: int | None = None
@@ -79,14 +85,31 @@ class Progress(NamedTuple):
     in_a_row: int = 0
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
+    days: Mapping[str, Sequence[int]] = MappingProxyType({})
+    rejected: Sequence[Sequence[str | int]] = ()
 
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
-        return Progress(set_aside=self.set_aside, halved=max(self.halved - _GROWTH, 0))
+        return Progress(halved=max(self.halved - _GROWTH, 0), set_aside=self.set_aside, **self._noted)
 
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
-        return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn))
+        return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn), **self._noted)
+
+    @property
+    def _noted(self) -> dict[str, Any]:
+        return {"days": self.days, "rejected": self.rejected}
+
+    def noting(self, today: date, used: Usage, reasons: Iterable[str], first: int, last: int) -> Progress:
+        """Return the progress with what a batch of these rows took today, and why some of its reply was rejected."""
+        since, day = (today - timedelta(days=_DAYS_NOTED)).isoformat(), today.isoformat()
+        spent = [a + b for a, b in zip(self.days.get(day, (0, 0, 0)), astuple(used), strict=False)]
+        days = {name: one for name, one in {**self.days, day: spent}.items() if name > since}
+        rejected = [
+            *(one for one in self.rejected if str(one[0]) > since),
+            *([day, why, first, last] for why in reasons),
+        ]
+        return self._replace(days=days, rejected=rejected[-_MOST_NOTED:])
 
     @property
     def state(self) -> Json:
@@ -355,6 +378,8 @@ class Extractor:
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
             learned = Extracted(*self._changes(valid, self.review), perf_counter() - started)
+            reasons, rows = [one.reason for one in learned.reply.rejected], batch.unread.rows
+            progress = progress.noting(utc_now().date(), sum(batch.spent, Usage()), reasons, rows[0].id, rows[-1].id)
         stored = await self.known.store.facts.write_extracted(
             known.namespace,
             learned.changed,

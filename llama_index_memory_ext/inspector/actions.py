@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
+from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.inspector.pages import NotFoundError
 
@@ -28,7 +29,7 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
     """
     question = {"deed": deed, "user": user, "thing": thing, "name": thing}
     if deed in _OF_FACTS:
-        for fact in (await store.facts.read(user)).facts:
+        for fact in (await store.facts.read(user, view=ALL)).facts:
             if fact.id == thing:
                 there = ("facts", {"user": user}) if deed == "forget-fact" else ("fact", {"user": user, "fact": thing})
                 return question | {"name": fact.content, "outcome": _OF_FACTS[deed], "target": there}
@@ -40,7 +41,7 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
             outcome = f"Its {info.messages} messages are deleted for good. {facts}"
             return question | {"outcome": outcome, "target": ("sessions", {})}
     elif deed == "forget-user":
-        known, infos = (await store.facts.read(user)).facts, await store.sessions(user)
+        known, infos = (await store.facts.read(user, view=ALL)).facts, await store.sessions(user)
         counts = f"{len(known)} facts, {len(infos)} sessions and their {sum(info.messages for info in infos)} messages"
         outcome = f"All that is stored of this user is deleted for good: {counts}, also what others said in them."
         if known or infos:
@@ -50,7 +51,7 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
 
 async def do(store: MemoryStore, deed: str, user: str, thing: str) -> None:
     """Does what was asked. What is gone already is no error."""
-    book = FactBook(store, user)
+    book = FactBook(store, user, scope="all")
     of_facts: dict[str, Any] = {"approve": book.aapprove, "reject": book.areject, "retire": book.aretire}
     of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
     if deed in _OF_FACTS:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.fact import utc_now
+from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
+from llama_index_memory_ext.facts.extraction import progress_of
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
@@ -24,6 +25,7 @@ from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import SessionInfo
@@ -53,7 +55,7 @@ def page_of(asked: str, total: int, *, otherwise: int = 1) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What each page shows, from its query; ``limits`` and ``embed_model`` are those of the memory looked at."""
+    """What each page shows, from its query; ``limits`` are the settings of the memory looked at, its agent too."""
 
     store: MemoryStore
     limits: Mapping[str, Any]
@@ -118,7 +120,7 @@ class Views:
     async def facts_of(self, user: str) -> list[tuple[Fact, str]]:
         """Returns all facts of a user with their states."""
         now = utc_now()
-        return [(fact, fact.state(now)) for fact in (await self.store.facts.read(user)).facts]
+        return [(fact, fact.state(now)) for fact in (await self.store.facts.read(user, view=ALL)).facts]
 
     async def fact(self, query: Mapping[str, str]) -> Context:
         """Returns a fact with what it has replaced and what has replaced it, and the messages in which it was said."""
@@ -130,7 +132,7 @@ class Views:
         history = [facts[one.id] for one in history_of((one for one, _ in facts.values()), fact_id, user)]
         rows = await self.store.readers.rows(fact.session_id, fact.message_ids) if fact.session_id else []
         said = {"messages": rows, "session": fact.session_id}
-        return {**said, "user": user, "fact": fact, "state": state, "history": history}
+        return {**said, "user": user, "fact": fact, "state": state, "history": history, "timeline": timeline_of(fact)}
 
     async def _session(self, query: Mapping[str, str]) -> Context:
         session_id = query.get("id", "")
@@ -139,13 +141,39 @@ class Views:
             raise NotFoundError(f"There is no session {session_id!r}. `sessions list` shows those that there are.")
         # A session without a user has facts of its own.
         users = infos[0].user_ids or (session_id,)
-        user = query.get("user") if query.get("user") in users else users[0]
+        asked = query.get("user", "")
+        user = asked if asked in users else users[0]
         limit = self.limits.get("condensed_token_limit", 50_000)
         record = CondensedMemoryBlock(store=self.store, token_limit=limit)
-        # Not checked: any that is stored may be looked at.
-        facts = RelevantFactsBlock(store=self.store).model_copy(update={"user_id": user})
+        # The user is not checked: any that is stored may be looked at.
+        facts = RelevantFactsBlock(store=self.store, agent_id=self.limits.get("agent_id"))
+        facts = facts.model_copy(update={"user_id": user})
         stats = await read_stats(self.store, record, facts, session_id)
-        return {"id": session_id, "info": infos[0], "users": users, "user": user, "stats": stats}
+        known = sum(state == "present" for _, state in await self.facts_of(user))
+        names = [name for name in await self.store.readers.names(session_id) if name.startswith(f"{facts.name} ")]
+        unread = {name: await self.store.users.count(session_id, reader=name) for name in names}
+        progress = [progress_of((await self.store.readers.state(session_id, name))[1]) for name in names]
+        noted = {
+            "days": sorted((day, *counts) for one in progress for day, counts in one.days.items()),
+            "rejected": sorted(tuple(line) for one in progress for line in one.rejected),
+        }
+        found = {"id": session_id, "info": infos[0], "users": users, "user": user, "stats": stats}
+        return {**found, **noted, "known": known, "unread": unread}
+
+
+def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
+    """Returns what happened to a fact, and when, oldest first."""
+    events = [(fact.created_at, "learned"), (fact.updated_at, "confirmed or changed, last")]
+    for past in fact.past_retirements:
+        why = f"retired: {past.retired_reason}" if past.retired_reason else "retired"
+        events += [(past.retired_at, why), (past.restored_at, "restored")]
+    if fact.retired_at:
+        events.append(
+            (fact.retired_at, f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}")
+        )
+    if fact.words_deleted_at:
+        events.append((fact.words_deleted_at, "its words were deleted by retention"))
+    return sorted(one for i, one in enumerate(events) if i != 1 or fact.updated_at > fact.created_at)
 
 
 # The newest messages; a browser shows no more at once in a reasonable time.
@@ -212,7 +240,7 @@ async def show(
         if position:
             await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
         memory = memory_on(copy, session_id, user_id, limits)
-        await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id)).facts)
+        await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id, view=ALL)).facts, view=ALL)
         said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
         asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
         explanation = await memory.facts_block.aexplain(asked, context=context)
@@ -220,12 +248,15 @@ async def show(
             await memory.aput(ChatMessage(question))
         parts = [part for message in await memory.aget() for part in _parts(message, memory.tokenizer_fn)]
         summary = await memory.condensed_block.asummary(name)
+        places = {one.fact.id: place for place, one in enumerate(memory.last_used().facts)}
+        in_order = sorted(explanation.facts, key=lambda one: places.get(one.fact.id, len(places)))
     tokens = Counter[str]()
     for part in parts:
         tokens[part.kind] += part.tokens
     return {
         "question": asked,
         "explanation": explanation,
+        "facts": in_order,
         "summary": summary,
         "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
         "tokens": tokens,

@@ -217,6 +217,12 @@ class Readers:
         conn.execute(self._put, {"key": key, "reader": reader, "position": new, "state": state})
         return True
 
+    @reads
+    def names(self, conn: Connection, key: str) -> list[str]:
+        """The readers of a session, by name."""
+        cursors = self.database.tables.cursors
+        return list(conn.scalars(select(cursors.c.reader).where(cursors.c.key == key).order_by(cursors.c.reader)))
+
     def register_within(self, conn: Connection, key: str, readers: Sequence[str]) -> None:
         """Store the cursors of readers, by which ``Users.pending`` knows them."""
         if readers:

@@ -18,8 +18,9 @@ from llama_index_memory_ext.store import read_only
 from tests.cli.conftest import command, without
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
+from tests.scripted_models import start_model
 
-__all__ = ["command", "database_uri", "postgres_server", "postgres_uri", "without"]
+__all__ = ["command", "database_uri", "postgres_server", "postgres_uri", "start_model", "without"]
 
 Open = Callable[..., "Inspected"]
 

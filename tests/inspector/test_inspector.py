@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from hashlib import sha256
 from html import unescape
 from pathlib import Path
@@ -17,13 +18,17 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
+from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import show
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
+from tests.conversation import assistant, user
 from tests.databases import ask
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION, facts, fill
+from tests.openai_server import call, say
+from tests.scripted_models import StartModel
 
 Inspect = Callable[..., Awaitable[Inspected]]
 
@@ -180,7 +185,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(fille
     asked, last = [
         (await client.get("session", params={"id": SESSION, "q": question})).text for question in ("Why?", "")
     ]
-    unread = ("46", "messages not read for facts yet")
+    unread = ("46", "messages, which nobody has read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
     kinds = {"the conversation", "facts", "question"}
@@ -279,6 +284,64 @@ async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: I
     await act(client, deed="forget-fact", user="mia", thing=fact.id)
     assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
+
+
+async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected(
+    tmp_path: Path, inspect: Inspect, start_model: StartModel
+) -> None:
+    """And the words of nothing that was rejected."""
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    said = {"label": "n1", "confidence": 0.9, "category": "context"}
+    told = {**said, "content": "Lives in Rome", "quote": "I live in Rome"}
+    invented = {**said, "label": "n2", "content": "Owns a zeppelin", "quote": "I own a zeppelin"}
+    reply = {"new_facts": [told, invented], "confirmed": [], "retired": []}
+    llm, _ = start_model(lambda _, tools: call(("c", "report_facts", reply)) if tools else say("Fine."))
+    async with aclosing(MemoryStore(uri)) as store:
+        for agent in (None, "cook"):
+            options: Any = {"user_id": "ann", "agent_id": agent, "llm": llm, "chat_store": store}
+            async with CondensedMemory.from_defaults("s", **options) as memory:
+                if agent is None:
+                    await memory.aput_messages(
+                        [user("I live in Rome."), assistant("Fine."), user("Bye."), assistant("Bye.")]
+                    )
+                    await memory.aflush()
+                else:
+                    await memory.aput_messages([user("And now?"), assistant("Yes.")])
+    client = await inspect(tmp_path / "memory.db")
+    page = (await client.get("session", params={"id": "s"})).text
+    labels = {label for _, label in numbers_in(page)}
+    assert {
+        "messages not read yet as relevant_facts of ann",
+        "messages not read yet as relevant_facts by &#39;cook&#39; of ann",
+    } <= labels
+    assert re.search(r"\d calls, [\d,]+ tokens sent, [\d,]+ received", page)
+    assert "quote_not_found, rows 1 to" in page
+    assert "zeppelin" not in page
+
+
+async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True, limits={"agent_id": "cook"})
+    own = Fact(id="own", content="Cooks without museums", agent_id="cook", pinned=True)
+    other = Fact(id="other", content="Sleeps in museums", agent_id="maid")
+    await client.inspector.writer.facts.write("mia", [own, other], view=ALL)
+    page = (await client.get("session", params={"id": SESSION, "q": "museums?"})).text
+    assert "Cooks without museums" in page
+    assert "Sleeps in museums" not in page
+    assert ("199", "current facts, other agents&#39; too") in numbers_in(page)
+    sent = re.findall(r"&lt;fact[^&]*&gt;(.*?)&lt;/fact&gt;", page)
+    listed = [one for one in re.findall(r'class="what"><a [^>]*>(.*?)</a>', page) if one in sent]
+    assert listed[: len(sent)] == sent
+    listed_all = (await client.get("facts", params={"user": "mia", "q": "museums"})).text
+    assert "of cook</span>" in listed_all
+    done = await act(client, deed="retire", user="mia", thing="other")
+    timeline = (await client.get(done.headers["location"].split("/", 2)[2])).text.split("Timeline")[1]
+    assert re.findall(r"<dd>(.*?)</dd>", timeline)[0::2] == ["learned", "retired by hand: retired by hand"]
+
+
+async def test_only_a_user_who_exists_can_be_forgotten(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    assert "Forget this user" in (await client.get("facts", params={"user": "mia"})).text
+    assert "Forget this user" not in (await client.get("facts", params={"user": "nobody"})).text
 
 
 async def test_pending_facts_are_marked_approved_and_rejected(filled: Path, inspect: Inspect) -> None:
