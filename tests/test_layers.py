@@ -31,7 +31,7 @@ memory      condensed_memory > settings turns > search stats template     # pres
 ---
 record      block > summary > recall > window > text                      # within the limit
 facts       backfill > block > extraction > verification > validation > checks > source >
-            book known > consolidation filters foreign prompt ranking > history reply   # learned, kept, ranked
+            book known > consolidation > filters foreign prompt ranking > history reply # learned, kept, ranked
 ---
 .           reader_block                                                  # what both blocks share: they read one log
 ---

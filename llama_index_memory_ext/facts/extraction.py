@@ -105,10 +105,8 @@ class Progress(NamedTuple):
         since, day = (today - timedelta(days=_DAYS_NOTED)).isoformat(), today.isoformat()
         spent = [a + b for a, b in zip(self.days.get(day, (0, 0, 0)), astuple(used), strict=False)]
         days = {name: one for name, one in {**self.days, day: spent}.items() if name > since}
-        rejected = [
-            *(one for one in self.rejected if str(one[0]) > since),
-            *([day, why, first, last] for why in reasons),
-        ]
+        rejected: list[Sequence[str | int]] = [one for one in self.rejected if str(one[0]) > since]
+        rejected += ([day, why, first, last] for why in reasons)
         return self._replace(days=days, rejected=rejected[-_MOST_NOTED:])
 
     @property
