@@ -26,6 +26,7 @@ _TURN = (*_STORE, "memory/condensed_memory.py", "record/block.py", "record/windo
 MEASURES: dict[str, tuple[str, ...]] = {
     "bulk_put": _STORE,
     "cached_prefix": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
+    "cached_prefix_by_default": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
     "dated_questions": _PROMPT,
     "evidence_in_prompt": (*_PROMPT, *_RECALL),
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
