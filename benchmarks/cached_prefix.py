@@ -16,10 +16,10 @@ database serves. Only counts are kept: the texts are not free for every use.
 All sides but the plain list have a limit of 8,000 tokens for the newest messages. With recall there are 2,000 tokens
 more, which change with each question, or by default 1,000 of the 8,000: there, what stands before them is looked at
 for itself, too. What is recalled by default has results of its own, ``results/cached_prefix_by_default.json``, which
-``--by-default`` measures alone. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean
-as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices, divided by that
-of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no conversation is as
-long as the second.
+``--by-default`` measures alone. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as
+long in the mean as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices,
+divided by that of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no
+conversation is as long as the second.
 """
 
 from __future__ import annotations
