@@ -36,7 +36,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.prompt_caches import Blocks, Marks, NewestMessage, Part, Rule, TokenPrefix, Units, Usage, paid
@@ -286,7 +286,7 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     conversations = load_conversations("cached_prefix")
     if not conversations:
-        return 2
+        return NOT_MEASURED
     by_default = asyncio.run(measure_by_default(conversations))
     measures = [*measures_of({LIMIT: by_default}), *measures_before_recall(by_default)]
     code = publish("cached_prefix", measures, [], part="by_default")

