@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.command import NOT_MEASURED, SHOW_PROGRESS, shown
 from benchmarks.honesty import DEFAULT_FOLDER as HONESTY
-from benchmarks.locomo import DEFAULT_FILE
+from benchmarks.locomo import DEFAULT_FOLDER, file_in
 from benchmarks.measured import RESULTS, stale
 
 # What some of them need, as --list says it.
-LOCOMO, FOLDER, CASES = "LoCoMo", "LoCoMo and score.py", "cases written by hand, and LoCoMo"
+LOCOMO, FOLDER, CASES = "LoCoMo", "a folder with LoCoMo", "cases written by hand, and LoCoMo"
 REALMEM, ENGINE, E5, POSTGRESQL = "RealMem", "[bench]", "[local] for a part", "PostgreSQL (in [dev])"
 # In the order in which they run.
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ NAMES = tuple(NEEDS)
 
 def arguments_of(name: str, data: Path) -> list[str]:
     """The files and folders that the command of a benchmark names."""
-    named = {LOCOMO: [data / DEFAULT_FILE.name], CASES: [HONESTY, data / DEFAULT_FILE.name]}
+    named = {LOCOMO: [file_in(data)], CASES: [HONESTY, file_in(data)]}
     named |= {FOLDER: [data], REALMEM: [data]}
     return [str(path) for need in NEEDS[name] for path in named.get(need, [])]
 
@@ -109,7 +109,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """What the command asks for."""
     parser = argparse.ArgumentParser("python -m benchmarks.run_all", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=DEFAULT_FILE.parent, metavar="FOLDER")
+    parser.add_argument("--data", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     parser.add_argument("--stale", action="store_true", help="only those with results older than what they measure")
     parser.add_argument("--list", action="store_true", help="run nothing; print the seconds of the last run, and needs")
