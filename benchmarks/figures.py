@@ -116,11 +116,15 @@ def pages() -> list[Path]:
 
 
 def main() -> int:
-    """Write the pages; with ``--check`` print what would change, and return 1 if something would."""
+    """Write the pages, or with ``--check`` print what would change and return 1; 2 if a figure is missing."""
     differ = False
     for path in pages():
         before = path.read_text(encoding="utf-8")
-        after, name = page_with_figures(before), str(path.relative_to(ROOT))
+        try:
+            after, name = page_with_figures(before), str(path.relative_to(ROOT))
+        except FigureError as error:
+            print(error, file=sys.stderr)
+            return 2
         if "--check" in sys.argv:
             lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, "as measured", lineterm="", n=0)
             print("\n".join(lines), end="\n" if before != after else "")

