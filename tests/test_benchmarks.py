@@ -257,7 +257,12 @@ def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> 
 
 
 def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) -> None:
-    said = {"speaker_a": "Ann", "speaker_b": "Ben", "session_1_date_time": "1:56 pm on 8 May, 2023", "session_2": []}
+    said: dict[str, Any] = {
+        "speaker_a": "Ann",
+        "speaker_b": "Ben",
+        "session_1_date_time": "1:56 pm on 8 May, 2023",
+        "session_2": [],
+    }
     said["session_1"] = [
         {"speaker": "Ann", "dia_id": "D1:1", "text": "I keep goats."},
         {"speaker": "Ben", "dia_id": "D1:2", "text": "Look!", "blip_caption": "a photo of a barn"},
