@@ -1,6 +1,6 @@
 """What of a prompt a provider's prompt cache finds, by the rule of each provider, over real conversations.
 
-    python -m benchmarks.cached_prefix [LOCOMO_JSON]
+    python -m benchmarks.cached_prefix [LOCOMO_JSON] [--by-default]
 
 The conversations are LoCoMo's. Each message of the user starts a turn: it is put, and what ``aget`` gives then is sent
 through LlamaIndex's own model classes to a server on this machine. What goes over the wire is given to the rules of
@@ -15,10 +15,11 @@ database serves. Only counts are kept: the texts are not free for every use.
 
 All sides but the plain list have a limit of 8,000 tokens for the newest messages. With recall there are 2,000 tokens
 more, which change with each question, or by default 1,000 of the 8,000: there, what stands before them is looked at
-for itself, too. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean
-as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices, divided by that
-of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no conversation is as
-long as the second.
+for itself, too. What is recalled by default has results of its own, ``results/cached_prefix_by_default.json``, which
+``--by-default`` measures alone. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as
+long in the mean as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices,
+divided by that of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no
+conversation is as long as the second.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.prompt_caches import Blocks, Marks, NewestMessage, Part, Rule, TokenPrefix, Units, Usage, paid
@@ -131,8 +132,6 @@ def sides_at(limit: int) -> dict[str, Side]:
     return {
         OURS: ours(limit),
         OURS + WITH_MARKS: ours(limit, marked=True),
-        OURS + BY_DEFAULT: ours(limit, recall=None),
-        OURS + BY_DEFAULT + WITH_MARKS: ours(limit, recall=None, marked=True),
         OURS + WITH_RECALL: ours(limit, recall=RECALLED),
         OURS + WITH_RECALL + WITH_MARKS: ours(limit, recall=RECALLED, marked=True),
         BUFFER: Side(buffer),
@@ -200,6 +199,19 @@ async def tokens_of_prompts(side: Side, conversations: Iterable[Conversation]) -
     return total
 
 
+async def measure_by_default(conversations: list[Conversation]) -> dict[str, Side]:
+    """The sides that recall by default, and the plain list that is as long as ours without recall."""
+    sides = {
+        OURS + BY_DEFAULT: ours(LIMIT, recall=None),
+        OURS + BY_DEFAULT + WITH_MARKS: ours(LIMIT, recall=None, marked=True),
+        HOST: await plain_list_like(ours(LIMIT), conversations, LIMIT),
+    }
+    with listening() as wire:
+        for side in shown(sides.values(), "sides by default"):
+            await measure(side, conversations, wire)
+    return sides
+
+
 async def measure_all(conversations: list[Conversation]) -> dict[int, dict[str, Side]]:
     """All sides, by the limit and by name."""
     measured: dict[int, dict[str, Side]] = {}
@@ -233,6 +245,16 @@ def measures_of(measured: dict[int, dict[str, Side]]) -> list[Measure]:
     return measures
 
 
+def measures_before_recall(sides: dict[str, Side]) -> list[Measure]:
+    """What is found of what stands before the recalled messages."""
+    return [
+        Measure(f"share found, {rule}, {name}{BEFORE_RECALL}", total.share_found)
+        for name, side in sides.items()
+        if name != HOST
+        for rule, total in sorted(side.before_recall.items())
+    ]
+
+
 def relative_price(sides: dict[str, Side], name: str, rule: str) -> float:
     """What a token of a prompt costs in the mean, relative to one of the plain list, which sets no marks."""
     of_host = sides[HOST].totals["R2" if rule == "R3" else rule]
@@ -264,7 +286,12 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     conversations = load_conversations("cached_prefix")
     if not conversations:
-        return 2
+        return NOT_MEASURED
+    by_default = asyncio.run(measure_by_default(conversations))
+    measures = [*measures_of({LIMIT: by_default}), *measures_before_recall(by_default)]
+    code = publish("cached_prefix", measures, [], part="by_default")
+    if "--by-default" in sys.argv:
+        return code
     measured = asyncio.run(measure_all(conversations))
     prompts = measured[LIMIT][OURS].totals["R1"].prompts
     measures = [Measure("conversations", len(conversations)), Measure("prompts of each side", prompts)]

@@ -1,5 +1,8 @@
 """Reads the command of a benchmark: which file it names, and whether it shows how far it is.
 
+The exit code of a benchmark is 1 if a promise is missed, ``NOT_MEASURED`` if data or packages are missing for it or for
+a part of it, and 3 for both.
+
 All are run as ``python -m benchmarks.NAME [FILE ...] [--show-progress]``.
 """
 
@@ -13,6 +16,7 @@ from typing import TypeVar, cast
 from llama_index.core.utils import get_tqdm_iterable
 
 SHOW_PROGRESS = "--show-progress"
+NOT_MEASURED = 2
 
 T = TypeVar("T")
 

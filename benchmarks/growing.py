@@ -3,8 +3,8 @@
     python -m benchmarks.growing [FOLDER]
 
 FOLDER (default ``../shared/recall``) holds ``realmem_dev.json``, the facts and questions of five users of RealMem over
-some months, and ``score_growing.py``, which scores a ranking on them: the mean over five token budgets of the share of
-a question's evidence that is within the budget. A question is asked among the facts that are known by then, and leans
+some months. A ranking is scored on them by the mean over five token budgets of the share of a question's evidence that
+is within the budget (``scores.py``). A question is asked among the facts that are known by then, and leans
 on the user's messages before it.
 
 A fact has its day, and no confidence unless the file gives one. ``as the block ranks`` is the order of ``rank`` with
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
 
-from benchmarks.command import named_path, shown
-from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item, score_module
+from benchmarks.command import NOT_MEASURED, named_path, shown
+from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item
 from benchmarks.report import Measure, Promise, Series, publish
+from benchmarks.scores import BUDGETS, Recall, found_within, recall_of, shares_of
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
@@ -39,7 +39,7 @@ SIMILARITY_ALONE = dict.fromkeys(DEFAULT_WEIGHTS, 0.0) | {"similarity_weight": 1
 # The question is one of the turns.
 TURNS_BEFORE: int = _FIELDS["context_turns"].default - 1
 BLOCK = "as the block ranks"
-DATA, SCORER = "realmem_dev.json", "score_growing.py"
+DATA = "realmem_dev.json"
 
 
 def fact_of(item: Item) -> Fact:
@@ -91,21 +91,30 @@ SIDES: dict[str, Callable[[Item], Ranked | Unasked]] = {
 }
 
 
-def measured(evaluate: Callable[..., Any], users: Sequence[Item]) -> dict[str, Any]:
-    """What the scorer says of each side."""
-    return {side: evaluate({"users": shown(users, side)}, make) for side, make in SIDES.items()}
+def recall_of_side(make: Callable[[Item], Ranked | Unasked], users: Iterable[Item]) -> Recall:
+    """What a side brings of the evidence, which is facts, each question asked among those that are known by then."""
+    shares = []
+    for user in users:
+        side, known = make(user), 0
+        tokens = {fact["id"]: fact["tokens"] for fact in user["facts"]}
+        sources = {fact["id"]: [fact["id"]] for fact in user["facts"]}
+        for question in user["questions"]:
+            side.add(user["facts"][known : question["known"]])
+            known = question["known"]
+            shares.append(shares_of(question["evidence"], found_within(side.rank(question), tokens, sources)))
+    return recall_of(shares)
 
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
     folder = named_path(DEFAULT_FOLDER)
-    if not (folder / SCORER).is_file():
-        print(f"no {SCORER} in {folder}: RealMem is not measured", file=sys.stderr)
-        return 1
-    score = score_module(folder / SCORER)
-    split = json.loads((folder / DATA).read_text(encoding="utf-8"))
-    results = measured(score.evaluate, split["users"])
-    means = {side: float(result["mean_recall"]) for side, result in results.items()}
+    file = folder / DATA
+    if not file.is_file():
+        print(f"There is no {file}: RealMem is not measured", file=sys.stderr)
+        return NOT_MEASURED
+    users = json.loads(file.read_text(encoding="utf-8"))["users"]
+    results = {side: recall_of_side(make, shown(users, side)) for side, make in SIDES.items()}
+    means = {side: recall.mean for side, recall in results.items()}
     measures = [
         Measure("similarity", means[WORDS], "%"),
         Measure("by confidence", means[CONFIDENCE], "%"),
@@ -119,9 +128,9 @@ def main() -> int:
             side,
             "budget in tokens",
             "%",
-            tuple(zip(score.BUDGETS, result["recall"], strict=True)),
+            tuple(zip(BUDGETS, recall.by_budget, strict=True)),
         )
-        for side, result in results.items()
+        for side, recall in results.items()
         if side != CONFIDENCE
     ]
     return publish("growing", measures, promises, series)

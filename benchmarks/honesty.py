@@ -39,7 +39,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.altered_quotes import ALTERATIONS, Alteration, altered_in_all_ways
-from benchmarks.command import named_path, shown
+from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.honesty_cases import Case, Outcome, cases_of, check, corrections_of, locomo_cases
 from benchmarks.honesty_falsehoods import FALSEHOODS, falsehoods_of, labelled
 from benchmarks.honesty_replies import attacks_that_change, malformed_read, remembered, summaries_taken
@@ -271,7 +271,7 @@ def main() -> int:
             file=sys.stderr,
         )
     if not (conversations and folder.is_dir()):
-        return 2
+        return NOT_MEASURED
     report = Report()
     exact = report_locomo(report, list(locomo_cases(conversations)))
     report_falsehoods(report, conversations)

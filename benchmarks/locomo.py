@@ -1,11 +1,14 @@
 """Reads the LoCoMo conversations that are replayed, and writes a prompt down as the model gets it.
 
-The file holds them as ``conversations -> pools -> turns``. The first speaker is the user, the second the assistant.
+The file is LoCoMo's own ``locomo10.json``, of which the first five conversations are taken, or holds them in the form
+in which they are used here, as ``conversations -> pools -> turns``. The first speaker is the user, the second the
+assistant.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,10 +17,19 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from benchmarks.command import named_path
+from benchmarks.recipe import o200k
 
-DEFAULT_FILE = Path("../shared/recall/locomo_dev.json")
+DEFAULT_FOLDER = Path("../shared/recall")
+FILES = ("locomo_dev.json", "locomo10.json")
+CONVERSATIONS = 5
+ADVERSARIAL = 5
 
 Conversation = dict[str, Any]
+
+
+def file_in(folder: Path) -> Path:
+    """The file with the conversations in a folder; the name of LoCoMo's own if there is none."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[-1])
 
 
 def load_conversations(name: str, *before: str) -> list[Conversation]:
@@ -25,13 +37,75 @@ def load_conversations(name: str, *before: str) -> list[Conversation]:
 
     ``before`` are the arguments of the command that stand before this file.
     """
-    file = named_path(DEFAULT_FILE, len(before))
+    file = named_path(file_in(DEFAULT_FOLDER), len(before))
     if not file.is_file():
         arguments = " ".join([*before, "LOCOMO_JSON"])
-        print(f"There is no {file}. Name the file: python -m benchmarks.{name} {arguments}", file=sys.stderr)
+        print(
+            f"There is no {file}. docs/figures.md says where LoCoMo is. Name the file: "
+            f"python -m benchmarks.{name} {arguments}",
+            file=sys.stderr,
+        )
         return []
-    conversations: list[Conversation] = json.loads(file.read_text(encoding="utf-8"))["conversations"]
+    return conversations_in(file)
+
+
+def conversations_in(file: Path) -> list[Conversation]:
+    """The conversations of a file in one of the two forms."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        return [converted(one) for one in content[:CONVERSATIONS]]
+    conversations: list[Conversation] = content["conversations"]
     return conversations
+
+
+def converted(one: dict[str, Any]) -> Conversation:
+    """A conversation of LoCoMo's own file in the form that is used here; all facts are equally certain."""
+    said = one["conversation"]
+    sessions = sorted(
+        int(key.split("_")[1]) for key, turns in said.items() if re.fullmatch(r"session_\d+", key) and turns
+    )
+    turns, facts = list[dict[str, Any]](), list[dict[str, Any]]()
+    for session in sessions:
+        day = said[f"session_{session}_date_time"].partition(" on ")[2]
+        for turn in said[f"session_{session}"]:
+            picture = f" [shares {turn['blip_caption']}]" if turn.get("blip_caption") else ""
+            turns.append(_item(turn["dia_id"], turn["speaker"], f"{turn['speaker']}: {turn['text']}{picture}", day))
+        known = {turn["id"] for turn in turns}
+        observed = one["observation"].get(f"session_{session}_observation", {})
+        cited = [
+            (speaker, text, [turn for turn in _cited(source) if turn in known])
+            for speaker, entries in observed.items()
+            for text, source in entries
+        ]
+        in_order = sorted((entry for entry in cited if entry[2]), key=lambda entry: _place(entry[2][0]))
+        facts += [
+            _item(f"O{session}:{i}", speaker, text, day, source) for i, (speaker, text, source) in enumerate(in_order)
+        ]
+    known = {turn["id"] for turn in turns}
+    asked = [(entry, [turn for turn in _cited(entry["evidence"]) if turn in known]) for entry in one["qa"]]
+    questions = [
+        {"text": entry["question"], "evidence": evidence, "adversarial": entry["category"] == ADVERSARIAL}
+        for entry, evidence in asked
+        if evidence
+    ]
+    speakers = [said["speaker_a"], said["speaker_b"]]
+    pools = {"turns": turns, "observations": facts}
+    return {"id": one["sample_id"], "speakers": speakers, "pools": pools, "questions": questions}
+
+
+def _item(name: str, speaker: str, text: str, day: str, source: list[str] | None = None) -> dict[str, Any]:
+    tokens = len(o200k().encode_ordinary(f"- ({day}) {text}\n"))
+    more = {"tokens": tokens, "source": source or [name], "confidence": 1.0}
+    return {"id": name, "speaker": speaker, "text": text, "time": day, **more}
+
+
+def _cited(source: str | list[str]) -> list[str]:
+    """The turns that are cited ("D1:3", or several in one text), each once."""
+    return list(dict.fromkeys(re.findall(r"D\d+:\d+", source if isinstance(source, str) else " ".join(source))))
+
+
+def _place(turn: str) -> list[int]:
+    return list(map(int, turn[1:].split(":")))
 
 
 def messages_of(conversation: Conversation) -> list[ChatMessage]:

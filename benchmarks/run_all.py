@@ -1,65 +1,144 @@
-"""Runs all benchmarks in turn, each in its own process; the exit code is 1 if a promise is missed.
+"""Runs the benchmarks in turn, each in its own process; the exit code is 1 if one is missed or not measured.
 
-``--show-progress`` is handed on to each.
+    python -m benchmarks.run_all [--data FOLDER] [--only NAME ...] [--stale] [--list] [--show-progress]
+
+``--stale`` runs those alone whose results are older than what they measure, or that have none: after an interruption it
+goes on with what is left. ``--list`` runs nothing, and prints how long each took when it was last run, and what it
+needs. FOLDER (default ``../shared/recall``) holds the conversations; docs/figures.md says how to get them.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from benchmarks.command import SHOW_PROGRESS, shown
+from benchmarks.command import NOT_MEASURED, SHOW_PROGRESS, shown
+from benchmarks.honesty import DEFAULT_FOLDER as HONESTY
+from benchmarks.locomo import DEFAULT_FOLDER, file_in
+from benchmarks.measured import RESULTS, stale
 
-NAMES = (
-    "import_time",
-    "first_question",
-    "cached_prefix",
-    "tool_rounds",
-    "real_engine",
-    "one_message",
-    "sharded",
-    "evidence_in_prompt",
-    "long_replies",
-    "named_times",
-    "dated_questions",
-    "honesty",
-    "secrets_stored",
-    "whose_words",
-    "consolidation",
-    "per_turn",
-    "turn_cost",
-    "history_cost",
-    "bulk_put",
-    "long_session",
-    "pauses",
-    "restore",
-    "facts_cost",
-    "ranking_speed",
-    "index_operations",
-    "recall",
-    "other_words",
-    "exact_facts",
-    "growing",
-    "many_sessions",
-    "hard_days",
-)
+# What some of them need, as --list says it.
+LOCOMO, FOLDER, CASES = "LoCoMo", "a folder with LoCoMo", "cases written by hand, and LoCoMo"
+REALMEM, BENCH, E5, POSTGRESQL = "RealMem", "[bench]", "[local] for a part", "PostgreSQL (in [dev])"
+# In the order in which they run.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "import_time": (),
+    "first_question": (),
+    "cached_prefix": (BENCH, LOCOMO),
+    "tool_rounds": (BENCH,),
+    "real_engine": (BENCH, LOCOMO),
+    "one_message": (BENCH,),
+    "sharded": (),
+    "evidence_in_prompt": (LOCOMO, E5),
+    "long_replies": (LOCOMO,),
+    "named_times": (LOCOMO,),
+    "dated_questions": (BENCH,),
+    "honesty": (CASES,),
+    "secrets_stored": (),
+    "whose_words": (),
+    "consolidation": (),
+    "per_turn": (BENCH,),
+    "turn_cost": (),
+    "history_cost": (BENCH,),
+    "bulk_put": (),
+    "long_session": (),
+    "pauses": (),
+    "restore": (),
+    "facts_cost": (),
+    "ranking_speed": (BENCH,),
+    "index_operations": (),
+    "recall": (FOLDER, E5),
+    "other_words": (E5,),
+    "exact_facts": (),
+    "growing": (REALMEM,),
+    "many_sessions": (POSTGRESQL,),
+    "hard_days": (POSTGRESQL,),
+}
+NAMES = tuple(NEEDS)
 
 
-def run(name: str) -> int:
+def arguments_of(name: str, data: Path) -> list[str]:
+    """The files and folders that the command of a benchmark names."""
+    named = {LOCOMO: [file_in(data)], CASES: [HONESTY, file_in(data)]}
+    named |= {FOLDER: [data], REALMEM: [data]}
+    return [str(path) for need in NEEDS[name] for path in named.get(need, [])]
+
+
+def benchmark_of(result: Any) -> str:
+    """The benchmark that has written a file of results."""
+    return str(result["command"].split()[2].removeprefix("benchmarks."))
+
+
+def results_by_benchmark() -> dict[str, dict[str, Any]]:
+    """The files of results, by benchmark and name."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+    for file in sorted(RESULTS.glob("*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        found.setdefault(benchmark_of(result), {})[file.stem] = result
+    return found
+
+
+def stale_benchmarks() -> list[str]:
+    """Those with a result that is older than what it measures, and those without any."""
+    changed, known = stale(), results_by_benchmark()
+    return [name for name in NAMES if not known[name] or not changed.keys().isdisjoint(known[name])]
+
+
+def listed() -> str:
+    """A line for each benchmark: the seconds of its last run, and what it needs."""
+    lines = []
+    for name, results in results_by_benchmark().items():
+        seconds = [result["seconds"] for result in results.values() if "seconds" in result]
+        took = f"{max(seconds):,} s" if seconds else "not known" if results else "not yet run"
+        lines.append(f"{name:20} {took:>11}  {', '.join(NEEDS.get(name, ()))}".rstrip())
+    return "\n".join(lines)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
     """The exit code of one benchmark; how long it took is printed."""
     start = perf_counter()
-    progress = [SHOW_PROGRESS] if SHOW_PROGRESS in sys.argv else []
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *progress], check=False)
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=False)
     print(f"{name}: {perf_counter() - start:.0f} s\n", flush=True)
     return done.returncode
 
 
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command asks for."""
+    parser = argparse.ArgumentParser("python -m benchmarks.run_all", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    parser.add_argument("--stale", action="store_true", help="only those with results older than what they measure")
+    parser.add_argument("--list", action="store_true", help="run nothing; print the seconds of the last run, and needs")
+    parser.add_argument(SHOW_PROGRESS, action="store_true")
+    return parser.parse_args(arguments)
+
+
 def main() -> int:
-    """Run, name what is not kept or could not be measured, and return the exit code."""
-    failed = [name for name in shown(NAMES, "benchmarks") if run(name)]
-    print(f"missed or not measured: {', '.join(failed)}" if failed else "all promises kept")
-    return 1 if failed else 0
+    """Run, name what is not kept and what is not measured, and return the exit code."""
+    asked = parsed(sys.argv[1:])
+    if asked.list:
+        print(listed())
+        return 0
+    names = [name for name in (stale_benchmarks() if asked.stale else NAMES) if name in asked.only]
+    progress = [SHOW_PROGRESS] if asked.show_progress else []
+    codes = {name: run(name, [*arguments_of(name, asked.data), *progress]) for name in shown(names, "benchmarks")}
+    without = [name for name, code in codes.items() if code in (NOT_MEASURED, NOT_MEASURED | 1)]
+    failed = [name for name, code in codes.items() if code not in (0, NOT_MEASURED)]
+    print(f"missed: {', '.join(failed)}" if failed else "all promises kept that were measured")
+    if without:
+        print(f"not measured, or not all of it: {', '.join(f'{name} (needs {why(name)})' for name in without)}")
+    return 1 if failed or without else 0
+
+
+def why(name: str) -> str:
+    """What a benchmark needs, in words."""
+    return ", ".join(NEEDS[name]) or "what it has said above"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ plots = import_module("benchmarks.plots")
 pauses = import_module("benchmarks.pauses")
 wire = import_module("benchmarks.wire")
 many_sessions = import_module("benchmarks.many_sessions")
+locomo = import_module("benchmarks.locomo")
+scores = import_module("benchmarks.scores")
 
 FILES = sorted(report.RESULTS.glob("*.json"))
 
@@ -252,3 +254,52 @@ def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> 
         assert sorted(entry["secret"] for entry in entries if entry["half"] == half) == [False] * 15 + [True] * 15
     stored, lost = secrets_stored.mistakes()
     assert (stored, lost[2:]) == ([], [])
+
+
+def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) -> None:
+    said: dict[str, Any] = {
+        "speaker_a": "Ann",
+        "speaker_b": "Ben",
+        "session_1_date_time": "1:56 pm on 8 May, 2023",
+        "session_2": [],
+    }
+    said["session_1"] = [
+        {"speaker": "Ann", "dia_id": "D1:1", "text": "I keep goats."},
+        {"speaker": "Ben", "dia_id": "D1:2", "text": "Look!", "blip_caption": "a photo of a barn"},
+    ]
+    observed = {"Ben": [["Ben has a barn.", "D1:2"]], "Ann": [["Ann keeps goats.", ["D1:1"]], ["Unknown.", "D9:9"]]}
+    asked = [
+        {"question": "Who keeps goats?", "evidence": ["D1:1; D1:2"], "category": 1},
+        {"question": "Who keeps cows?", "evidence": ["D1:1"], "category": 5},
+        {"question": "Who is Cleo?", "evidence": [], "category": 1},
+    ]
+    one = {
+        "sample_id": "conv-1",
+        "conversation": said,
+        "observation": {"session_1_observation": observed},
+        "qa": asked,
+    }
+    file = tmp_path / "locomo10.json"
+    file.write_text(json.dumps([one]), encoding="utf-8")
+    assert locomo.file_in(tmp_path) == file
+    (read,) = locomo.conversations_in(file)
+    assert [(turn["id"], turn["text"], turn["time"]) for turn in read["pools"]["turns"]] == [
+        ("D1:1", "Ann: I keep goats.", "8 May, 2023"),
+        ("D1:2", "Ben: Look! [shares a photo of a barn]", "8 May, 2023"),
+    ]
+    facts = [(fact["id"], fact["text"], fact["source"]) for fact in read["pools"]["observations"]]
+    assert facts == [("O1:0", "Ann keeps goats.", ["D1:1"]), ("O1:1", "Ben has a barn.", ["D1:2"])]
+    assert [(entry["evidence"], entry["adversarial"]) for entry in read["questions"]] == [
+        (["D1:1", "D1:2"], False),
+        (["D1:1"], True),
+    ]
+    assert [message.role.value for message in locomo.messages_of(read)] == ["user", "assistant"]
+
+
+def test_a_ranking_is_scored_by_what_fits_each_budget() -> None:
+    tokens = {"a": 300, "b": 200, "c": 900}
+    found = scores.found_within(["a", "b", "c"], tokens, {one: [one.upper()] for one in tokens})
+    assert found == [{"B"}, {"A", "B"}, {"A", "B"}, {"A", "B", "C"}, {"A", "B", "C"}]
+    shares = scores.shares_of(["A", "C"], found)
+    assert shares == [0, 0.5, 0.5, 1, 1]
+    assert scores.recall_of([shares, [1] * 5]) == ((50.0, 75.0, 75.0, 100.0, 100.0), 80.0)
