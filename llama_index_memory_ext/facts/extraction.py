@@ -114,7 +114,7 @@ class Progress(NamedTuple):
         """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
         fields = self._asdict()
         turns = fields.pop("set_aside")
-        return None if self == Progress() else {**fields, ROWS: [list(turn) for turn in turns]}
+        return None if self == Progress() else {**fields, "days": dict(self.days), ROWS: [list(turn) for turn in turns]}
 
 
 def progress_of(state: Json) -> Progress:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
+_AT_ONCE = timedelta(seconds=1)
 # More than there can be.
 _LAST_PAGE = 10**9
 
@@ -163,17 +165,20 @@ class Views:
 
 def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     """Returns what happened to a fact, and when, oldest first."""
-    events = [(fact.created_at, "learned"), (fact.updated_at, "confirmed or changed, last")]
+    events = [(fact.created_at, f"learned: {fact.quote}" if fact.quote else "learned")]
     for past in fact.past_retirements:
-        why = f"retired: {past.retired_reason}" if past.retired_reason else "retired"
-        events += [(past.retired_at, why), (past.restored_at, "restored")]
+        events.append((past.retired_at, f"retired: {past.retired_reason or 'no reason'}"))
+        events.append((past.restored_at, "restored"))
     if fact.retired_at:
         events.append(
             (fact.retired_at, f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}")
         )
     if fact.words_deleted_at:
         events.append((fact.words_deleted_at, "its words were deleted by retention"))
-    return sorted(one for i, one in enumerate(events) if i != 1 or fact.updated_at > fact.created_at)
+    # Each of these changes it, too.
+    if all(abs(fact.updated_at - when) > _AT_ONCE for when, _ in events):
+        events.append((fact.updated_at, "confirmed or changed, last"))
+    return sorted(events)
 
 
 # The newest messages; a browser shows no more at once in a reasonable time.

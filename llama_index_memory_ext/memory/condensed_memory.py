@@ -114,7 +114,7 @@ class CondensedMemory(Memory):
     _opened: bool = PrivateAttr(default=False)
     # Of the question that was shown last. Its words must not travel with a pickle, nor those of what was found for it.
     _question_hash: int = PrivateAttr(default=0)
-    _used: MemorySearchResult = PrivateAttr(default=MemorySearchResult())
+    _used: MemorySearchResult | None = PrivateAttr(default=None)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -348,7 +348,7 @@ class CondensedMemory(Memory):
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
         # An agent asks once more when it has answered, and shows that to no model.
-        if not turns.is_over(turn):
+        if not turn or turn[-1].role != MessageRole.ASSISTANT:
             self._used = self._left_of(found, contents)
         sent = list(map(template.without_our_tags, turn))
         if is_to_come:
@@ -443,7 +443,7 @@ class CondensedMemory(Memory):
         question, and in a copy: each memory object, branches and unpickled ones too, tells of its own prompts. What
         the record shows without having been found for the question is not listed.
         """
-        return self._used
+        return self._used or MemorySearchResult()
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
@@ -560,7 +560,7 @@ class CondensedMemory(Memory):
             users = self.sql_store.users
             await users.branch(self.session_id, new_session_id, opening, end, with_end=before is None)
         copied = self.model_copy(update={"session_id": new_session_id})
-        copied._owns_store, copied._opened, copied._used = False, False, MemorySearchResult()  # noqa: SLF001 - one of these
+        copied._owns_store, copied._opened, copied._used = False, False, None  # noqa: SLF001 - one of these
         if self.user_id is None:
             own = self.facts_block.model_copy(update={"user_id": new_session_id})
             copied.memory_blocks = [own if block is self.facts_block else block for block in self.memory_blocks]
@@ -627,7 +627,7 @@ class CondensedMemory(Memory):
                 'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
         state = super().__getstate__()
-        state["__pydantic_private__"]["_used"] = MemorySearchResult()
+        state["__pydantic_private__"]["_used"] = None
         # LlamaIndex leaves out what cannot be pickled.
         if "redact" not in state["__dict__"]:
             raise SettingError(

@@ -245,7 +245,7 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset."),
+        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset, "),
         ("search_memory", {}, "query: Field required. It takes: query."),
         ("search_memory", {"query": 3_000 * "tea"}, "query: String should have at most 2000 characters."),
         ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
