@@ -22,7 +22,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 # Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
-KINDS = {"python", "bash", "json", "text", "mermaid", "sql"}
+KINDS = {"python", "bash", "json", "text", "sql"}
 # Whoever runs the tests has installed the package, and is running the tests.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 
