@@ -25,7 +25,9 @@ _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
 _OPEN_HELP = "Open it; the list of processes shows the address to others then."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 _Port = Annotated[int, typer.Option(min=0, max=65_535, metavar="NUMBER", help=_PORT_HELP)]
-_Write = Annotated[bool, typer.Option("--write", help="Also retire, restore and forget; each asks before it does.")]
+_Write = Annotated[
+    bool, typer.Option("--write", help="Also add, edit, pin, approve, retire, restore and forget; each asks.")
+]
 _Open = Annotated[bool, typer.Option("--open/--no-open", help=_OPEN_HELP)]
 _To = typer.Option("--html", metavar="FILE", help="Write --session as one page, and end.")
 _Html = Annotated[typer.FileBinaryWrite | None, _To]

@@ -1,12 +1,13 @@
-"""Does what a person asks for on a page that says "really?": retires, restores and forgets."""
+"""Does what a person asks for on a page that says "really?": adds, edits, retires, restores and forgets."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import ALL
+from llama_index_memory_ext.fact import ALL, normalised
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.inspector.pages import NotFoundError
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _OF_FACTS = {
+    "edit": "It says this from now on. The words that it was learned from stay beside it.",
+    "pin": "It is shown to the model for every question, as far as its limit goes.",
+    "unpin": "It is shown to the model where it concerns the question.",
     "approve": "It holds from now on, and is shown to the model. What it corrects is retired.",
     "reject": "It is retired, and not learned again. What it would have corrected goes on to hold.",
     "retire": "It is kept, and no longer shown to the model. It can be restored.",
@@ -25,14 +29,19 @@ _OF_FACTS = {
 async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str, Any]:
     """Returns what is to be asked for a deed; a NotFoundError for what there is not. The store is only read.
 
-    The ``name`` of the thing, the ``outcome``, and as ``target`` the page that is shown then, with its query.
+    The ``name`` of the thing, the ``outcome``, and as ``target`` the page that is shown then, with its query. The
+    ``text`` can be changed in the answer; None: there is none.
     """
-    question = {"deed": deed, "user": user, "thing": thing, "name": thing}
+    question = {"deed": deed, "user": user, "thing": thing, "name": thing, "text": None}
+    if deed == "add":
+        outcome = "It is stored as a fact that all agents of this user share. Say it in one sentence."
+        return question | {"name": user, "text": "", "outcome": outcome, "target": ("facts", {"user": user})}
     if deed in _OF_FACTS:
         for fact in (await store.facts.read(user, view=ALL)).facts:
             if fact.id == thing:
                 there = ("facts", {"user": user}) if deed == "forget-fact" else ("fact", {"user": user, "fact": thing})
-                return question | {"name": fact.content, "outcome": _OF_FACTS[deed], "target": there}
+                text = fact.content if deed == "edit" else None
+                return question | {"name": fact.content, "text": text, "outcome": _OF_FACTS[deed], "target": there}
     elif deed == "forget-session":
         for info in await store.sessions(session_ids=[thing]):
             facts = "The facts that were learned from it stay with its user."
@@ -49,12 +58,18 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
     raise NotFoundError
 
 
-async def do(store: MemoryStore, deed: str, user: str, thing: str) -> None:
-    """Does what was asked. What is gone already is no error."""
+async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "") -> None:
+    """Does what was asked. What is gone already is no error; a FactError for a text that no fact may have."""
     book = FactBook(store, user, scope="all")
     of_facts: dict[str, Any] = {"approve": book.aapprove, "reject": book.areject, "retire": book.aretire}
     of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
-    if deed in _OF_FACTS:
+    of_facts |= {"pin": partial(book.aupdate, pinned=True), "unpin": partial(book.aupdate, pinned=False)}
+    if deed == "add":
+        if normalised(text) not in {normalised(fact.content) for fact in await book.alist()}:
+            await book.aadd(text)
+    elif deed == "edit":
+        await book.aupdate(thing, content=text)
+    elif deed in _OF_FACTS:
         with suppress(FactError):
             await of_facts[deed](thing)
     elif deed == "forget-session" and not await store.users.own_users([thing]):

@@ -69,7 +69,7 @@ class Inspector:
             if page != "do" or not self.access.is_proven(form.get("proof", ""), *deed):
                 return PlainTextResponse("Forbidden\n", 403)
             question = await ask(self.reader, *deed)
-            await do(self.writer, *deed)
+            await do(self.writer, *deed, form.get("text", ""))
             return RedirectResponse(self._pages.url(*question["target"]), 303)
         except NotFoundError:
             status, title, text = 404, "There is nothing of this name.", "It may have been deleted meanwhile."

@@ -265,12 +265,14 @@ async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(filled: 
     assert (missing.status_code, "Manchester" in missing.text) == (404, False)
 
 
-async def act(client: Inspected, **deed: str) -> httpx.Response:
-    """Ask for a deed, and answer "really?" with yes."""
+async def act(client: Inspected, text: str | None = None, **deed: str) -> httpx.Response:
+    """Ask for a deed, and answer "really?" with yes, and with a text where one is asked for."""
     asked = await client.get("really", params=deed)
     assert "Really" in asked.text
     form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text))
-    return await client.post("do", data={name: unescape(value) for name, value in form.items()})
+    assert ("<textarea" in asked.text) == (text is not None)
+    fields = {name: unescape(value) for name, value in form.items()}
+    return await client.post("do", data=fields if text is None else {**fields, "text": text})
 
 
 async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: Inspect) -> None:
@@ -284,6 +286,21 @@ async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: I
     await act(client, deed="forget-fact", user="mia", thing=fact.id)
     assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
+
+
+async def test_facts_are_added_edited_and_pinned(filled: Path, inspect: Inspect) -> None:
+    client = await inspect(filled, writes=True)
+    for _ in range(2):
+        # What is known is not stored twice.
+        assert (await act(client, deed="add", user="mia", text="Plays <b>chess</b>")).status_code == 303
+    (fact,) = [one for one in (await client.inspector.reader.facts.read("mia")).facts if "chess" in one.content]
+    assert "Plays &lt;b&gt;chess&lt;/b&gt;" in (await client.get("facts", params={"user": "mia"})).text
+    for deed, text, found in (("edit", "Plays go", "Plays go"), ("pin", None, ">pinned<"), ("unpin", None, "Pin …")):
+        done = await act(client, text, deed=deed, user="mia", thing=fact.id)
+        assert found in (await client.get(done.headers["location"].split("/", 2)[2])).text
+    refused = await act(client, deed="edit", user="mia", thing=fact.id, text=" ")
+    assert refused.status_code == 400
+    assert "content" in refused.text
 
 
 async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected(
