@@ -103,9 +103,10 @@ class MemoryToolSpec(BaseToolSpec):
 
     New facts are checked as extracted ones are: quote, names and numbers must be in the conversation, the quote in the
     user's messages; secrets are refused, and the confidence of a known fact is raised. Besides, two in five of the
-    keywords must be the user's, because an agent also reads what others wrote. Forgetting needs words of the user's last five
-    messages, so a web page or a tool's result cannot ask for it, and an order to the memory, not one to edit a text.
-    Everything goes only after the tool has listed it and the user's next message has said yes. A forgotten fact is retired, not deleted (``memory.facts.restore``).
+    keywords must be the user's, because an agent also reads what others wrote. Forgetting needs words of the user's
+    last five messages, so a web page or a tool's result cannot ask for it, and an order to the memory, not one to edit
+    a text. Everything goes only after the tool has listed it and the user's next message has said yes. A forgotten fact
+    is retired, not deleted (``memory.facts.restore``).
 
     Args:
         memory: The memory. The tools see only its user's facts and its session's messages.
