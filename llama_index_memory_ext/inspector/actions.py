@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import ALL, normalised
+from llama_index_memory_ext.fact import ALL, normalised, utc_now
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
 
 if TYPE_CHECKING:
+    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
 _OF_FACTS = {
@@ -20,6 +23,7 @@ _OF_FACTS = {
     "unpin": "It is shown to the model where it concerns the question.",
     "approve": "It holds from now on, and is shown to the model. What it corrects is retired.",
     "reject": "It is retired, and not learned again. What it would have corrected goes on to hold.",
+    "tidy": "It is retired: another fact says as much or is newer, or its day has passed. It can be restored.",
     "retire": "It is kept, and no longer shown to the model. It can be restored.",
     "restore": "It is shown to the model again, without an end. What has replaced it holds, too.",
     "forget-fact": "It is deleted for good, with its quote and its embedding. The message in which it was said stays.",
@@ -58,6 +62,13 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
     raise NotFoundError
 
 
+async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
+    """Returns what of a user's facts can be tidied up by the checks alone: no model is asked."""
+    now = utc_now()
+    held = [one for one in (await store.facts.read(user, view=ALL)).facts if one.state(now) in ("present", "past")]
+    return await asyncio.to_thread(proposals, [one for one in held if not one.retired], now)
+
+
 async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "") -> None:
     """Does what was asked. What is gone already is no error; a FactError for a text that no fact may have."""
     book = FactBook(store, user, scope="all")
@@ -69,6 +80,8 @@ async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "
             await book.aadd(text)
     elif deed == "edit":
         await book.aupdate(thing, content=text)
+    elif deed == "tidy":
+        await book.aapply([one for one in await tidying(store, user) if one.retired.id == thing])
     elif deed in _OF_FACTS:
         with suppress(FactError):
             await of_facts[deed](thing)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LONGEST_FORM = 100_000
-_PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
+_PAGES = ("sessions", "users", "session", "messages", "facts", "fact", "tidy")
 
 
 @dataclass

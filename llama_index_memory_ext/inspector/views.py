@@ -16,6 +16,7 @@ from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.extraction import progress_of
 from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.inspector.actions import tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.memory.stats import read_stats
@@ -135,6 +136,11 @@ class Views:
         rows = await self.store.readers.rows(fact.session_id, fact.message_ids) if fact.session_id else []
         said = {"messages": rows, "session": fact.session_id}
         return {**said, "user": user, "fact": fact, "state": state, "history": history, "timeline": timeline_of(fact)}
+
+    async def tidy(self, query: Mapping[str, str]) -> Context:
+        """Returns which facts of a user need not be kept, as ``aconsolidate`` would ask a model about them."""
+        user = query.get("user", "")
+        return {"user": user, "proposals": await tidying(self.store, user)}
 
     async def _session(self, query: Mapping[str, str]) -> Context:
         session_id = query.get("id", "")

@@ -288,6 +288,23 @@ async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: I
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
 
 
+async def test_what_need_not_be_kept_is_shown_before_and_after_and_retired_one_by_one(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled, writes=True)
+    store = client.inspector.writer
+    for name, content in (("cat", "Has a cat"), ("tom", "Owns a cat named Tom"), ("dog", "Has a dog")):
+        await store.facts.write("zoe", [Fact(id=name, content=content)])
+    page = (await client.get("tidy", params={"user": "zoe"})).text
+    assert page.count(">after<") == 1
+    assert "Owns a cat named Tom" in page.split(">after<")[1]
+    assert "Has a dog" not in page
+    await act(client, deed="tidy", user="zoe", thing="cat")
+    (cat,) = [one for one in (await client.inspector.reader.facts.read("zoe")).facts if one.id == "cat"]
+    assert (cat.retired, cat.replaced_by) == (True, "tom")
+    assert "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
+
+
 async def test_facts_are_added_edited_and_pinned(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled, writes=True)
     for _ in range(2):
