@@ -61,7 +61,6 @@ WITH_ONE_IMPORTER = {
     "agents/mcp.py": "needs the extra mcp",
     "facts/foreign.py": "knows the layouts of other programs",
     "facts/verification.py": "is a request of its own, which is off by default",
-    "inspector/actions.py": "is all of the inspector that changes something",
     "inspector/server.py": "needs the extra inspect",
     "language/related.py": "is a dictionary of its own, which few tokens of a text need",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
