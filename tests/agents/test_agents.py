@@ -151,3 +151,21 @@ async def test_a_failing_model_costs_no_message(open_memory: OpenMemory, start_m
     (prompt,) = server.requests[-1]
     assert record(prompt["content"]) == [("user", "Are you there?")]
     assert json.dumps(server.refusals) == "[]"
+
+
+async def test_a_run_that_is_stopped_early_leaves_no_open_call(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """The server refuses a call without its result."""
+
+    def never_done(messages: list[Message], tools: list[str]) -> Message:
+        number = str(len(messages))
+        return call((f"call_{number}", "multiply", {"a": 3214, "b": 322})) if tools else say("I stop here.")
+
+    llm, server = start_model(never_done)
+    memory = open_memory()
+    agent = FunctionAgent(llm=llm, tools=[multiply], early_stopping_method="generate")
+    for question in ("Multiply for ever.", "And now?"):
+        assert str(await agent.run(question, memory=memory, max_iterations=2)) == "I stop here."
+    assert [message.content for message in await memory.aget_all()][::2] == ["Multiply for ever.", "And now?"]
+    assert server.refusals == []
