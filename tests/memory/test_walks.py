@@ -39,6 +39,8 @@ class Walk:
         self.files: set[str] = set()
         self.returns: set[str] = set()
         self.started_in: dict[asyncio.Task[Any], tuple[str, ...]] = {}
+        # Before Python 3.12 threads that began in the block go on to report.
+        self.is_over = False
 
     def make_task(self, loop: asyncio.AbstractEventLoop, work: Work, /, **options: Any) -> asyncio.Task[Any]:
         assert isinstance(work, Coroutine)  # From Python 3.12 on a task takes nothing else.
@@ -49,7 +51,7 @@ class Walk:
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         name = file_of(frame.f_code)
-        if event != "call" or name is None or frame.f_code.co_name in DATA:
+        if self.is_over or event != "call" or name is None or frame.f_code.co_name in DATA:
             return
         if Path(name).parts[0] != "language":
             self.files.add(name)
@@ -82,6 +84,7 @@ def walking() -> Iterator[Walk]:
     try:
         yield walk
     finally:
+        walk.is_over = True
         sys.setprofile(None)
         profile(None)
         gc.enable()
