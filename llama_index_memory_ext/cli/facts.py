@@ -161,10 +161,9 @@ async def add(
     memory: "CondensedMemory", text: _Text, *, category: _Category = "knowledge", pin: _Pin = False, ttl: _Ttl = None
 ) -> Output:
     """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
-    from llama_index_memory_ext.fact import normalised
+    from llama_index_memory_ext.facts.book import known_as
 
-    known = [*await memory.facts.alist(), *await memory.facts.alist(state="pending")]
-    if same := next((one for one in known if normalised(one.content) == normalised(text)), None):
+    if same := await known_as(memory.facts, text):
         return _changed("Known already, as", same)
     lasting = None if ttl is None else timedelta(days=ttl)
     fact = await memory.facts.aadd(text, ttl=lasting, category=category, pinned=pin)

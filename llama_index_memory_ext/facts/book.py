@@ -13,7 +13,17 @@ from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import CATEGORIES, Fact, FactFields, approved, restored, retire, utc_now, view_of
+from llama_index_memory_ext.fact import (
+    CATEGORIES,
+    Fact,
+    FactFields,
+    approved,
+    normalised,
+    restored,
+    retire,
+    utc_now,
+    view_of,
+)
 from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
@@ -382,6 +392,12 @@ class FactBook:
     consolidate = in_sync(aconsolidate)
     apply = in_sync(aapply)
     undo = in_sync(aundo)
+
+
+async def known_as(book: FactBook, text: str) -> Fact | None:
+    """Returns the fact of a book that says the same and holds, has ended or is pending; None if there is none."""
+    known = [*await book.alist(), *await book.alist(state="pending")]
+    return next((one for one in known if normalised(one.content) == normalised(text)), None)
 
 
 def check_top_k(similarity_top_k: int) -> None:

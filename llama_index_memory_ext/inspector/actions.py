@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import ALL, normalised, utc_now
-from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.fact import ALL, utc_now
+from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
 
@@ -76,7 +76,7 @@ async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "
     of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
     of_facts |= {"pin": partial(book.aupdate, pinned=True), "unpin": partial(book.aupdate, pinned=False)}
     if deed == "add":
-        if normalised(text) not in {normalised(fact.content) for fact in await book.alist()}:
+        if not await known_as(book, text):
             await book.aadd(text)
     elif deed == "edit":
         await book.aupdate(thing, content=text)

@@ -91,7 +91,8 @@ class Views:
         """Returns what there is of a session, and what the model would be shown for the question ``q``."""
         found = await self._session(query)
         shown = await show(self.store, found["id"], found["user"], query.get("q", ""), self.limits)
-        return {**found, "shown": shown, "q": query.get("q", "")}
+        numbers = await self._numbers(found["id"], found["user"])
+        return {**found, **numbers, "shown": shown, "q": query.get("q", "")}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
         """Returns the messages of a session, oldest first, by default those of the last page."""
@@ -151,6 +152,10 @@ class Views:
         users = infos[0].user_ids or (session_id,)
         asked = query.get("user", "")
         user = asked if asked in users else users[0]
+        return {"id": session_id, "info": infos[0], "users": users, "user": user}
+
+    async def _numbers(self, session_id: str, user: str) -> Context:
+        """Returns the statistics of a session, how many facts there are, and what each reader has read and spent."""
         limit = self.limits.get("condensed_token_limit", 50_000)
         record = CondensedMemoryBlock(store=self.store, token_limit=limit)
         # The user is not checked: any that is stored may be looked at.
@@ -161,12 +166,13 @@ class Views:
         names = [name for name in await self.store.readers.names(session_id) if name.startswith(f"{facts.name} ")]
         unread = {name: await self.store.users.count(session_id, reader=name) for name in names}
         progress = [progress_of((await self.store.readers.state(session_id, name))[1]) for name in names]
-        noted = {
+        return {
+            "stats": stats,
+            "known": known,
+            "unread": unread,
             "days": sorted((day, *counts) for one in progress for day, counts in one.days.items()),
             "rejected": sorted(tuple(line) for one in progress for line in one.rejected),
         }
-        found = {"id": session_id, "info": infos[0], "users": users, "user": user, "stats": stats}
-        return {**found, **noted, "known": known, "unread": unread}
 
 
 def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:

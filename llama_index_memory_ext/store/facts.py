@@ -109,8 +109,8 @@ class Facts:
     ) -> Sequence[Fact]:
         """Change facts as they are stored now, in one transaction; returns those that ``changed`` makes of them.
 
-        It is given those with the ``ids`` that exist, None: all, by their ids. Nothing is written if it raises an
-        error, or returns [].
+        It is given those with the ``ids`` that exist, None: all, by their ids. If it raises an error nothing is
+        written; what the clock has decided of pending facts is, also where it returns [].
         """
         self._settle(conn, namespace)
         query, which = (self._changed, {"seen": 0}) if ids is None else (self._known, {"names": list(ids)})

@@ -312,6 +312,9 @@ async def test_facts_are_added_edited_and_pinned(filled: Path, inspect: Inspect)
         assert (await act(client, deed="add", user="mia", text="Plays <b>chess</b>")).status_code == 303
     (fact,) = [one for one in (await client.inspector.reader.facts.read("mia")).facts if "chess" in one.content]
     assert "Plays &lt;b&gt;chess&lt;/b&gt;" in (await client.get("facts", params={"user": "mia"})).text
+    await client.inspector.writer.facts.write("mia", [Fact(content="Plays poker", pending=True)])
+    await act(client, deed="add", user="mia", text="plays poker.")
+    assert sum("poker" in one.content for one in (await client.inspector.reader.facts.read("mia")).facts) == 1
     for deed, text, found in (("edit", "Plays go", "Plays go"), ("pin", None, ">pinned<"), ("unpin", None, "Pin …")):
         done = await act(client, text, deed=deed, user="mia", thing=fact.id)
         assert found in (await client.get(done.headers["location"].split("/", 2)[2])).text
