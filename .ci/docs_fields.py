@@ -38,6 +38,12 @@ class Fields(griffe.Extension):
             parameter.default = _value_of(parameter.default, func.module)
 
 
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Before the fields comes ``from_defaults``, with which a program begins."""
+        if "from_defaults" in cls.members:
+            cls.members = {"from_defaults": cls.members["from_defaults"], **cls.members}
+
+
 def _show_options(func: griffe.Function) -> None:
     """What the function says of itself when it is imported, with a description of each option."""
     real = pydoc.locate(func.path)
