@@ -37,7 +37,6 @@ class Fields(griffe.Extension):
         for parameter in func.parameters:
             parameter.default = _value_of(parameter.default, func.module)
 
-
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Before the fields comes ``from_defaults``, with which a program begins."""
         if "from_defaults" in cls.members:

@@ -35,4 +35,6 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     # Who searches is told by the guides first; "user" stands on each page, and who deletes one must find it.
     boosts = {"reference": 0.1, "deleting-a-person.md": 5}
     page.meta["search"] = {"boost": boosts.get(page.file.src_uri.split("/")[0], 1)}
-    return markdown.replace("](docs/", "](").replace("](../notebooks", "](notebooks").replace('src="docs/', 'src="')
+    for there, here in {"](docs/": "](", "](../": "](", 'src="docs/': 'src="'}.items():
+        markdown = markdown.replace(there, here)
+    return markdown
