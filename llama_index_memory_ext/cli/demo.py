@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 from contextlib import aclosing
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ _IN_A_NEW_SESSION = ("What is my name?", "May I eat a peanut cake?")
 _LIMIT = 2_000
 # Of a longer prompt the middle is left out.
 _MOST_LINES = 24
+# A cache such as OpenAI's finds the longest common beginning of two prompts, if it has so many tokens, for a tenth.
+_LEAST_FOUND, _PRICE_OF_FOUND = 1_024, 0.1
 # Names the file to the second process.
 _SECOND_PROCESS = "LLAMA_INDEX_MEMORY_EXT_DEMO_SECOND"
 _CLOSING = """
@@ -155,33 +157,55 @@ async def _converse(
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
     limits: Any = {"condensed_token_limit": _LIMIT, "facts_token_limit": _LIMIT // 4, "token_limit": 2 * _LIMIT}
     async with aclosing(store):
-        memory = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store, **limits)
+        ours = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store, **limits)
         plain = Memory.from_defaults(session, token_limit=_LIMIT)
-        async with memory:
+        prompts: dict[str, list[str]] = {"LlamaIndex's Memory": [], "this memory": []}
+        memories: dict[str, Memory] = dict(zip(prompts, (plain, ours), strict=True))
+        async with ours:
             print(f"\nSESSION {session!r} of the user 'logan'")
             for i, questions in enumerate(parts):
                 if i:
                     print(f"\n... {pluralize(len(_BETWEEN), 'turn')} about something else ...")
-                    pairs = ((ChatMessage(asked), ChatMessage(told, role="assistant")) for asked, told in _BETWEEN)
-                    messages = list(chain.from_iterable(pairs))
-                    await memory.aput_messages(messages)
-                    await plain.aput_messages(messages)
+                    for name, memory in memories.items():
+                        for asked, told in _BETWEEN:
+                            await memory.aput(ChatMessage(asked))
+                            prompts[name].append("\n".join(_texts_of(await memory.aget())))
+                            await memory.aput(ChatMessage(told, role="assistant"))
                 for question in questions:
                     print(f"\nQuestion: {question}")
-                    await _ask(agent, plain, question, "LlamaIndex's Memory")
-                    await _ask(agent, memory, question, "this memory")
+                    for name, memory in memories.items():
+                        prompts[name] += await _ask(agent, memory, question, name)
+        if len(parts) > 1:
+            _print_cost(prompts)
 
 
-async def _ask(agent: FunctionAgent, memory: Memory, question: str, name: str) -> None:
-    """Prints what a memory shows the model first, and the answer; of this memory's prompts the text, if it is short."""
+def _print_cost(prompts: dict[str, list[str]]) -> None:
+    """Prints the tokens of all prompts, and what they cost where a cache finds their common beginnings."""
+    count = ext.TokenCounter().count
+    print(f"\nAll prompts; what the one before began with is in a cache, for {_PRICE_OF_FOUND:.0%} of the price:")
+    for name, texts in prompts.items():
+        tokens, beginnings = [count(text) for text in texts], map(os.path.commonprefix, pairwise(texts))
+        found = sum(n for n in map(count, beginnings) if n >= _LEAST_FOUND)
+        paid = sum(tokens) - round(found * (1 - _PRICE_OF_FOUND))
+        print(f"  {name + ':':21}{sum(tokens):8,} tokens, {found:7,} of them found; paid as {paid:7,}")
+
+
+def _texts_of(messages: Sequence[ChatMessage]) -> list[str]:
+    return ["".join(block.text for block in one.blocks if isinstance(block, TextBlock)) for one in messages]
+
+
+async def _ask(agent: FunctionAgent, memory: Memory, question: str, name: str) -> list[str]:
+    """Prints what a memory shows the model first, and the answer; returns the texts of all prompts.
+
+    Of this memory's prompts the text is printed, of a long one without its middle.
+    """
     running = agent.run(question, memory=memory)
     events = [event async for event in running.stream_events()]
-    shown = next(event.input for event in events if isinstance(event, AgentInput))
-    texts = ["".join(block.text for block in one.blocks if isinstance(block, TextBlock)) for one in shown]
-    tokens = pluralize(sum(map(ext.TokenCounter().count, texts)), "token")
-    print(f"  {name}: {pluralize(len(shown), 'message')}, {tokens}")
+    prompts = [_texts_of(event.input) for event in events if isinstance(event, AgentInput)]
+    tokens = pluralize(sum(map(ext.TokenCounter().count, prompts[0])), "token")
+    print(f"  {name}: {pluralize(len(prompts[0]), 'message')}, {tokens}")
     if isinstance(memory, ext.CondensedMemory):
-        lines = "\n".join(texts).splitlines()
+        lines = "\n".join(prompts[0]).splitlines()
         if len(lines) > _MOST_LINES:
             left_out = f"... {len(lines) - _MOST_LINES} lines more ..."
             lines = [*lines[: _MOST_LINES // 3], left_out, *lines[-2 * _MOST_LINES // 3 :]]
@@ -190,3 +214,4 @@ async def _ask(agent: FunctionAgent, memory: Memory, question: str, name: str) -
         if isinstance(event, ToolCallResult):
             print(f"    tool    {describe_call(event)}")
     print("    answer ", str(await running).replace("\n", "\n            "))
+    return ["\n".join(texts) for texts in prompts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -32,9 +33,13 @@ def test_it_shows_what_the_memory_knows_after_sixty_turns_and_in_a_new_session(t
     first, second = done.stdout.split("SECOND PROCESS")
     begun, later = first.split("56 turns about something else")
     assert begun.count("(3214 * 322) / 2 = 517454") >= 2
+    later, cost = later.split("All prompts; ")
     plain, ours = later.split("this memory: 1 message, ")
     assert "answer  I cannot see that in what I was shown." in plain
     assert "answer  I called multiply with a=3214, b=322 and got 1034908, then divide" in ours
+    assert re.search(
+        r"LlamaIndex's Memory: +[\d,]+ tokens, .*paid as .*\n  this memory: +[\d,]+ tokens, .*paid as", cost
+    )
     name, food = second.split("Question: May I eat a peanut cake?")
     assert name.count("answer  ") == 2
     assert "answer  Your name is Logan." in name
