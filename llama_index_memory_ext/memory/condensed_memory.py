@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -227,7 +228,7 @@ class CondensedMemory(Memory):
             StoreError: The database cannot be used, or would outlive a session without a ``session_id``. Later, by each
                 call: a ``SessionOwnerError`` if the session is another user's, and not shared by both.
         """
-        check_names(settings, MemoryOptions.__annotations__, "CondensedMemory.from_defaults()")
+        check_names(settings, inspect.signature(cls.from_defaults).parameters, "CondensedMemory.from_defaults()")
         if token_flush_size is not None:
             warnings.warn(
                 f"token_flush_size={shown(token_flush_size)} does nothing in a CondensedMemory: whole turns are moved "
