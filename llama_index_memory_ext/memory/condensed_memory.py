@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import inspect
+import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
