@@ -216,9 +216,8 @@ def memory_on(
     store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None, embed: Embed = None
 ) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a user without one, that extracts nothing."""
-    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed}
-    name = "any" if session is None else session
-    return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **options)
+    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed, "extract_facts": False}
+    return ext.CondensedMemory.from_defaults("any" if session is None else session, chat_store=store, **options)
 
 
 def book_of(memory: ext.CondensedMemory) -> FactBook:

@@ -17,7 +17,7 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, Timeout, User, Yes
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+    from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.ranking import Explanation
 
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
@@ -75,30 +75,20 @@ def command(name: str, *, create: bool = False, ranks: bool = False, **options: 
 
     One that ``ranks`` facts can do so with an embedding model. Further ``options`` are those that it takes by name.
     """
+    added = {**options, "user": User, "session": Session, "agent": Agent, "db": Db, "json": Json}
+    added |= {"embed": Embed} if ranks else {}
 
     def register(work: _Work) -> None:
-        def run(
-            *,
-            user: User = None,
-            session: Session = None,
-            agent: Agent = None,
-            db: Db = None,
-            json: Json = False,
-            embed: Embed = None,
-            **own: Any,
-        ) -> None:
-            def on(store: "MemoryStore") -> Awaitable[Output]:
-                return work(cli.memory_on(store, session, user, agent, embed), **own)
+        def run(*, db: str | None, json: bool, **given: Any) -> None:
+            whose = {name: given.pop(name, None) for name in ("session", "user", "agent", "embed")}
+            check_whose(whose["user"], whose["session"])
+            cli.run(db, lambda store: work(cli.memory_on(store, **whose), **given), create=create, as_json=json)
 
-            check_whose(user, session)
-            cli.run(db, on, create=create, as_json=json)
-
-        _, *own_options = (one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD)
-        for option, about in options.items():
-            own_options.append(Parameter(option, Parameter.KEYWORD_ONLY, default=None, annotation=about))
-        *common, embedding, _ = signature(run).parameters.values()
-        common += [embedding] if ranks else []
-        run.__signature__ = Signature([*own_options, *common])  # type: ignore[attr-defined] # what Typer reads
+        _, *shown = (one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD)
+        for option, about in added.items():
+            default = False if about is Json else None
+            shown.append(Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=about))
+        vars(run)["__signature__"] = Signature(shown)  # what Typer reads
         app.command(name, help=work.__doc__)(run)
 
     return register
@@ -202,12 +192,8 @@ async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All
     """
     if bool(fact_ids) == all_:
         raise UsageError("name the facts, or say --all.")
-    namespace = memory.facts.namespace
-    book = cli.book_of(memory)
-    if all_:
-        found = await book.alist(state="all")
-    else:
-        found = [await _find(memory, one) for one in fact_ids or ()]
+    namespace, book = memory.facts.namespace, cli.book_of(memory)
+    found = await book.alist(state="all") if all_ else [await _find(memory, one) for one in fact_ids or ()]
     facts = {fact.id: fact for fact in found}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
@@ -290,13 +276,14 @@ async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
                         "seconds": round(perf_counter() - started, 2),
                     }
                 )
-    rows = [["facts kept", *(str(len(run["kept"])) for run in found)]]
-    reasons = {*found[0]["rejected"], *found[1]["rejected"]}
-    names = ("calls", "tokens_sent", "tokens_received", "seconds")
-    rows += [[f"rejected as {one}", *(str(run["rejected"].get(one, 0)) for run in found)] for one in sorted(reasons)]
-    rows += [[name.replace("_", " "), *(str(run[name]) for run in found)] for name in names]
-    if any(run["failures"] for run in found):
-        rows.append(["failed", *(", ".join(run["failures"].values()) for run in found)])
+    numbers = [
+        {"facts kept": len(run["kept"])}
+        | {f"rejected as {reason}": count for reason, count in sorted(run["rejected"].items())}
+        | {name.replace("_", " "): run[name] for name in ("calls", "tokens_sent", "tokens_received", "seconds")}
+        | {f"failed: {name} ({error})": 1 for name, error in run["failures"].items()}
+        for run in found
+    ]
+    rows = [[name, *(str(one.get(name, 0)) for one in numbers)] for name in numbers[0] | numbers[1]]
     without, with_ = ({_content(fact): fact for fact in run["kept"]} for run in found)
     rows_of_facts = []
     for text, fact in (with_ | without).items():
@@ -321,8 +308,7 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
     found = [fact for fact in facts if text and fact.id.startswith(text)]
     found = [fact for fact in found if fact.id == text] or found
     if not found:
-        hint = "`facts list --state all` shows all."
-        raise TerminalError(f"There is no fact {text!r} among {len(facts)}. {hint}")
+        raise TerminalError(f"There is no fact {text!r} among {len(facts)}. `facts list --state all` shows all.")
     if len(found) > 1:
         raise TerminalError(f"{len(found)} ids begin with {text!r}. Give more of the one you mean.")
     return found[0]
