@@ -52,11 +52,11 @@ def chat(
     unanswered = 0
     session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}" if session is None else session
     resources = AsyncExitStack()
-    how: Any = {"model": model, "embed": embed, "timeout": timeout, "temporary": temporary}
+    options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, user, **how))
+            agent, memory = loop.run(_open(resources, db, session, model, timeout, **options))
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not _respond(loop, agent, memory, line)
@@ -67,15 +67,7 @@ def chat(
 
 
 async def _open(
-    resources: AsyncExitStack,
-    db: str | None,
-    session: str,
-    user: str | None,
-    *,
-    model: str | None,
-    embed: Embed,
-    timeout: float,
-    temporary: bool,
+    resources: AsyncExitStack, db: str | None, session: str, model: str | None, timeout: float, **options: Any
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -85,7 +77,8 @@ async def _open(
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
     from llama_index_memory_ext.models.prompt_caches import needs_cache_points
 
-    store = await resources.enter_async_context(aclosing(cli.find_store(db)))
+    store, user, temporary = cli.find_store(db), options["user_id"], options["temporary"]
+    await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, create=not temporary)
     if not temporary:
         # Where nothing can be kept no conversation begins.
@@ -94,8 +87,7 @@ async def _open(
     llm = choose_model(model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
     # Servers that give other families OpenAI's API refuse OpenAI's marks.
     marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
-    options: Any = {"llm": llm, "embed_model": embed, "cache_points": marks, "temporary": temporary}
-    memory = ext.CondensedMemory.from_defaults(session, user_id=user, chat_store=store, **options)
+    memory = ext.CondensedMemory.from_defaults(session, chat_store=store, llm=llm, cache_points=marks, **options)
     messages = await memory.sql_store.count_messages(session, None)
     state = "temporary: nothing is stored" if temporary else f"{messages} messages so far" if messages else "new"
     _note(

@@ -40,14 +40,13 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
 
     async def work(store: ext.MemoryStore) -> Output:
         # Imported here: it imports LlamaIndex.
-        from llama_index_memory_ext.facts.book import FactBook
+        from llama_index_memory_ext.fact import ALL
 
         infos = await store.sessions(user, session_ids=[] if session is None else [session])
         # A session without a user is a user of its own.
         own = [info.session_id for info in infos if info.session_id in info.user_ids]
-        users, facts = list(dict.fromkeys(own if user is None else [user, *own])), list[ext.Fact]()
-        for one in users:
-            facts += await FactBook(store, one, scope="all").alist(state="all")
+        users = list(dict.fromkeys(own if user is None else [user, *own]))
+        facts = [fact for one in users for fact in (await store.facts.read(one, view=ALL)).facts]
         if not (infos or facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
