@@ -19,15 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import (
-    PACKAGE,
-    TerminalError,
-    UsageError,
-    describe_error,
-    one_line,
-    open_store,
-    plain,
-)
+from llama_index_memory_ext.cli import PACKAGE, TerminalError, UsageError, describe_error, one_line, open_store, plain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -19,7 +19,7 @@ from llama_index_memory_ext.inspector.actions import tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
@@ -142,16 +142,12 @@ class Views:
         return {"id": session_id, "info": infos[0], "users": users, "user": user}
 
     async def _numbers(self, session_id: str, shown: Context) -> Context:
-        """Returns how many messages and facts there are, and what each reader for facts has read and spent."""
-        readers, count = self.store.readers, self.store.users.count
-        progress = [progress_of((await readers.state(session_id, name))[1]) for name in shown["readers"]]
-        present = [fact for fact, state in shown["known"] if state == "present"]
+        """Returns how many facts there are, and what each reader for facts has not read yet, and has spent."""
+        states = [(await self.store.readers.state(session_id, name))[1] for name in shown["readers"]]
+        progress = [*map(progress_of, states)]
         return {
-            "active": await count(session_id, status=ACTIVE),
-            "left": await count(session_id, status=ARCHIVED, last=shown["position"]),
-            "known": len(present),
-            "seen": sum(shown["view"].sees(fact.agent_id) for fact in present),
-            "unread": {name: await count(session_id, reader=name) for name in shown["readers"]},
+            "known": sum(state == "present" for _, state in shown["known"]),
+            "unread": {name: await self.store.users.count(session_id, reader=name) for name in shown["readers"]},
             "set_aside": [turn for one in progress for turn in one.set_aside],
             "days": sorted((day, *counts) for one in progress for day, counts in one.days.items()),
             "rejected": sorted(tuple(line) for one in progress for line in one.rejected),
@@ -195,10 +191,6 @@ async def report(store: MemoryStore, session_id: str, question: str, limits: Map
     return Pages(store.address).render("whole", **found, contents=contents, messages=messages, made_at=utc_now())
 
 
-# Rows of the log that the facts look at, whatever has left the record.
-_LEAST_ROWS = 60
-# No message of the record has fewer tokens: that many have its tags alone.
-_LEAST_TOKENS = 8
 # A session needs a name in the copy.
 _UNNAMED = "(no name)"
 _SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
@@ -228,16 +220,13 @@ async def show(
     """Returns what the model would be shown if the user asked this question now; "": at the last question.
 
     The ``question``, the ``explanation`` of the facts and the ``summary``; the ``runs`` of parts of one kind and role,
-    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used. Besides, all ``known``
-    facts of the user with their states, the ``view`` of the agent, the ``position`` where the record begins, and the
-    names of the ``readers`` for facts.
+    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used. Besides, the
+    ``stats``, all ``known`` facts of the user with their states, and the names of the ``readers`` for facts.
     """
     blank = memory_on(MemoryStore(), session_id, user_id, limits)
     name, record, facts = blank.session_id, blank.condensed_block, blank.facts_block
     position, state = await store.readers.state(session_id, record.name)
-    most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
-    skipped = 0 if record.recall_limit else max(await store.users.count(session_id) - most, 0)
-    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
+    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE])
     kept = ("id", "role", "data", "timestamp", "status", "user_id")
     known = await facts_of(store, user_id)
     # What a prompt needs of the session and of its user's facts, in a store of its own.
@@ -247,8 +236,9 @@ async def show(
             await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
         memory = memory_on(copy, session_id, user_id, limits)
         await copy.facts.write(memory.facts.namespace, [fact for fact, _ in known], view=ALL)
-        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
-        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
+        stats = await memory.astats()
+        said = as_taken(await memory.aget_all()) + ([ChatMessage(question)] if question else [])
+        asked, context = question_in(said, [], facts.context_turns)
         explanation = await memory.facts_block.aexplain(asked, context=context)
         if question:
             await memory.aput(ChatMessage(question))
@@ -267,8 +257,7 @@ async def show(
         "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
         "tokens": tokens,
         "known": known,
-        "view": facts.view,
-        "position": position,
+        "stats": stats,
         "readers": [one for one in await store.readers.names(session_id) if one.startswith(f"{facts.name} ")],
         "limits": {
             "token_limit": blank.token_limit,
