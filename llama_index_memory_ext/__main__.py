@@ -31,14 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
             stream.reconfigure(errors="replace")
+    if arguments == ["--version"]:
+        sys.stdout.write(f"{PACKAGE} {__version__}\n")
+        return 0
     try:
         try:
             with needs_extra("cli", "typer", "rich"):
                 app = load_app()
         except UsageError:
-            if arguments == ["--version"]:
-                sys.stdout.write(f"{PACKAGE} {__version__}\n")
-                sys.exit()
             if arguments != ["demo"]:
                 raise
             # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.

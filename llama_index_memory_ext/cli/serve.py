@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import webbrowser
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -19,13 +18,11 @@ from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
-_OPEN_HELP = "Open it; the list of processes shows the address to others then."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 _Port = Annotated[int, typer.Option(min=0, max=65_535, metavar="NUMBER", help=_PORT_HELP)]
 _Write = Annotated[
     bool, typer.Option("--write", help="Also add, edit, pin, approve, retire, restore and forget; each asks.")
 ]
-_Open = Annotated[bool, typer.Option("--open/--no-open", help=_OPEN_HELP)]
 _To = typer.Option("--html", metavar="FILE", help="Write --session as one page, and end.")
 _Html = Annotated[typer.FileBinaryWrite | None, _To]
 _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what the user might ask next.")]
@@ -48,7 +45,6 @@ def inspect(
     db: Db = None,
     port: _Port = 0,
     write: _Write = False,
-    open_: _Open = False,
     html: _Html = None,
     session: Session = None,
     question: _Question = "",
@@ -91,29 +87,22 @@ def inspect(
                 html.write((await report(reader, str(session), question, limits)).encode())
                 return
             inspector = Inspector(reader, store, limits, Access(write))
-            with _listening(port) as listening:
-                address = f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/"
-                cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
-                if open_:
-                    webbrowser.open(address)
-                await _serve(Server(Config(inspector, lifespan="off", **_SILENT)), listening)
+            note = "Whoever has this address sees all of it until you end this with Ctrl-C."
+            server = Server(Config(inspector, lifespan="off", **_SILENT))
+            await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
 
     cli.run(db, show)
 
 
-def _listening(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """Returns a socket at the port; an error that says what to do if it cannot be used."""
+async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:
+    """Answers at a port until Ctrl-C, and says at which address."""
     try:
-        return socket.create_server((host, port))
+        listening = socket.create_server((host, port))
     except OSError as error:
-        problem = f"Port {port} cannot be used: {error.strerror}."
-        raise TerminalError(f"{problem} Name another one, or 0.") from None
-
-
-async def _serve(server: Any, listening: socket.socket) -> None:
-    """Answers on a socket until Ctrl-C."""
+        raise TerminalError(f"Port {port} cannot be used: {error.strerror}. Name another one, or 0.") from None
+    cli.say(f"http://{host}:{listening.getsockname()[1]}{path}\n{note}")
     # The server sends itself the signal that has ended it once more, when it has closed its connections.
-    with suppress(KeyboardInterrupt, asyncio.CancelledError):
+    with listening, suppress(KeyboardInterrupt, asyncio.CancelledError):
         await server.serve(sockets=[listening])
         await asyncio.sleep(0)
 
@@ -156,8 +145,7 @@ def mcp(
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             await server.run_stdio_async()
             return
-        with _listening(http, host) as listening:
-            cli.say(f"http://{host}:{listening.getsockname()[1]}/mcp\nCtrl-C ends it.")
-            await _serve(Server(Config(http_app(server, token, host), **_SILENT)), listening)
+        answering = Server(Config(http_app(server, token, host), **_SILENT))
+        await _serve(answering, host, http, "/mcp", "Ctrl-C ends it.")
 
     cli.run(db, answer, create=not read_only)

@@ -23,12 +23,11 @@ from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import SessionInfo
-    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -94,11 +93,9 @@ class Views:
         """Returns the messages of a session, oldest first, by default those of the last page."""
         found = await self._session(query)
         page = page_of(query.get("page", ""), found["info"].messages, otherwise=_LAST_PAGE)
-        return {**found, "page": page, "messages": await self.read_messages(found["id"], page["skipped"], PAGE_ROWS)}
-
-    async def read_messages(self, session_id: str, skipped: int, most: int) -> Sequence[LogRow]:
-        """Returns the messages of a session from a place on, oldest first."""
-        return await self.store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=most, offset=skipped)
+        place = {"limit": PAGE_ROWS, "offset": page["skipped"]}
+        rows = await self.store.readers.find(found["id"], [ARCHIVED, ACTIVE], **place)
+        return {**found, "page": page, "messages": rows}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
         """Returns the facts of a user, the newest first; with ``state``, only those that are in it."""
@@ -183,10 +180,10 @@ MOST_MESSAGES = 2_000
 
 async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, Any]) -> str:
     """Returns the page as HTML; a NotFoundError if there is no such session."""
-    views = Views(store, limits)
-    found = await views.session({"id": session_id, "q": question})
-    skipped = max(found["info"].messages - MOST_MESSAGES, 0)
-    messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
+    found = await Views(store, limits).session({"id": session_id, "q": question})
+    messages = await store.readers.find(
+        session_id, [ARCHIVED, ACTIVE], offset=max(found["info"].messages - MOST_MESSAGES, 0)
+    )
     contents = {fact.id: fact.content for fact, _ in found["shown"]["known"]}
     return Pages(store.address).render("whole", **found, contents=contents, messages=messages, made_at=utc_now())
 

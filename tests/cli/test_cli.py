@@ -697,7 +697,7 @@ def test_without_the_extra_the_command_line_says_what_to_install(cli: Here, with
         done = cli(*command, *ANN, "--embed", "local")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert 'pip install "llama-index-memory-ext[local]"' in done.stderr
-    inspected = cli("inspect", "--no-open", "--embed", "local")
+    inspected = cli("inspect", "--embed", "local")
     assert (inspected.returncode, "[local]" in inspected.stderr) == (2, True)
 
 
