@@ -39,14 +39,13 @@ def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
 _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
+_USER_HELP = "The user. What is known about them applies in all their sessions."
 _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
 _EMBED_HELP = "Find by meaning, too, with a small model on this machine (extra local). Default: by words alone."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
 Db = Annotated[str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[
-    str | None, option("--user", "ID", "The user. What is known about them applies in all their sessions.")
-]
+User = Annotated[str | None, option("--user", "ID", _USER_HELP)]
 Session = Annotated[str | None, option("--session", "ID", "The session: one conversation.")]
 Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
 Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]

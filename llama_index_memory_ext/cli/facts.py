@@ -66,13 +66,12 @@ def check_whose(user: str | None, session: str | None) -> None:
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
 
 
-def command(name: str, *, create: bool = False, ranks: bool = False, **options: Any) -> Callable[[_Work], None]:
+def command(name: str, *, create: bool = False, **options: Any) -> Callable[[_Work], None]:
     """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own.
 
-    One that ``ranks`` facts can do so with an embedding model. Further ``options`` are those that it takes by name.
+    The ``options`` are further ones that it takes by name; with ``embed`` its memory has an embedding model.
     """
-    added = {**options, "user": User, "session": Session, "agent": Agent, "db": Db, "json": Json}
-    added |= {"embed": Embed} if ranks else {}
+    added = options | {"user": User, "session": Session, "agent": Agent, "db": Db, "json": Json}
 
     def register(work: _Work) -> None:
         def run(*, db: str | None, json: bool, **given: Any) -> None:
@@ -121,7 +120,7 @@ async def reject(memory: "CondensedMemory", fact_ids: _Some, *, reason: _Reason 
     return facts, facts_table(facts, memory.facts.namespace)
 
 
-@command("search", ranks=True)
+@command("search", embed=Embed)
 async def search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
@@ -129,7 +128,7 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
     return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
 
 
-@command("explain", ranks=True)
+@command("explain", embed=Embed)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
-_AT_ONCE = timedelta(seconds=1)
 # More than there can be.
 _LAST_PAGE = 10**9
 
@@ -168,9 +166,6 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
         events.append((fact.retired_at, what))
     if fact.words_deleted_at:
         events.append((fact.words_deleted_at, "its words were deleted by retention"))
-    # Each of these changes it, too.
-    if all(abs(fact.updated_at - when) > _AT_ONCE for when, _ in events):
-        events.append((fact.updated_at, "confirmed or changed, last"))
     return sorted(events)
 
 
@@ -181,9 +176,8 @@ MOST_MESSAGES = 2_000
 async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, Any]) -> str:
     """Returns the page as HTML; a NotFoundError if there is no such session."""
     found = await Views(store, limits).session({"id": session_id, "q": question})
-    messages = await store.readers.find(
-        session_id, [ARCHIVED, ACTIVE], offset=max(found["info"].messages - MOST_MESSAGES, 0)
-    )
+    skipped = max(found["info"].messages - MOST_MESSAGES, 0)
+    messages = await store.readers.find(session_id, [ARCHIVED, ACTIVE], offset=skipped)
     contents = {fact.id: fact.content for fact, _ in found["shown"]["known"]}
     return Pages(store.address).render("whole", **found, contents=contents, messages=messages, made_at=utc_now())
 

@@ -241,27 +241,6 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
     assert "green" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
-        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset, "),
-        ("search_memory", {}, "query: Field required. It takes: query."),
-        ("search_memory", {"query": 3_000 * "tea"}, "query: String should have at most 2000 characters."),
-        ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
-        ("remember", {**GREEN_TEA, "category": "tea"}, "category: Input should be 'preference', 'knowledge', "),
-    ],
-)
-async def test_wrong_arguments_are_told_in_one_line_without_their_values(
-    database: Path, name: str, arguments: dict[str, Any], told: str
-) -> None:
-    async with client(database) as session:
-        text = await refusal(session, name, **arguments)
-        assert text.startswith(f"{name} was not called. ")
-        assert told in text
-        assert "tea" not in text.replace("tea'", "")
-        assert "\n" not in text
-
-
 async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
     async with client(database) as session:
         assert (await call(session, "search_memory", query="tea")).endswith("list_memories shows the facts.")
