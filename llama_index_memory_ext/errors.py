@@ -126,8 +126,7 @@ class SummaryReplyError(MemoryExtError, ValueError):
             f"Expected the text of a summary; saw {len(reply)} characters and did not take them: {reason}. "
             "The summary before stays. `reply` of this error holds the answer."
         )
-        self.reply = reply
-        self.reason = reason
+        self.reply, self.reason = reply, reason
 
 
 # The statuses with which a provider refuses a request for what is in it, and the one that names its length.
@@ -142,7 +141,6 @@ _NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError
 # ... of these, the ones for which it came too late, and the ones for which nobody listened.
 _TIMEOUTS = frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"})
 _NOBODY = frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"})
-_TIMEOUT_STATUSES = frozenset({408, 504})
 
 
 def status_of(error: BaseException) -> int | None:
@@ -169,7 +167,7 @@ def is_timeout(error: BaseException) -> bool:
     """Whether an answer did not come in time, though somebody was there: less to read may help."""
     names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())
     in_time = isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
-    return bool(in_time and not names & _NOBODY) or status_of(error) in _TIMEOUT_STATUSES
+    return bool(in_time and not names & _NOBODY) or status_of(error) in {408, 504}
 
 
 def is_no_answer(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from llama_index_memory_ext.agents.retriever import store_errors
-from llama_index_memory_ext.agents.tools import NOTHING_FOUND, REFUSALS, MemoryToolSpec, line_of
+from llama_index_memory_ext.agents.tools import REFUSALS, MemoryToolSpec, line_of
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.text.messages import Utterance
 
@@ -79,15 +79,11 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
         nodes = [spec.retriever.fact_node(fact, fact.confidence) for fact in facts[offset : offset + limit]]
         return "".join(map(line_of, nodes)) + f"{len(facts)} facts in all."
 
-    async def search_memory(query: str) -> str:
-        found = await spec.asearch_memory(query)
-        return f"{found} list_memories shows the facts." if found.startswith(NOTHING_FOUND) else found
-
     name = "llama-index-memory-ext"
     # The package logs what tools answer below warnings; it may hold the user's words.
     server = MCPServer(name, instructions=_INSTRUCTIONS, version=version(name), log_level="WARNING")
     for tool, described, writes, destroys in (
-        (search_memory, spec.search_memory, False, False),
+        (spec.asearch_memory, spec.search_memory, False, False),
         (list_memories, list_memories, False, False),
         (spec.aremember, spec.remember, True, False),
         (spec.aforget, spec.forget, True, True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from datetime import datetime
-from importlib import import_module
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,7 +163,7 @@ def _read_line() -> str:
     if prompt:
         with suppress(ImportError):
             # Gives input() arrow keys and a history, where Python has it. For a pipe it would print control characters.
-            import_module("readline")
+            import readline  # noqa: F401 - it is enough that it is loaded
     try:
         return input(prompt).strip()
     except EOFError:

@@ -91,8 +91,7 @@ class Views:
         """Returns the messages of a session, oldest first, by default those of the last page."""
         found = await self._session(query)
         page = page_of(query.get("page", ""), found["info"].messages, otherwise=_LAST_PAGE)
-        place = {"limit": PAGE_ROWS, "offset": page["skipped"]}
-        rows = await self.store.readers.find(found["id"], [ARCHIVED, ACTIVE], **place)
+        rows = await self.store.readers.find(found["id"], [ARCHIVED, ACTIVE], limit=PAGE_ROWS, offset=page["skipped"])
         return {**found, "page": page, "messages": rows}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
@@ -138,8 +137,7 @@ class Views:
 
     async def _numbers(self, session_id: str, shown: Context) -> Context:
         """Returns how many facts there are, and what each reader for facts has not read yet, and has spent."""
-        states = [(await self.store.readers.state(session_id, name))[1] for name in shown["readers"]]
-        progress = [*map(progress_of, states)]
+        progress = [progress_of((await self.store.readers.state(session_id, one))[1]) for one in shown["readers"]]
         return {
             "known": sum(state == "present" for _, state in shown["known"]),
             "unread": {name: await self.store.users.count(session_id, reader=name) for name in shown["readers"]},
@@ -159,8 +157,7 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     """Returns what happened to a fact, and when, oldest first."""
     events = [(fact.created_at, f"learned: {fact.quote}" if fact.quote else "learned")]
     for past in fact.past_retirements:
-        events.append((past.retired_at, f"retired: {past.retired_reason or 'no reason'}"))
-        events.append((past.restored_at, "restored"))
+        events += [(past.retired_at, f"retired: {past.retired_reason or 'no reason'}"), (past.restored_at, "restored")]
     if fact.retired_at:
         what = f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}"
         events.append((fact.retired_at, what))

@@ -241,11 +241,6 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
     assert "green" not in caplog.text
 
 
-async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
-    async with client(database) as session:
-        assert (await call(session, "search_memory", query="tea")).endswith("list_memories shows the facts.")
-
-
 async def test_over_http_a_client_needs_the_token(database: Path) -> None:
     token = "a token of the test"  # noqa: S105 - of this test alone
     environment = clean_environment(LLAMA_INDEX_MEMORY_MCP_TOKEN=token)
