@@ -125,6 +125,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("remember", {"content": "Likes tea"}, "quote"),
     ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "at most 2000 characters"),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
+    ("remember", {**GREEN_TEA, "category": "tea"}, "Input should be 'preference', 'knowledge', "),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
     ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "what is not known"),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
