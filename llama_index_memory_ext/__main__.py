@@ -31,14 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
             stream.reconfigure(errors="replace")
+    if arguments == ["--version"]:
+        sys.stdout.write(f"{PACKAGE} {__version__}\n")
+        return 0
     try:
         try:
             with needs_extra("cli", "typer", "rich"):
                 app = load_app()
         except UsageError:
-            if arguments not in (["demo"], ["--version"]):
+            if arguments != ["demo"]:
                 raise
-            return _run_without_extra(arguments[0])
+            # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
+            from llama_index_memory_ext.cli.demo import run
+
+            sys.exit(run())
         return app(arguments, standalone_mode="--json" not in arguments) or 0
     except SystemExit as end:
         return int(end.code or 0)
@@ -54,16 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The class of wrong usage has a public name only in older versions of Typer.
         is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(error, "format_message")
         return WRONG_USAGE if is_usage else FAILED
-
-
-def _run_without_extra(command: str) -> int:
-    if command == "--version":
-        sys.stdout.write(f"{PACKAGE} {__version__}\n")
-        return 0
-    # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
-    from llama_index_memory_ext.cli.demo import run
-
-    return run()
 
 
 def load_app() -> typer.Typer:

@@ -6,6 +6,7 @@ Each of our errors says what was expected, what was seen and what to do.
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import re
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,13 +20,7 @@ class MemoryExtError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Some are made of other arguments than their text. The answer of a model stays out of a pickle.
         state = {name: value for name, value in vars(self).items() if name != "response"}
-        return _unpickled, (type(self), self.args), state
-
-
-def _unpickled(kind: type[MemoryExtError], args: tuple[Any, ...]) -> MemoryExtError:
-    error = kind.__new__(kind)
-    error.args = args
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined] # what copyreg uses
 
 
 class SettingError(MemoryExtError, ValueError, TypeError):
@@ -131,8 +126,7 @@ class SummaryReplyError(MemoryExtError, ValueError):
             f"Expected the text of a summary; saw {len(reply)} characters and did not take them: {reason}. "
             "The summary before stays. `reply` of this error holds the answer."
         )
-        self.reply = reply
-        self.reason = reason
+        self.reply, self.reason = reply, reason
 
 
 # The statuses with which a provider refuses a request for what is in it, and the one that names its length.
@@ -145,23 +139,16 @@ _ABOUT_WORDS = re.compile(
 # The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx, and of botocore, ...
 _NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
 # ... of these, the ones for which it came too late, and the ones for which nobody listened.
-_TIMEOUTS, _NOBODY = (
-    frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"}),
-    frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"}),
-)
-_TIMEOUT_STATUSES = frozenset({408, 504})
+_TIMEOUTS = frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"})
+_NOBODY = frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"})
 
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status in a provider's error, wherever its client has put it; None if there is none."""
     response = getattr(error, "response", None)
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    found = (
-        getattr(error, "status_code", None),
-        getattr(response, "status_code", None),
-        metadata.get("HTTPStatusCode"),
-        getattr(error, "code", None),
-    )
+    found = [getattr(error, "status_code", None), getattr(response, "status_code", None)]
+    found += [metadata.get("HTTPStatusCode"), getattr(error, "code", None)]
     return next((int(status) for status in found if isinstance(status, int) and status >= 100), None)  # noqa: PLR2004 - the lowest
 
 
@@ -180,7 +167,7 @@ def is_timeout(error: BaseException) -> bool:
     """Whether an answer did not come in time, though somebody was there: less to read may help."""
     names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())
     in_time = isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
-    return bool(in_time and not names & _NOBODY) or status_of(error) in _TIMEOUT_STATUSES
+    return bool(in_time and not names & _NOBODY) or status_of(error) in {408, 504}
 
 
 def is_no_answer(error: BaseException) -> bool:

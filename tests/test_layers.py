@@ -64,6 +64,7 @@ WITH_ONE_IMPORTER = {
     "inspector/server.py": "needs the extra inspect",
     "language/related.py": "is a dictionary of its own, which few tokens of a text need",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/stats.py": "is a public class, and how it prints",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/log.py": "is one of the tables of the store",

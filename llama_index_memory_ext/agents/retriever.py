@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from contextlib import contextmanager
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The network and the disk, and rows that cannot be read.
-_DATABASE_ERRORS = (OSError, asyncio.TimeoutError, ValidationError, json.JSONDecodeError, UnicodeError)
-# SQLAlchemy, and the drivers whose errors it passes on while a connection is made.
-_DATABASE_LIBRARIES = frozenset({"sqlalchemy", "aiosqlite", "asyncpg", "psycopg", "sqlite3"})
 # On LoCoMo, ten nodes hold 72.6 % of the evidence for a question with 1.0, and 70.5 % with 0.7.
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
@@ -56,11 +51,11 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as raised:
-        # A StoreError says by its cause that there is no connection.
-        error = (raised.__cause__ if isinstance(raised, StoreError) else None) or raised
-        modules = {base.__module__.partition(".")[0] for base in type(error).__mro__}
-        if not isinstance(error, _DATABASE_ERRORS) and _DATABASE_LIBRARIES.isdisjoint(modules):
+    # The last three tell of rows that cannot be read.
+    except (StoreError, ValidationError, json.JSONDecodeError, UnicodeError) as raised:
+        # What the database has refused has a cause.
+        error = raised.__cause__ if isinstance(raised, StoreError) else raised
+        if error is None:
             raise
         logger.warning("%s (session %r, database failed: %s).", what, session_id, type(error).__name__)
         raise StoreError(

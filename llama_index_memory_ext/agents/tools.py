@@ -11,7 +11,7 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import FactError, LimitError
+from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.facts.checks import denies, sentences_at
 from llama_index_memory_ext.facts.reply import ExtractionReply
@@ -19,7 +19,6 @@ from llama_index_memory_ext.language import phrases
 from llama_index_memory_ext.language.names import shares_word
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.tokens import keywords, shared
-from llama_index_memory_ext.memory.search import check_memory
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
@@ -89,7 +88,7 @@ _HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. 
 _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
 _QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "there are as many facts as there may be, and all of them are surer."
-NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
+_NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
 # How an answer begins if nothing was done.
 REFUSALS = ("Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
 
@@ -122,17 +121,14 @@ class MemoryToolSpec(BaseToolSpec):
     _in_session, _how_to_forget_everything = True, _HOW_TO_CONFIRM
 
     def __init__(self, memory: CondensedMemory, *, read_only: bool = False, token_limit: int = 1_000) -> None:
-        check_memory(memory, type(self).__name__)
-        if token_limit < 1:
-            raise LimitError(f"token_limit is the most tokens of an answer, at least 1; saw {token_limit}.")
+        self.retriever = MemoryRetriever(
+            memory, messages=self._in_session, similarity_top_k=_MOST_FOUND, token_limit=token_limit
+        )
         self.memory = memory
         self.read_only = read_only
         self.token_limit = token_limit
         names = [SEARCH_TOOL] if read_only else [SEARCH_TOOL, "remember", "forget"]
         self.spec_functions = [(name, f"a{name}") for name in names]
-        self.retriever = MemoryRetriever(
-            memory, messages=self._in_session, similarity_top_k=_MOST_FOUND, token_limit=token_limit
-        )
 
     def search_memory(self, query: str) -> str:
         """Search what is known about the user and what was said before in this conversation.
@@ -175,7 +171,7 @@ class MemoryToolSpec(BaseToolSpec):
         lines = [line_of(node) for node in await self.retriever.aretrieve(str(query))]
         counter = self.memory.tokenizer_fn
         found = "".join(lines[i] for i in fit_tokens(map(counter.count, lines), self.token_limit))
-        return found or counter.clip(NOTHING_FOUND, self.token_limit)
+        return found or counter.clip(_NOTHING_FOUND, self.token_limit)
 
     async def aremember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """As ``remember``."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.errors import MemoryExtError, is_timeout, status_of
+from llama_index_memory_ext.errors import MemoryExtError, is_no_answer, is_timeout, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,17 +65,14 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
-        # Imported here: it takes half a second, and was imported already where its errors come from.
-        import openai
-
-        problem, host = "", model_host()
-        if is_timeout(error) and status_of(error) is None:
+        host, status, body, problem = model_host(), status_of(error), getattr(error, "body", None), ""
+        if status is not None:
+            said = body.get("message") if isinstance(body, dict) else text
+            problem = f"{host} answers with status {status}: {_redacted(str(said))}"
+        elif is_timeout(error):
             problem = f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
-        elif isinstance(error, openai.APIConnectionError):
+        elif is_no_answer(error):
             problem = f"there is no connection to {host}."
-        elif isinstance(error, openai.APIStatusError):
-            said = error.body.get("message") if isinstance(error.body, dict) else error.message
-            problem = f"{host} answers with status {error.status_code}: {_redacted(str(said))}"
         if problem:
             return problem
     elif isinstance(error, ValueError) and callable(errors := getattr(error, "errors", None)):

@@ -19,15 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import (
-    PACKAGE,
-    TerminalError,
-    UsageError,
-    describe_error,
-    one_line,
-    open_store,
-    plain,
-)
+from llama_index_memory_ext.cli import PACKAGE, TerminalError, UsageError, describe_error, one_line, open_store, plain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -47,14 +39,13 @@ def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
 _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
+_USER_HELP = "The user. What is known about them applies in all their sessions."
 _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
 _EMBED_HELP = "Find by meaning, too, with a small model on this machine (extra local). Default: by words alone."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
 Db = Annotated[str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")]
-User = Annotated[
-    str | None, option("--user", "ID", "The user. What is known about them applies in all their sessions.")
-]
+User = Annotated[str | None, option("--user", "ID", _USER_HELP)]
 Session = Annotated[str | None, option("--session", "ID", "The session: one conversation.")]
 Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
 Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]
@@ -70,19 +61,8 @@ _Schema = Annotated[str | None, option("--schema", "NAME", _SCHEMA_HELP, envvar=
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(PACKAGE, ext.__version__)
-        raise typer.Exit
-
-
-_VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-
-
-@app.callback(help="Condensed memory for LlamaIndex agents.")
-def _set_tables(
-    *, table: _Table = "llama_index_memory", schema: _Schema = None, _version: Annotated[bool, _VERSION] = False
-) -> None:
+@app.callback(help="Condensed memory for LlamaIndex agents. --version alone prints the version.")
+def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None) -> None:
     if not table:
         raise UsageError("--table must not be empty.")
     _tables.set({"table_name": table, "db_schema": schema})
@@ -181,44 +161,46 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model
 
-    here = f"{ext.__version__}, on Python {platform.python_version()}"
-    checks = [(PACKAGE, "ok", here), asyncio.run(_check_database(db))]
-    try:
-        checks.append(("model", "ok", describe_model(choose_model())))
-    except ValueError as error:
-        checks.append(("model", "wrong", describe_error(error)))
-    is_ok = all(verdict != "wrong" for _, verdict, _ in checks)
-    listed = [dict(zip(("name", "verdict", "found"), check, strict=True)) for check in checks]
-    show(({"ok": is_ok, "checks": listed}, table(["checked", "result", "found"], checks)), as_json=as_json)
+    store = find_store(db)
+    checks = [
+        _check(PACKAGE, lambda: f"{ext.__version__}, on Python {platform.python_version()}"),
+        _check("database", lambda: asyncio.run(_look_at(store))),
+        _check("model", lambda: describe_model(choose_model())),
+    ]
+    is_ok = all(check["verdict"] == "ok" for check in checks)
+    shown = table(["checked", "result", "found"], [[*check.values()] for check in checks])
+    show(({"ok": is_ok, "checks": checks}, shown), as_json=as_json)
     if not is_ok:
         raise typer.Exit(1)
 
 
-async def _check_database(db: str | None) -> tuple[str, str, str]:
-    """Returns what was checked, the verdict (ok or wrong), and the version of the schema, or why it cannot be used."""
-    store = find_store(db)
-    file = file_of(store)
+def _check(name: str, look: Callable[[], str]) -> dict[str, str]:
+    """Returns what there is, or why it cannot be used."""
+    try:
+        return {"name": name, "verdict": "ok", "found": look()}
+    except Exception as error:  # noqa: BLE001 - whatever failed is what the doctor is to find
+        return {"name": name, "verdict": "wrong", "found": describe_error(error)}
+
+
+async def _look_at(store: ext.MemoryStore) -> str:
+    """Returns where the database is, and the version of its tables; an error says why it cannot be used."""
+    file, found = file_of(store), "no tables of this package yet; the first conversation creates them"
     # The folder of the default file is created.
     if file and file != default_file() and not file.parent.is_dir():
-        return "database", "wrong", f"{file} needs the folder {file.parent}, which does not exist."
-    try:
-        async with aclosing(store):
-            found = "no tables of this package yet; the first conversation creates them"
-            if (schema := await store.read_schema_version()) is not None:
-                await try_writing(store)
-                found = f"version {schema} of the tables, and rows can be written"
-            return "database", "ok", f"{file or store.address}: {found}"
-    except Exception as error:  # noqa: BLE001 - whatever failed is what this command is to find
-        return "database", "wrong", describe_error(error)
+        raise TerminalError(f"{file} needs the folder {file.parent}, which does not exist.")
+    async with aclosing(store):
+        if (schema := await store.read_schema_version()) is not None:
+            await try_writing(store)
+            found = f"version {schema} of the tables, and rows can be written"
+    return f"{file or store.address}: {found}"
 
 
 def memory_on(
     store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None, embed: Embed = None
 ) -> ext.CondensedMemory:
     """Returns the memory of a session, or of a user without one, that extracts nothing."""
-    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed}
-    name = "any" if session is None else session
-    return ext.CondensedMemory.from_defaults(name, chat_store=store, extract_facts=False, **options)
+    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed, "extract_facts": False}
+    return ext.CondensedMemory.from_defaults("any" if session is None else session, chat_store=store, **options)
 
 
 def book_of(memory: ext.CondensedMemory) -> FactBook:

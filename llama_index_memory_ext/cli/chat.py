@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from datetime import datetime
-from importlib import import_module
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TIMEOUT, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Embed, Model, Session, Timeout, User
-from llama_index_memory_ext.cli.facts import explanation_table, facts_table
+from llama_index_memory_ext.cli.facts import facts_table
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 _TEMPORARY_HELP = "Store nothing: what is known of the user is read, and the conversation is gone at its end."
 _Temporary = Annotated[bool, typer.Option("--temporary", help=_TEMPORARY_HELP)]
 _HELP = """\
-/facts           what is known about you; the command `facts forget ID` deletes a fact
-/why [QUESTION]  which facts the last question showed the model, or another one would, and why
-/help            this
-/quit            end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."""
+/facts   what is known about you; `facts forget ID` deletes a fact, `facts explain QUESTION` says which are shown
+/help    this
+/quit    end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."""
 
 
 @cli.app.command()
@@ -52,11 +50,11 @@ def chat(
     unanswered = 0
     session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}" if session is None else session
     resources = AsyncExitStack()
-    how: Any = {"model": model, "embed": embed, "timeout": timeout, "temporary": temporary}
+    options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, user, **how))
+            agent, memory = loop.run(_open(resources, db, session, model, timeout, **options))
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not _respond(loop, agent, memory, line)
@@ -67,15 +65,7 @@ def chat(
 
 
 async def _open(
-    resources: AsyncExitStack,
-    db: str | None,
-    session: str,
-    user: str | None,
-    *,
-    model: str | None,
-    embed: Embed,
-    timeout: float,
-    temporary: bool,
+    resources: AsyncExitStack, db: str | None, session: str, model: str | None, timeout: float, **options: Any
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
     """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
@@ -85,7 +75,8 @@ async def _open(
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
     from llama_index_memory_ext.models.prompt_caches import needs_cache_points
 
-    store = await resources.enter_async_context(aclosing(cli.find_store(db)))
+    store, user, temporary = cli.find_store(db), options["user_id"], options["temporary"]
+    await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, create=not temporary)
     if not temporary:
         # Where nothing can be kept no conversation begins.
@@ -94,8 +85,7 @@ async def _open(
     llm = choose_model(model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
     # Servers that give other families OpenAI's API refuse OpenAI's marks.
     marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
-    options: Any = {"llm": llm, "embed_model": embed, "cache_points": marks, "temporary": temporary}
-    memory = ext.CondensedMemory.from_defaults(session, user_id=user, chat_store=store, **options)
+    memory = ext.CondensedMemory.from_defaults(session, chat_store=store, llm=llm, cache_points=marks, **options)
     messages = await memory.sql_store.count_messages(session, None)
     state = "temporary: nothing is stored" if temporary else f"{messages} messages so far" if messages else "new"
     _note(
@@ -109,32 +99,17 @@ async def _open(
 
 def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str) -> bool:
     """Answers a question or obeys a command; returns False for a question without an answer."""
-    # Imported here: they import LlamaIndex.
-    from llama_index.core.base.llms.types import ChatMessage
-
-    from llama_index_memory_ext.text.messages import question_in
-
     is_command = line.startswith("/")
-    name, _, text = line.partition(" ")
     try:
         if not is_command:
             loop.run(_answer(agent, memory, line))
-        elif name == "/facts":
+        elif line == "/facts":
             _wait_for_facts(loop, memory.aflush())
             cli.say(facts_table(loop.run(memory.facts.alist()), memory.facts.namespace))
-        elif name == "/why":
-            messages = loop.run(memory.aget_all()) + ([ChatMessage(text.strip())] if text.strip() else [])
-            question, context = question_in(messages, [], memory.facts_block.context_turns)
-            if question:
-                cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
-                found = memory.facts_block.aexplain(question, session_id=memory.session_id, context=context)
-                cli.say(explanation_table(loop.run(found), memory.facts.namespace))
-            else:
-                cli.say("Nothing was asked yet. Say /why QUESTION to look at a question of your own.", stderr=True)
-        elif name == "/help":
+        elif line == "/help":
             cli.say(_HELP)
         else:
-            cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
+            cli.say(f"There is no {line}. /help lists the commands.", stderr=True)
     except KeyboardInterrupt:
         if not cli.is_terminal():
             raise
@@ -188,7 +163,7 @@ def _read_line() -> str:
     if prompt:
         with suppress(ImportError):
             # Gives input() arrow keys and a history, where Python has it. For a pipe it would print control characters.
-            import_module("readline")
+            import readline  # noqa: F401 - it is enough that it is loaded
     try:
         return input(prompt).strip()
     except EOFError:

@@ -1,23 +1,20 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that ``command`` makes.
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Parameter, Signature, signature
-from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
 
-from llama_index_memory_ext.cli import TIMEOUT, TerminalError, UsageError, one_line, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, Timeout, User, Yes
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, User, Yes
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+    from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.ranking import Explanation
 
 # Begins with the memory whose facts are meant; the other parameters are the arguments and options of the command.
@@ -35,7 +32,6 @@ _Some = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of facts
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="Messages as JSON or JSON Lines.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _Apply = Annotated[bool, typer.Option("--apply", help="Retire them.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
@@ -70,35 +66,24 @@ def check_whose(user: str | None, session: str | None) -> None:
         raise UsageError("say whose facts: --user ID, or --session ID for those of a session without a user.")
 
 
-def command(name: str, *, create: bool = False, ranks: bool = False, **options: Any) -> Callable[[_Work], None]:
+def command(name: str, *, create: bool = False, **options: Any) -> Callable[[_Work], None]:
     """Makes a command of a coroutine function: adds those for user, session, agent, database and JSON to its own.
 
-    One that ``ranks`` facts can do so with an embedding model. Further ``options`` are those that it takes by name.
+    The ``options`` are further ones that it takes by name; with ``embed`` its memory has an embedding model.
     """
+    added = options | {"user": User, "session": Session, "agent": Agent, "db": Db, "json": Json}
 
     def register(work: _Work) -> None:
-        def run(
-            *,
-            user: User = None,
-            session: Session = None,
-            agent: Agent = None,
-            db: Db = None,
-            json: Json = False,
-            embed: Embed = None,
-            **own: Any,
-        ) -> None:
-            def on(store: "MemoryStore") -> Awaitable[Output]:
-                return work(cli.memory_on(store, session, user, agent, embed), **own)
+        def run(*, db: str | None, json: bool, **given: Any) -> None:
+            whose = {name: given.pop(name, None) for name in ("session", "user", "agent", "embed")}
+            check_whose(whose["user"], whose["session"])
+            cli.run(db, lambda store: work(cli.memory_on(store, **whose), **given), create=create, as_json=json)
 
-            check_whose(user, session)
-            cli.run(db, on, create=create, as_json=json)
-
-        _, *own_options = (one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD)
-        for option, about in options.items():
-            own_options.append(Parameter(option, Parameter.KEYWORD_ONLY, default=None, annotation=about))
-        *common, embedding, _ = signature(run).parameters.values()
-        common += [embedding] if ranks else []
-        run.__signature__ = Signature([*own_options, *common])  # type: ignore[attr-defined] # what Typer reads
+        _, *shown = (one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD)
+        for option, about in added.items():
+            default = False if about is Json else None
+            shown.append(Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=about))
+        vars(run)["__signature__"] = Signature(shown)  # what Typer reads
         app.command(name, help=work.__doc__)(run)
 
     return register
@@ -112,13 +97,6 @@ async def list_(memory: "CondensedMemory", **wanted: Any) -> Output:
         chosen["after"] = (await _find(memory, chosen["after"])).id
     facts = await cli.book_of(memory).alist(**chosen)
     return facts, facts_table(facts, memory.facts.namespace)
-
-
-@command("pending")
-async def pending(memory: "CondensedMemory") -> Output:
-    """List what was learned and waits for your yes or no, the newest first."""
-    facts = await cli.book_of(memory).alist(state="pending")
-    return facts, facts_table(facts, f"{memory.facts.namespace} that are pending")
 
 
 @command("approve")
@@ -135,7 +113,7 @@ async def reject(memory: "CondensedMemory", fact_ids: _Some, *, reason: _Reason 
     return facts, facts_table(facts, memory.facts.namespace)
 
 
-@command("search", ranks=True)
+@command("search", embed=Embed)
 async def search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
@@ -143,7 +121,7 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
     return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
 
 
-@command("explain", ranks=True)
+@command("explain", embed=Embed)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
     found = await memory.facts_block.aexplain(question)
@@ -202,12 +180,8 @@ async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All
     """
     if bool(fact_ids) == all_:
         raise UsageError("name the facts, or say --all.")
-    namespace = memory.facts.namespace
-    book = cli.book_of(memory)
-    if all_:
-        found = await book.alist(state="all")
-    else:
-        found = [await _find(memory, one) for one in fact_ids or ()]
+    namespace, book = memory.facts.namespace, cli.book_of(memory)
+    found = await book.alist(state="all") if all_ else [await _find(memory, one) for one in fact_ids or ()]
     facts = {fact.id: fact for fact in found}
     if facts and not yes:
         cli.say(facts_table([*facts.values()], namespace), stderr=True)
@@ -243,74 +217,6 @@ async def consolidate(
     return {"proposals": proposals, "retired": retired}, f"{shown}\n{told}".lstrip()
 
 
-@app.command("check")
-def check(file: _File, *, model: Model = None, timeout: Timeout = TIMEOUT, json: Json = False) -> None:
-    """Measure what of a conversation your model would have stored, with and without a second reading.
-
-    FILE holds messages as `import --session` reads them; nothing is stored. With OPENAI_API_KEY set a model of OpenAI's
-    reads them (OPENAI_API_BASE for another address), else a small offline one. What is kept and what is rejected, why,
-    and at which cost, is for you to judge by your own conversations.
-    """
-    try:
-        content = file.expanduser().read_bytes()
-    except OSError as error:
-        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
-    cli.show(asyncio.run(_checked(content, model, timeout)), as_json=json)
-
-
-async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
-    # Imported here: they import LlamaIndex.
-    from openai import DefaultAsyncHttpxClient
-
-    from llama_index_memory_ext import CondensedMemory, messages_from_json
-    from llama_index_memory_ext.cli.demo import choose_model, describe_model
-
-    messages = messages_from_json(content)
-    if not messages:
-        raise TerminalError("there is no message in it: expected a conversation with at least one message of the user.")
-    found: list[dict[str, Any]] = []
-    async with DefaultAsyncHttpxClient() as client:
-        llm = choose_model(model, client, timeout)
-        for verify in (False, True):
-            async with CondensedMemory.from_defaults(user_id="user", llm=llm, verify=verify) as memory:
-                started = perf_counter()
-                await memory.aput_messages(messages)
-                await memory.aflush()
-                stats, facts = await memory.astats(), await memory.facts.alist(with_retired=True)
-                counted = stats.usage.values()
-                found.append(
-                    {
-                        "verify": verify,
-                        "kept": facts,
-                        "rejected": stats.rejections,
-                        "failures": {name: failure.error for name, failure in stats.failures.items()},
-                        "calls": sum(one.calls for one in counted),
-                        "tokens_sent": sum(one.prompt_tokens for one in counted),
-                        "tokens_received": sum(one.completion_tokens for one in counted),
-                        "seconds": round(perf_counter() - started, 2),
-                    }
-                )
-    rows = [["facts kept", *(str(len(run["kept"])) for run in found)]]
-    reasons = {*found[0]["rejected"], *found[1]["rejected"]}
-    names = ("calls", "tokens_sent", "tokens_received", "seconds")
-    rows += [[f"rejected as {one}", *(str(run["rejected"].get(one, 0)) for run in found)] for one in sorted(reasons)]
-    rows += [[name.replace("_", " "), *(str(run[name]) for run in found)] for name in names]
-    if any(run["failures"] for run in found):
-        rows.append(["failed", *(", ".join(run["failures"].values()) for run in found)])
-    without, with_ = ({_content(fact): fact for fact in run["kept"]} for run in found)
-    rows_of_facts = []
-    for text, fact in (with_ | without).items():
-        kept = ("yes" if text in without else "", "yes" if text in with_ else "")
-        rows_of_facts.append([text, *kept, fact.said_as or "", fact.quote])
-    shown = Group(
-        f"model: {describe_model(llm)}\n",
-        cli.table(["", "without verify", "with verify"], rows),
-        "",
-        cli.table(["fact", "without", "with", "said as", "the user's words"], rows_of_facts, empty="No fact was kept."),
-    )
-    return {"model": describe_model(llm), "runs": found}, shown
-
-
 def _changed(what: str, fact: "Fact") -> Output:
     return fact, f"{what} {fact.id}: {one_line(fact.content)}"
 
@@ -321,8 +227,7 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
     found = [fact for fact in facts if text and fact.id.startswith(text)]
     found = [fact for fact in found if fact.id == text] or found
     if not found:
-        hint = "`facts list --state all` shows all."
-        raise TerminalError(f"There is no fact {text!r} among {len(facts)}. {hint}")
+        raise TerminalError(f"There is no fact {text!r} among {len(facts)}. `facts list --state all` shows all.")
     if len(found) > 1:
         raise TerminalError(f"{len(found)} ids begin with {text!r}. Give more of the one you mean.")
     return found[0]

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shlex
 import signal
 import socket
-import sys
-import webbrowser
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User, file_of, find_store
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
-_OPEN_HELP = "Open it; the list of processes shows the address to others then."
 _SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
 _Port = Annotated[int, typer.Option(min=0, max=65_535, metavar="NUMBER", help=_PORT_HELP)]
 _Write = Annotated[
     bool, typer.Option("--write", help="Also add, edit, pin, approve, retire, restore and forget; each asks.")
 ]
-_Open = Annotated[bool, typer.Option("--open/--no-open", help=_OPEN_HELP)]
 _To = typer.Option("--html", metavar="FILE", help="Write --session as one page, and end.")
 _Html = Annotated[typer.FileBinaryWrite | None, _To]
 _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what the user might ask next.")]
 _Limit = Annotated[int | None, typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's.")]
 _OtherSession = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
-_Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
-_CONFIG_HELP = "Print what this program needs to start this command, and end."
-_Config = Annotated[_Program | None, cli.option("--print-config", "PROGRAM", _CONFIG_HELP)]
 _HTTP_HELP = "Serve over streamable HTTP at this port instead, at /mcp; 0: any that is free. It needs a token."
 _Http = Annotated[int | None, cli.option("--http", "PORT", _HTTP_HELP, min=0, max=65_535)]
 _HOST_HELP = "With --http: the address of this machine to listen at. Others than 127.0.0.1 need TLS in front of them."
@@ -46,13 +37,6 @@ _Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
 _TOKEN, _SHORTEST_TOKEN = "LLAMA_INDEX_MEMORY_MCP_TOKEN", 16
 # No request is logged: addresses hold words of users.
 _SILENT: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
-# Where each program reads its servers from.
-_CONFIG_FILES: dict[str, str] = {
-    "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
-    "cursor": "~/.cursor/mcp.json, or .cursor/mcp.json of a project",
-    "vscode": ".vscode/mcp.json of a project",
-    "claude-code": "a terminal",
-}
 
 
 @cli.app.command()
@@ -61,7 +45,6 @@ def inspect(
     db: Db = None,
     port: _Port = 0,
     write: _Write = False,
-    open_: _Open = False,
     html: _Html = None,
     session: Session = None,
     question: _Question = "",
@@ -86,14 +69,9 @@ def inspect(
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import read_only
-    asked = {
-        "token_limit": token_limit,
-        "condensed_token_limit": condensed_token_limit,
-        "facts_token_limit": facts_token_limit,
-        "recall_token_limit": recall_token_limit,
-        "embed_model": embed,
-        "agent_id": agent,
-    }
+    asked: dict[str, Any] = {"token_limit": token_limit, "condensed_token_limit": condensed_token_limit}
+    asked |= {"facts_token_limit": facts_token_limit, "recall_token_limit": recall_token_limit}
+    asked |= {"embed_model": embed, "agent_id": agent}
     limits = {name: value for name, value in asked.items() if value is not None}
     # Limits that do not fit into each other are told at once.
     memory_on(ext.MemoryStore(), "", "", limits)
@@ -104,29 +82,22 @@ def inspect(
                 html.write((await report(reader, str(session), question, limits)).encode())
                 return
             inspector = Inspector(reader, store, limits, Access(write))
-            with _listening(port) as listening:
-                address = f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/"
-                cli.say(f"{address}\nWhoever has this address sees all of it until you end this with Ctrl-C.")
-                if open_:
-                    webbrowser.open(address)
-                await _serve(Server(Config(inspector, lifespan="off", **_SILENT)), listening)
+            note = "Whoever has this address sees all of it until you end this with Ctrl-C."
+            server = Server(Config(inspector, lifespan="off", **_SILENT))
+            await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
 
     cli.run(db, show)
 
 
-def _listening(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """Returns a socket at the port; an error that says what to do if it cannot be used."""
+async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:
+    """Answers at a port until Ctrl-C, and says at which address."""
     try:
-        return socket.create_server((host, port))
+        listening = socket.create_server((host, port))
     except OSError as error:
-        problem = f"Port {port} cannot be used: {error.strerror}."
-        raise TerminalError(f"{problem} Name another one, or 0.") from None
-
-
-async def _serve(server: Any, listening: socket.socket) -> None:
-    """Answers on a socket until Ctrl-C."""
+        raise TerminalError(f"Port {port} cannot be used: {error.strerror}. Name another one, or 0.") from None
+    cli.say(f"http://{host}:{listening.getsockname()[1]}{path}\n{note}")
     # The server sends itself the signal that has ended it once more, when it has closed its connections.
-    with suppress(KeyboardInterrupt, asyncio.CancelledError):
+    with listening, suppress(KeyboardInterrupt, asyncio.CancelledError):
         await server.serve(sockets=[listening])
         await asyncio.sleep(0)
 
@@ -139,7 +110,6 @@ def mcp(
     db: Db = None,
     read_only: _ReadOnly = False,
     embed: Embed = None,
-    print_config: _Config = None,
     http: _Http = None,
     host: _Host = "127.0.0.1",
 ) -> None:
@@ -149,10 +119,6 @@ def mcp(
     --http, clients send the token of LLAMA_INDEX_MEMORY_MCP_TOKEN as "Authorization: Bearer TOKEN".
     """
     check_whose(user, session)
-    if print_config:
-        options = {"--user": user, "--session": session, "--embed": embed, "--read-only": "" if read_only else None}
-        _print_config(print_config, find_store(db), options)
-        return
     token = os.environ.get(_TOKEN, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
         how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
@@ -174,28 +140,7 @@ def mcp(
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             await server.run_stdio_async()
             return
-        with _listening(http, host) as listening:
-            cli.say(f"http://{host}:{listening.getsockname()[1]}/mcp\nCtrl-C ends it.")
-            await _serve(Server(Config(http_app(server, token, host), **_SILENT)), listening)
+        answering = Server(Config(http_app(server, token, host), **_SILENT))
+        await _serve(answering, host, http, "/mcp", "Ctrl-C ends it.")
 
     cli.run(db, answer, create=not read_only)
-
-
-def _print_config(program: _Program, store: ext.MemoryStore, options: dict[str, str | None]) -> None:
-    """Prints what a program reads to start the command, with absolute paths; where it reads it, on stderr."""
-    file, before = file_of(store), ["-m", "llama_index_memory_ext"]
-    before += [f"--table={store.table_name}"] if store.table_name != ext.MemoryStore().table_name else []
-    before += [f"--schema={store.db_schema}"] if store.db_schema else []
-    given = [part for name, value in options.items() if value is not None for part in (name, value) if part]
-    arguments = [*before, "mcp", *given, *(["--db", str(file)] if file else [])]
-    if program == "claude-code":
-        print(shlex.join(["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]))
-    else:
-        server: dict[str, Any] = {"command": sys.executable, "args": arguments}
-        if not file:
-            server["env"] = {"LLAMA_INDEX_MEMORY_DB": store.address}
-        top = "servers" if program == "vscode" else "mcpServers"
-        print(json.dumps({top: {"memory": server}}, indent=2))
-    cli.say(f"This belongs into {_CONFIG_FILES[program]}.", stderr=True)
-    if not file:
-        cli.say("Set LLAMA_INDEX_MEMORY_DB to the database's address with its password.", stderr=True)

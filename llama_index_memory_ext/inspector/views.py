@@ -6,36 +6,30 @@ import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import ALL, utc_now
-from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.extraction import progress_of
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.inspector.actions import tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.memory.stats import read_stats
-from llama_index_memory_ext.record.block import CondensedMemoryBlock
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import SessionInfo
-    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
-_AT_ONCE = timedelta(seconds=1)
 # More than there can be.
 _LAST_PAGE = 10**9
 
@@ -91,52 +85,39 @@ class Views:
         """Returns what there is of a session, and what the model would be shown for the question ``q``."""
         found = await self._session(query)
         shown = await show(self.store, found["id"], found["user"], query.get("q", ""), self.limits)
-        numbers = await self._numbers(found["id"], found["user"])
-        return {**found, **numbers, "shown": shown, "q": query.get("q", "")}
+        return {**found, **await self._numbers(found["id"], shown), "shown": shown, "q": query.get("q", "")}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
         """Returns the messages of a session, oldest first, by default those of the last page."""
         found = await self._session(query)
         page = page_of(query.get("page", ""), found["info"].messages, otherwise=_LAST_PAGE)
-        return {**found, "page": page, "messages": await self.read_messages(found["id"], page["skipped"], PAGE_ROWS)}
-
-    async def read_messages(self, session_id: str, skipped: int, most: int) -> Sequence[LogRow]:
-        """Returns the messages of a session from a place on, oldest first."""
-        return await self.store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=most, offset=skipped)
+        rows = await self.store.readers.find(found["id"], [ARCHIVED, ACTIVE], limit=PAGE_ROWS, offset=page["skipped"])
+        return {**found, "page": page, "messages": rows}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
         """Returns the facts of a user, the newest first; with ``state``, only those that are in it."""
         user, state, wanted = (query.get(name, "") for name in ("user", "state", "q"))
-        facts = await self.facts_of(user)
+        facts = await facts_of(self.store, user)
         chosen = [
             (fact, one)
             for fact, one in sorted(facts, key=lambda pair: pair[0].created_at, reverse=True)
             if state in ("", one) and wanted.casefold() in f"{fact.content} {fact.category}".casefold()
         ]
-        page, sessions = page_of(query.get("page", ""), len(chosen)), len(await self.store.sessions(user))
-        lists = {
-            "facts": chosen[page["skipped"] :][:PAGE_ROWS],
-            "states": Counter(one for _, one in facts),
-            "sessions": sessions,
-        }
-        return {**lists, "user": user, "state": state, "page": page, "q": wanted}
-
-    async def facts_of(self, user: str) -> list[tuple[Fact, str]]:
-        """Returns all facts of a user with their states."""
-        now = utc_now()
-        return [(fact, fact.state(now)) for fact in (await self.store.facts.read(user, view=ALL)).facts]
+        page, asked = page_of(query.get("page", ""), len(chosen)), {"user": user, "state": state, "q": wanted}
+        counts = {"states": Counter(one for _, one in facts), "sessions": len(await self.store.sessions(user))}
+        return {**asked, **counts, "facts": chosen[page["skipped"] :][:PAGE_ROWS], "page": page}
 
     async def fact(self, query: Mapping[str, str]) -> Context:
         """Returns a fact with what it has replaced and what has replaced it, and the messages in which it was said."""
         user, fact_id = query.get("user", ""), query.get("fact", "")
-        facts = {fact.id: (fact, state) for fact, state in await self.facts_of(user)}
+        facts = {fact.id: (fact, state) for fact, state in await facts_of(self.store, user)}
         if fact_id not in facts:
             raise NotFoundError
         fact, state = facts[fact_id]
         history = [facts[one.id] for one in history_of((one for one, _ in facts.values()), fact_id, user)]
         rows = await self.store.readers.rows(fact.session_id, fact.message_ids) if fact.session_id else []
-        said = {"messages": rows, "session": fact.session_id}
-        return {**said, "user": user, "fact": fact, "state": state, "history": history, "timeline": timeline_of(fact)}
+        shown = {"user": user, "fact": fact, "state": state, "messages": rows}
+        return {**shown, "history": history, "timeline": timeline_of(fact)}
 
     async def tidy(self, query: Mapping[str, str]) -> Context:
         """Returns which facts of a user need not be kept, as ``aconsolidate`` would ask a model about them."""
@@ -154,42 +135,34 @@ class Views:
         user = asked if asked in users else users[0]
         return {"id": session_id, "info": infos[0], "users": users, "user": user}
 
-    async def _numbers(self, session_id: str, user: str) -> Context:
-        """Returns the statistics of a session, how many facts there are, and what each reader has read and spent."""
-        limit = self.limits.get("condensed_token_limit", 50_000)
-        record = CondensedMemoryBlock(store=self.store, token_limit=limit)
-        # The user is not checked: any that is stored may be looked at.
-        facts = RelevantFactsBlock(store=self.store, agent_id=self.limits.get("agent_id"))
-        facts = facts.model_copy(update={"user_id": user})
-        stats = await read_stats(self.store, record, facts, session_id)
-        known = sum(state == "present" for _, state in await self.facts_of(user))
-        names = [name for name in await self.store.readers.names(session_id) if name.startswith(f"{facts.name} ")]
-        unread = {name: await self.store.users.count(session_id, reader=name) for name in names}
-        progress = [progress_of((await self.store.readers.state(session_id, name))[1]) for name in names]
+    async def _numbers(self, session_id: str, shown: Context) -> Context:
+        """Returns how many facts there are, and what each reader for facts has not read yet, and has spent."""
+        progress = [progress_of((await self.store.readers.state(session_id, one))[1]) for one in shown["readers"]]
         return {
-            "stats": stats,
-            "known": known,
-            "unread": unread,
+            "known": sum(state == "present" for _, state in shown["known"]),
+            "unread": {name: await self.store.users.count(session_id, reader=name) for name in shown["readers"]},
+            "set_aside": [turn for one in progress for turn in one.set_aside],
             "days": sorted((day, *counts) for one in progress for day, counts in one.days.items()),
             "rejected": sorted(tuple(line) for one in progress for line in one.rejected),
         }
+
+
+async def facts_of(store: MemoryStore, user: str) -> list[tuple[Fact, str]]:
+    """Returns all facts of a user with their states."""
+    now = utc_now()
+    return [(fact, fact.state(now)) for fact in (await store.facts.read(user, view=ALL)).facts]
 
 
 def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     """Returns what happened to a fact, and when, oldest first."""
     events = [(fact.created_at, f"learned: {fact.quote}" if fact.quote else "learned")]
     for past in fact.past_retirements:
-        events.append((past.retired_at, f"retired: {past.retired_reason or 'no reason'}"))
-        events.append((past.restored_at, "restored"))
+        events += [(past.retired_at, f"retired: {past.retired_reason or 'no reason'}"), (past.restored_at, "restored")]
     if fact.retired_at:
-        events.append(
-            (fact.retired_at, f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}")
-        )
+        what = f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}"
+        events.append((fact.retired_at, what))
     if fact.words_deleted_at:
         events.append((fact.words_deleted_at, "its words were deleted by retention"))
-    # Each of these changes it, too.
-    if all(abs(fact.updated_at - when) > _AT_ONCE for when, _ in events):
-        events.append((fact.updated_at, "confirmed or changed, last"))
     return sorted(events)
 
 
@@ -199,20 +172,13 @@ MOST_MESSAGES = 2_000
 
 async def report(store: MemoryStore, session_id: str, question: str, limits: Mapping[str, Any]) -> str:
     """Returns the page as HTML; a NotFoundError if there is no such session."""
-    views = Views(store, limits)
-    found = await views.session({"id": session_id, "q": question})
+    found = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(found["info"].messages - MOST_MESSAGES, 0)
-    messages = await views.read_messages(session_id, skipped, MOST_MESSAGES)
-    facts = await views.facts_of(found["user"])
-    ended = [(fact, state) for fact, state in facts if state != "present"]
-    more = {"ended": ended, "contents": {fact.id: fact.content for fact, _ in facts}, "made_at": utc_now()}
-    return Pages(store.address).render("whole", **found, **more, messages=messages)
+    messages = await store.readers.find(session_id, [ARCHIVED, ACTIVE], offset=skipped)
+    contents = {fact.id: fact.content for fact, _ in found["shown"]["known"]}
+    return Pages(store.address).render("whole", **found, contents=contents, messages=messages, made_at=utc_now())
 
 
-# Rows of the log that the facts look at, whatever has left the record.
-_LEAST_ROWS = 60
-# No message of the record has fewer tokens: that many have its tags alone.
-_LEAST_TOKENS = 8
 # A session needs a name in the copy.
 _UNNAMED = "(no name)"
 _SECTIONS = {"<relevant_facts>": "facts", "</memory>": "question"}
@@ -242,24 +208,25 @@ async def show(
     """Returns what the model would be shown if the user asked this question now; "": at the last question.
 
     The ``question``, the ``explanation`` of the facts and the ``summary``; the ``runs`` of parts of one kind and role,
-    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used.
+    and the ``tokens`` by kind, in the order of the prompt; and the ``limits`` that are used. Besides, the
+    ``stats``, all ``known`` facts of the user with their states, and the names of the ``readers`` for facts.
     """
     blank = memory_on(MemoryStore(), session_id, user_id, limits)
     name, record, facts = blank.session_id, blank.condensed_block, blank.facts_block
     position, state = await store.readers.state(session_id, record.name)
-    most = max(_LEAST_ROWS, record.token_limit // _LEAST_TOKENS)
-    skipped = 0 if record.recall_limit else max(await store.users.count(session_id) - most, 0)
-    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE], limit=LAST_ID, offset=skipped)
+    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE])
     kept = ("id", "role", "data", "timestamp", "status", "user_id")
+    known = await facts_of(store, user_id)
     # What a prompt needs of the session and of its user's facts, in a store of its own.
     copy = MemoryStore(db_data=[{"key": name, **{field: getattr(row, field) for field in kept}} for row in rows])
     async with aclosing(copy):
         if position:
             await copy.readers.move(name, record.name, epoch=0, old=0, new=position, state=state)
         memory = memory_on(copy, session_id, user_id, limits)
-        await copy.facts.write(memory.facts.namespace, (await store.facts.read(user_id, view=ALL)).facts, view=ALL)
-        said = as_taken(await memory.aget_all())[-_LEAST_ROWS:]
-        asked, context = question_in([*said, *([ChatMessage(question)] if question else [])], [], facts.context_turns)
+        await copy.facts.write(memory.facts.namespace, [fact for fact, _ in known], view=ALL)
+        stats = await memory.astats()
+        said = as_taken(await memory.aget_all()) + ([ChatMessage(question)] if question else [])
+        asked, context = question_in(said, [], facts.context_turns)
         explanation = await memory.facts_block.aexplain(asked, context=context)
         if question:
             await memory.aput(ChatMessage(question))
@@ -277,6 +244,9 @@ async def show(
         "summary": summary,
         "runs": [list(run) for _, run in groupby(parts, lambda part: (part.kind, part.role))],
         "tokens": tokens,
+        "known": known,
+        "stats": stats,
+        "readers": [one for one in await store.readers.names(session_id) if one.startswith(f"{facts.name} ")],
         "limits": {
             "token_limit": blank.token_limit,
             "condensed_token_limit": record.token_limit,
