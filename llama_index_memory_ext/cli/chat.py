@@ -15,7 +15,7 @@ from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TIMEOUT, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Embed, Model, Session, Timeout, User
-from llama_index_memory_ext.cli.facts import facts_table
+from llama_index_memory_ext.cli.facts import explanation_table, facts_table
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 _TEMPORARY_HELP = "Store nothing: what is known of the user is read, and the conversation is gone at its end."
 _Temporary = Annotated[bool, typer.Option("--temporary", help=_TEMPORARY_HELP)]
 _HELP = """\
-/facts   what is known about you; `facts forget ID` deletes a fact, `facts explain QUESTION` says which are shown
-/help    this
-/quit    end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."""
+/facts           what is known about you; the command `facts forget ID` deletes a fact
+/why [QUESTION]  which facts the last question showed the model, or another one would, and why
+/help            this
+/quit            end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."""
 
 
 @cli.app.command()
@@ -99,17 +100,32 @@ async def _open(
 
 def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str) -> bool:
     """Answers a question or obeys a command; returns False for a question without an answer."""
+    # Imported here: they import LlamaIndex.
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.text.messages import question_in
+
     is_command = line.startswith("/")
+    name, _, text = line.partition(" ")
     try:
         if not is_command:
             loop.run(_answer(agent, memory, line))
-        elif line == "/facts":
+        elif name == "/facts":
             _wait_for_facts(loop, memory.aflush())
             cli.say(facts_table(loop.run(memory.facts.alist()), memory.facts.namespace))
-        elif line == "/help":
+        elif name == "/why":
+            messages = loop.run(memory.aget_all()) + ([ChatMessage(text.strip())] if text.strip() else [])
+            question, context = question_in(messages, [], memory.facts_block.context_turns)
+            if question:
+                cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
+                found = memory.facts_block.aexplain(question, session_id=memory.session_id, context=context)
+                cli.say(explanation_table(loop.run(found), memory.facts.namespace))
+            else:
+                cli.say("Nothing was asked yet. Say /why QUESTION to look at a question of your own.", stderr=True)
+        elif name == "/help":
             cli.say(_HELP)
         else:
-            cli.say(f"There is no {line}. /help lists the commands.", stderr=True)
+            cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
     except KeyboardInterrupt:
         if not cli.is_terminal():
             raise

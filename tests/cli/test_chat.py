@@ -70,9 +70,10 @@ def test_what_a_user_has_said_is_known_at_once_and_in_the_next_session(chat: Cha
     first = chat("I live in Rome.\n/facts\nWhere do I live?\n", *ANN).stdout
     assert "Lives in Rome" in first
     assert first.endswith("You live in Rome.\n")
-    second = chat("Where do I live?\n/facts\n", *ANN).stdout
+    second = chat("Where do I live?\n/facts\n/why\n/why Who am I?\n", *ANN).stdout
     assert second.startswith("You live in Rome.\n")
-    assert second.count("Lives in Rome") == 1
+    assert second.count("Lives in Rome") == 3
+    assert "'Where do I live?'" in second
 
 
 def test_a_server_is_asked_as_the_environment_says_and_gets_the_marks_that_its_model_needs(chat: Chat) -> None:
@@ -139,6 +140,7 @@ def test_what_a_model_says_does_not_command_the_terminal(chat: Chat) -> None:
     ("line", "says"),
     [
         ("/dance", "There is no /dance. /help lists the commands."),
+        ("/why", "Nothing was asked yet"),
         ("/help", "/quit"),
         ("/facts", "No facts of s."),
     ],
@@ -156,10 +158,10 @@ def test_a_temporary_conversation_leaves_the_database_as_it_is(chat: Chat, comma
     assert not database.exists()
     assert command("facts", "add", "Name is Logan", *ANN, "--db", str(database)).returncode == 0
     before = database.read_bytes()
-    done = chat("I live in Rome.\n/facts\n", *ANN, "--temporary")
+    done = chat("I live in Rome.\n/facts\n/why What is my name?\n", *ANN, "--temporary")
     assert done.returncode == 0, done.stderr
     assert "temporary: nothing is stored" in done.stderr
-    assert done.stdout.count("Name is Logan") == 1
+    assert done.stdout.count("Name is Logan") == 2
     assert [file.name for file in database.parent.iterdir()] == [database.name]
     assert database.read_bytes() == before
 
