@@ -118,7 +118,7 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
     done = command(*names, "--help")
     assert done.returncode == 0
     assert "--database" not in done.stdout
-    assert ("--db DB" in done.stdout) == (names != ("demo",))
+    assert ("--db DB" in done.stdout) == (names not in (("demo",), ("facts", "check")))
     assert "--dance" in command(*names, "--dance").stderr
 
 
@@ -245,6 +245,22 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     first, second = (cli("export", "--session", name, "--format", layout).stdout for name in ("s", "t"))
     assert json.loads(first) == json.loads(second)
     assert json.loads(cli("sessions", "list", *ANN, "--json").stdout)[0]["session_id"] == "t"
+
+
+def test_what_a_model_keeps_of_a_conversation_is_measured(cli: Here, tmp_path: Path) -> None:
+    talk, empty = tmp_path / "talk.json", tmp_path / "empty.json"
+    said = [{"role": "user", "content": "I like tea. I live in Oslo."}, {"role": "assistant", "content": "Fine."}]
+    talk.write_text(json.dumps(said), encoding="utf-8")
+    empty.write_text("[]", encoding="utf-8")
+    runs = json.loads(cli("facts", "check", str(talk), "--json").stdout)["runs"]
+    assert [run["verify"] for run in runs] == [False, True]
+    assert [sorted(fact["content"] for fact in run["kept"]) for run in runs] == [["Likes tea", "Lives in Oslo"]] * 2
+    assert [run["kept"][0]["said_as"] for run in runs] == ["stated"] * 2
+    assert all(run["calls"] and run["tokens_sent"] and run["seconds"] for run in runs)
+    shown = cli("facts", "check", str(talk)).stdout
+    assert "facts kept" in shown
+    assert "I live in Oslo" in shown
+    assert "there is no message in it" in cli("facts", "check", str(empty)).stderr
 
 
 def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_said(cli: Here) -> None:
@@ -588,6 +604,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
+        (("facts", "check", "/no/such/file"), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
