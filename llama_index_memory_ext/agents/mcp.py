@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from llama_index_memory_ext.agents.retriever import store_errors
-from llama_index_memory_ext.agents.tools import REFUSALS, MemoryToolSpec, line_of
+from llama_index_memory_ext.agents.tools import NOTHING_FOUND, REFUSALS, MemoryToolSpec, line_of
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.text.messages import Utterance
 
@@ -54,6 +54,21 @@ class _ToldTools(MemoryToolSpec):
         return [Utterance(0, "user", quote)], ()
 
 
+class _Server(MCPServer):
+    """Tells what is wrong with arguments in one line, without the values, which may be the user's words."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.__cause__.errors())
+            tool = next(tool for tool in await self.list_tools() if tool.name == name)
+            takes = ", ".join(tool.input_schema["properties"])
+            raise ToolError(f"{name} was not called. {wrong}. It takes: {takes}.") from None
+
+
 def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_only: bool = False) -> MCPServer:
     """Returns a server with the tools of ``MemoryToolSpec``, and ``list_memories``.
 
@@ -79,11 +94,15 @@ def memory_server(memory: "CondensedMemory", *, in_session: bool = False, read_o
         nodes = [spec.retriever.fact_node(fact, fact.confidence) for fact in facts[offset : offset + limit]]
         return "".join(map(line_of, nodes)) + f"{len(facts)} facts in all."
 
+    async def search_memory(query: str) -> str:
+        found = await spec.asearch_memory(query)
+        return f"{found} list_memories shows the facts." if found.startswith(NOTHING_FOUND) else found
+
     name = "llama-index-memory-ext"
     # The package logs what tools answer below warnings; it may hold the user's words.
-    server = MCPServer(name, instructions=_INSTRUCTIONS, version=version(name), log_level="WARNING")
+    server = _Server(name, instructions=_INSTRUCTIONS, version=version(name), log_level="WARNING")
     for tool, described, writes, destroys in (
-        (spec.asearch_memory, spec.search_memory, False, False),
+        (search_memory, spec.search_memory, False, False),
         (list_memories, list_memories, False, False),
         (spec.aremember, spec.remember, True, False),
         (spec.aforget, spec.forget, True, True),

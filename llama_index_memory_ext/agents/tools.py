@@ -88,7 +88,7 @@ _HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. 
 _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
 _QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "there are as many facts as there may be, and all of them are surer."
-_NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
+NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
 # How an answer begins if nothing was done.
 REFUSALS = ("Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
 
@@ -171,7 +171,7 @@ class MemoryToolSpec(BaseToolSpec):
         lines = [line_of(node) for node in await self.retriever.aretrieve(str(query))]
         counter = self.memory.tokenizer_fn
         found = "".join(lines[i] for i in fit_tokens(map(counter.count, lines), self.token_limit))
-        return found or counter.clip(_NOTHING_FOUND, self.token_limit)
+        return found or counter.clip(NOTHING_FOUND, self.token_limit)
 
     async def aremember(self, content: str, quote: str, category: str = DEFAULT_CATEGORY) -> str:
         """As ``remember``."""

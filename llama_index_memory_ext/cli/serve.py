@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import socket
+import sys
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Session, User, file_of, find_store
 from llama_index_memory_ext.cli.facts import check_whose
 
 _PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
@@ -29,6 +32,9 @@ _Question = Annotated[str, typer.Option(metavar="TEXT", help="With --html: what 
 _Limit = Annotated[int | None, typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's.")]
 _OtherSession = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP)]
 _ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
+_Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
+_CONFIG_HELP = "Print what this program needs to start this command, and end."
+_Config = Annotated[_Program | None, cli.option("--print-config", "PROGRAM", _CONFIG_HELP)]
 _HTTP_HELP = "Serve over streamable HTTP at this port instead, at /mcp; 0: any that is free. It needs a token."
 _Http = Annotated[int | None, cli.option("--http", "PORT", _HTTP_HELP, min=0, max=65_535)]
 _HOST_HELP = "With --http: the address of this machine to listen at. Others than 127.0.0.1 need TLS in front of them."
@@ -37,6 +43,13 @@ _Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
 _TOKEN, _SHORTEST_TOKEN = "LLAMA_INDEX_MEMORY_MCP_TOKEN", 16
 # No request is logged: addresses hold words of users.
 _SILENT: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
+# Where each program reads its servers from.
+_CONFIG_FILES: dict[str, str] = {
+    "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
+    "cursor": "~/.cursor/mcp.json, or .cursor/mcp.json of a project",
+    "vscode": ".vscode/mcp.json of a project",
+    "claude-code": "a terminal",
+}
 
 
 @cli.app.command()
@@ -110,6 +123,7 @@ def mcp(
     db: Db = None,
     read_only: _ReadOnly = False,
     embed: Embed = None,
+    print_config: _Config = None,
     http: _Http = None,
     host: _Host = "127.0.0.1",
 ) -> None:
@@ -119,6 +133,10 @@ def mcp(
     --http, clients send the token of LLAMA_INDEX_MEMORY_MCP_TOKEN as "Authorization: Bearer TOKEN".
     """
     check_whose(user, session)
+    if print_config:
+        options = {"--user": user, "--session": session, "--embed": embed, "--read-only": "" if read_only else None}
+        _print_config(print_config, find_store(db), options)
+        return
     token = os.environ.get(_TOKEN, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
         how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
@@ -144,3 +162,23 @@ def mcp(
         await _serve(answering, host, http, "/mcp", "Ctrl-C ends it.")
 
     cli.run(db, answer, create=not read_only)
+
+
+def _print_config(program: _Program, store: ext.MemoryStore, options: dict[str, str | None]) -> None:
+    """Prints what a program reads to start the command, with absolute paths; where it reads it, on stderr."""
+    file, before = file_of(store), ["-m", "llama_index_memory_ext"]
+    before += [f"--table={store.table_name}"] if store.table_name != ext.MemoryStore().table_name else []
+    before += [f"--schema={store.db_schema}"] if store.db_schema else []
+    given = [part for name, value in options.items() if value is not None for part in (name, value) if part]
+    arguments = [*before, "mcp", *given, *(["--db", str(file)] if file else [])]
+    if program == "claude-code":
+        print(shlex.join(["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]))
+    else:
+        server: dict[str, Any] = {"command": sys.executable, "args": arguments}
+        if not file:
+            server["env"] = {"LLAMA_INDEX_MEMORY_DB": store.address}
+        top = "servers" if program == "vscode" else "mcpServers"
+        print(json.dumps({top: {"memory": server}}, indent=2))
+    cli.say(f"This belongs into {_CONFIG_FILES[program]}.", stderr=True)
+    if not file:
+        cli.say("Set LLAMA_INDEX_MEMORY_DB to the database's address with its password.", stderr=True)
