@@ -103,6 +103,13 @@ async def list_(memory: "CondensedMemory", **wanted: Any) -> Output:
     return facts, facts_table(facts, memory.facts.namespace)
 
 
+@command("pending")
+async def pending(memory: "CondensedMemory") -> Output:
+    """List what was learned and waits for your yes or no, the newest first."""
+    facts = await cli.book_of(memory).alist(state="pending")
+    return facts, facts_table(facts, f"{memory.facts.namespace} that are pending")
+
+
 @command("approve")
 async def approve(memory: "CondensedMemory", fact_ids: _Some) -> Output:
     """Let pending facts hold, and end what they correct: all that are named, or none."""

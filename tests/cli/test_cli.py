@@ -733,7 +733,7 @@ def test_pending_facts_are_listed_approved_and_rejected(cli: Here, database: Pat
     ends: dict[str, Any] = {oslo: {"retired_at": "2026-11-20T00:00:00Z", "retired_by": "change", "replaced_by": "rome"}}
     tea, milk = (Fact(id=name, content=f"Likes {name}", pending=True) for name in ("tea", "milk"))
     learned(database, Fact(id="rome", content="Lives in Rome", pending=True, ends_facts=ends), tea, milk)
-    pending = json.loads(cli("facts", "list", "--state", "pending", *ANN, "--json").stdout)
+    pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
     assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
     assert "(pending) Lives in Rome" in cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
@@ -742,7 +742,7 @@ def test_pending_facts_are_listed_approved_and_rejected(cli: Here, database: Pat
     done = cli("facts", "reject", "tea", "milk", *ANN, "--reason", "a joke", COLUMNS="200")
     assert "Likes tea (retired: a joke)" in done.stdout
     assert [fact["content"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == ["Lives in Rome"]
-    assert cli("facts", "list", "--state", "pending", *ANN).stdout == "No facts of ann.\n"
+    assert cli("facts", "pending", *ANN).stdout == "No facts of ann that are pending.\n"
     done = cli("facts", "approve", "tea", *ANN)
     assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (1, True)
 
