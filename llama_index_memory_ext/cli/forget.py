@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from json import dumps
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 _KEY_BYTES = 8
 # A database scatters a long text over several pages, so it is searched in pieces.
 _PIECE_BYTES = 48
+_BLOCK_BYTES = 1 << 22
 # Columns of names that are no user's and no session's.
 _OTHER_NAMES = frozenset({"role", "status", "agent_id"})
 _DAYS_HELP = "Delete turns with a message that was stored more than so many days ago."
@@ -40,13 +40,14 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
 
     async def work(store: ext.MemoryStore) -> Output:
         # Imported here: it imports LlamaIndex.
-        from llama_index_memory_ext.fact import ALL
+        from llama_index_memory_ext.facts.book import FactBook
 
         infos = await store.sessions(user, session_ids=[] if session is None else [session])
         # A session without a user is a user of its own.
         own = [info.session_id for info in infos if info.session_id in info.user_ids]
-        users = list(dict.fromkeys(own if user is None else [user, *own]))
-        facts = [fact for one in users for fact in (await store.facts.read(one, view=ALL)).facts]
+        users, facts = list(dict.fromkeys(own if user is None else [user, *own])), list[ext.Fact]()
+        for one in users:
+            facts += await FactBook(store, one, scope="all").alist(state="all")
         if not (infos or facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
@@ -155,9 +156,9 @@ def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> di
     for text in filter(str.strip, texts):
         # The forms in which the database may hold a text: JSON and UTF-8.
         forms = {dumps(text)[1:-1].encode(), text.encode(errors="replace")}
-        starts = [(form, start) for form in forms for start in range(0, len(form) - _KEY_BYTES + 1, _PIECE_BYTES)]
-        if starts:
-            searched.append({form[start : start + _PIECE_BYTES] for form, start in starts})
+        starts = [(form, start) for form in forms for start in range(0, len(form), _PIECE_BYTES)]
+        pieces = {form[start : start + _PIECE_BYTES] for form, start in starts if len(form) - start >= _KEY_BYTES}
+        searched += [pieces] if pieces else []
     found = set[bytes]()
     for ending in ("", "-wal", "-journal"):
         found |= find_pieces(Path(f"{file}{ending}"), set().union(*searched))
@@ -174,17 +175,24 @@ def search_file(file: Path, texts: Iterable[str], owners: Collection[str]) -> di
 
 def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     """Returns which of the pieces (8 to 48 bytes) are in a file, in one pass over the file."""
-    if not path.exists() or not path.stat().st_size:
+    # Imported here: it takes a while, and only this command needs it.
+    import numpy as np
+
+    if not path.exists() or path.stat().st_size < _KEY_BYTES:
         return set()
-    by_key: dict[bytes, list[bytes]] = {}
+    by_key: dict[int, list[bytes]] = {}
     for piece in pieces:
-        by_key.setdefault(piece[:_KEY_BYTES], []).append(piece)
-    found = set[bytes]()
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        for start in range(len(content)):
-            for piece in by_key.get(content[start : start + _KEY_BYTES], ()):
-                if content[start : start + len(piece)] == piece:
-                    found.add(piece)
+        by_key.setdefault(int.from_bytes(piece[:_KEY_BYTES], "little"), []).append(piece)
+    keys = np.array(list(by_key), dtype="<u8")
+    content, found = np.memmap(path, mode="r"), set[bytes]()
+    # Blocks overlap by a piece, so that each piece is whole in one of them.
+    for block_start in range(0, len(content), _BLOCK_BYTES):
+        block = content[block_start : block_start + _BLOCK_BYTES + _PIECE_BYTES].tobytes()
+        for shift in range(_KEY_BYTES):
+            numbers = np.frombuffer(block, "<u8", (len(block) - shift) // _KEY_BYTES, shift)
+            for place in np.flatnonzero(np.isin(numbers, keys)):
+                start = int(place) * _KEY_BYTES + shift
+                found.update(piece for piece in by_key[int(numbers[place])] if block.startswith(piece, start))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -125,7 +126,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("remember", {"content": "Likes tea"}, "quote"),
     ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "at most 2000 characters"),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
-    ("remember", {**GREEN_TEA, "category": "tea"}, "Input should be 'preference', 'knowledge', "),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
     ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "what is not known"),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
@@ -240,6 +240,64 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
             assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
     assert "green" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset, "),
+        ("search_memory", {}, "query: Field required. It takes: query."),
+        ("search_memory", {"query": 3_000 * "tea"}, "query: String should have at most 2000 characters."),
+        ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
+        ("remember", {**GREEN_TEA, "category": "tea"}, "category: Input should be 'preference', 'knowledge', "),
+    ],
+)
+async def test_wrong_arguments_are_told_in_one_line_without_their_values(
+    database: Path, name: str, arguments: dict[str, Any], told: str
+) -> None:
+    async with client(database) as session:
+        text = await refusal(session, name, **arguments)
+        assert text.startswith(f"{name} was not called. ")
+        assert told in text
+        assert "tea" not in text.replace("tea'", "")
+        assert "\n" not in text
+
+
+async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
+    async with client(database) as session:
+        assert (await call(session, "search_memory", query="tea")).endswith("list_memories shows the facts.")
+
+
+@pytest.mark.parametrize(
+    ("program", "top"), [("claude-desktop", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")]
+)
+async def test_a_printed_config_starts_the_server_from_any_folder(
+    command: Here, database: Path, program: str, top: str, tmp_path: Path
+) -> None:
+    options = ("--user", "ann", "--db", str(database), "--print-config", program)
+    printed = command("--table", "notes", "mcp", *options)
+    assert "belongs into" in printed.stderr
+    server = json.loads(printed.stdout)[top]["memory"]
+    assert "--table=notes" in server["args"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    parameters = StdioServerParameters(**server, env=clean_environment(), cwd=elsewhere)
+    async with stdio_client(parameters) as pipes, ClientSession(*pipes) as session:
+        await session.initialize()
+        assert await call(session, "list_memories") == "0 facts in all."
+
+
+def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(command: Here) -> None:
+    options = ("--user", "o'hara", "--db", "postgresql+psycopg://ann:hunter2@db/memory")
+    printed = command("mcp", *options, "--print-config", "cursor")
+    assert json.loads(printed.stdout)["mcpServers"]["memory"]["env"] == {
+        "LLAMA_INDEX_MEMORY_DB": "postgresql+psycopg://ann:***@db/memory"
+    }
+    assert "with its password" in printed.stderr
+    assert "hunter2" not in printed.stdout + printed.stderr
+    line = command("mcp", *options, "--print-config", "claude-code").stdout
+    assert shlex.split(line)[:5] == ["claude", "mcp", "add", "memory", "--"]
+    assert "o'hara" in shlex.split(line)
 
 
 async def test_over_http_a_client_needs_the_token(database: Path) -> None:
