@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import TurnError
-from llama_index_memory_ext.text.limits import plan_flush
 from llama_index_memory_ext.text.messages import has_calls
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
@@ -35,8 +35,11 @@ def leaving(messages: Sequence[ChatMessage], limit: int = 0, tokens: Callable[[C
 
     ``tokens`` counts those of a message. The newest turn stays, and by default it alone.
     """
-    starts = [message.role == MessageRole.USER for message in messages]
-    return plan_flush([tokens(message) for message in messages], turn_starts=starts, limit=limit)
+    from_there_on = list(accumulate(map(tokens, reversed(messages)), initial=0))[::-1]
+    starts = [i for i, message in enumerate(messages) if message.role == MessageRole.USER]
+    if from_there_on[0] <= limit or not starts:
+        return 0
+    return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
 
 
 def is_over(turn: Sequence[ChatMessage]) -> bool:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
@@ -21,6 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_POOL_SIZE = 5
@@ -193,7 +196,7 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
         limit = round(1000 * (seconds + SERVER_GRACE_SECONDS))
         # By a statement and not at the start of the connection, which poolers refuse.
         sets = f"SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; {set_up}"
-        event.listen(engine, "connect", partial(_set_up_postgresql, sets))
+        event.listen(engine, "connect", partial(_set_up, [sets]))
         event.listen(engine, "checkout", _check)
         return engine
     if is_in_memory(url):
@@ -203,20 +206,19 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
     # Transactions begin where the runner says so.
     settings = {"timeout": seconds, "check_same_thread": False, "isolation_level": None}
     engine = create_engine(driver_url(url), connect_args=settings, **options)
-    event.listen(engine, "do_connect", partial(_connect_sqlite, set_up))
+    # What was acknowledged survives a power cut.
+    event.listen(engine, "connect", partial(_set_up, ["PRAGMA synchronous = FULL", set_up]), insert=True)
     return engine
 
 
-def _connect_sqlite(set_up: str, _dialect: Any, _record: Any, arguments: Any, options: Any) -> sqlite3.Connection:
-    connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
+def _set_up(statements: Sequence[str], connection: Any, _record: Any) -> None:
     try:
-        # What was acknowledged survives a power cut.
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(set_up)
-    except sqlite3.Error:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    except Exception:
         connection.close()
         raise
-    return connection
 
 
 def use_write_ahead_log(conn: Connection, seconds: float) -> None:
@@ -227,11 +229,6 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
         raw.execute("PRAGMA busy_timeout = 0")
         raw.execute("PRAGMA journal_mode = WAL")
     raw.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
-
-
-def _set_up_postgresql(statements: str, connection: Any, _record: Any) -> None:
-    connection.execute(statements)
-    connection.commit()
 
 
 def _check(connection: Any, _record: Any, _proxy: Any) -> None:

@@ -40,8 +40,6 @@ class Limits:
         for name, limit in {"token_limit": tokens, "max_messages": most, "keep_messages": keep}.items():
             if limit is not None and (not isinstance(limit, int) or limit < 1):
                 raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
-        if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-            raise LimitError(f"keep_ratio must be above 0 and at most 1; it is {ratio!r}. 0.4 keeps two fifths.")
         if keep is not None and (most is None or keep > most):
             raise LimitError(
                 f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
@@ -85,15 +83,6 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
     turn = next((i for i in cuts if messages[i].role in turn_starts), first)
     keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
     return turn if keeps_half else first
-
-
-def plan_flush(tokens: Sequence[int], *, turn_starts: Sequence[bool], limit: int) -> int:
-    """Returns how many messages, in whole turns, leave short-term memory for ``limit``; the newest turn never does."""
-    from_there_on = list(accumulate(reversed(tokens), initial=0))[::-1]
-    starts = [i for i, starts_turn in enumerate(turn_starts) if starts_turn]
-    if from_there_on[0] <= limit or not starts:
-        return 0
-    return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, plan_flush, share_out
+from llama_index_memory_ext.memory.turns import leaving
+from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, share_out
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()
@@ -75,8 +77,8 @@ def test_a_flush_takes_whole_turns_and_never_the_newest(kinds: list[tuple[str, i
     """And no more of them than it must."""
     names = "".join(kind for kind, _ in kinds)
     tokens = [count for _, count in kinds]
-    starts = [name == "u" for name in names]
-    flushed = plan_flush(tokens, turn_starts=starts, limit=limit)
+    messages = [ChatMessage(str(count), role="user" if kind == "u" else "assistant") for kind, count in kinds]
+    flushed = leaving(messages, limit, lambda message: int(message.content or ""))
     if sum(tokens) <= limit or "u" not in names:
         assert flushed == 0
         return
