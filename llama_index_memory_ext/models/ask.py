@@ -64,21 +64,20 @@ _LATE = {"openai": ("openai.resources",), "httpx": ("httpcore", "anyio._backends
 _imported: set[str] = set()
 
 # What each model is known to take, by the ids of the models, because models have no hash.
-_known: dict[int, tuple[weakref.ref[LLM], dict[str, bool]]] = {}
+_known: dict[int, dict[str, bool]] = {}
 
 
 def takes(llm: LLM, option: str) -> bool | None:
     """Whether the server of a model has taken an option; None before it is known."""
-    found = _known.get(id(llm))
-    return found[1].get(option) if found is not None and found[0]() is llm else None
+    return _known.get(id(llm), {}).get(option)
 
 
 def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
     """Remember, as long as the model lives, that its server has taken options, or has refused them."""
-    key = id(llm)
-    if key not in _known or _known[key][0]() is not llm:
-        _known[key] = weakref.ref(llm, lambda _: _known.pop(key, None)), {}
-    _known[key][1].update(dict.fromkeys(options, taken))
+    if id(llm) not in _known:
+        _known[id(llm)] = {}
+        weakref.finalize(llm, _known.pop, id(llm))
+    _known[id(llm)].update(dict.fromkeys(options, taken))
 
 
 def is_openai_like(llm: LLM) -> bool:

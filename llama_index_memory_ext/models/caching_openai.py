@@ -135,14 +135,9 @@ class _Caching(_Parent):
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        answered = super()._stream_chat(plain, prompt_cache=fields, **kwargs)
-
-        def responses() -> Iterator[ChatResponse]:
-            # A server refuses a stream when it is opened: before its first response.
-            with self._explaining(fields):
-                yield from answered
-
-        return responses() if fields else answered
+        # A server refuses a stream when it is opened: before its first response.
+        with self._explaining(fields):
+            yield from super()._stream_chat(plain, prompt_cache=fields, **kwargs)
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
@@ -153,7 +148,7 @@ class _Caching(_Parent):
                 async for response in answered:
                     yield response
 
-        return responses() if fields else answered
+        return responses()
 
 
 class CachingOpenAI(_Caching, OpenAI):

@@ -132,8 +132,6 @@ class TokenCounter:
         The mark gives the number of tokens that were left out; too small a limit leaves only the beginning. The result
         never has more than ``limit`` tokens, and is "" for a limit of 0 or less.
         """
-        if limit <= 0:
-            return ""
         total = self.count(text)
         if total <= limit:
             return text
@@ -152,8 +150,6 @@ class TokenCounter:
 
     def tail(self, text: str, limit: int) -> str:
         """Returns the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
-        if limit <= 0:
-            return ""
         if self.count(text) <= limit:
             return text
         # The end of a text need not have as many tokens as it has within the whole text, so that ends are counted.
