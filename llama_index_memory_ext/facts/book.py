@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,14 +93,17 @@ class FactBook:
         """
         chosen, facts, now = await self._filter(wanted), await self._all(), utc_now()
 
-        def takes(fact: Fact) -> bool:
-            is_kept = (with_retired or not fact.retired) and (with_expired or not fact.expired(now))
-            is_listed = chosen.state or (is_kept and fact.state(now) != "pending")
-            return bool(is_listed) and chosen.takes(fact, now)
+        def listed() -> list[Fact]:
+            facts.sort(key=attrgetter("created_at"), reverse=True)
+            found = [fact for fact in facts[chosen.start(facts) :] if chosen.takes(fact, now)]
+            if chosen.state is None:
+                found = [fact for fact in found if with_retired or not fact.retired]
+                found = [fact for fact in found if with_expired or not fact.expired(now)]
+                found = [fact for fact in found if fact.state(now) != "pending"]
+            return found[: chosen.limit]
 
-        newest_first = partial(sorted, facts, key=attrgetter("created_at"), reverse=True)
         # Of many facts this takes longer than the event loop should be blocked.
-        return await asyncio.to_thread(lambda: chosen.page(newest_first(), lambda fact: fact, takes))
+        return await asyncio.to_thread(listed)
 
     @unpacked(FactFilter, FactFilter)
     async def asearch(self, /, question: str, *, similarity_top_k: int = 10, **wanted: Any) -> list[RankedFact]:
@@ -122,9 +124,12 @@ class FactBook:
         check_top_k(similarity_top_k)
         chosen, now = await self._filter(wanted), utc_now()
         found = await self._search(question) if question.strip() else ()
-        if wanted:
-            found = await asyncio.to_thread(chosen.page, found, attrgetter("fact"), partial(chosen.takes, now=now))
-        return [*found[:similarity_top_k]]
+
+        def taken() -> list[RankedFact]:
+            behind = found[chosen.start([one.fact for one in found]) :]
+            return [one for one in behind if chosen.takes(one.fact, now)][: chosen.limit]
+
+        return (await asyncio.to_thread(taken))[:similarity_top_k]
 
     @unpacked(FactFields, Fact)
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime, time, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -12,11 +12,9 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import FactState, Utc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
-
-T = TypeVar("T")
 
 
 def _moment(value: Any, at: time) -> Any:
@@ -53,10 +51,11 @@ class FactFilter(BaseModel):
         is_so = self.category in (None, fact.category) and self.agent_id in (None, fact.agent_id)
         return is_then and is_so and self.state in (None, "all", fact.state(now)) and set(self.tags) <= set(fact.tags)
 
-    def page(self, entries: Sequence[T], fact_of: Callable[[T], Fact], wanted: Callable[[Fact], bool]) -> list[T]:
-        """Returns the page of the entries that are wanted; a FactError if the one that was seen last is not there."""
-        ids = [fact_of(one).id for one in entries] if self.after is not None else []
-        if self.after is not None and self.after not in ids:
+    def start(self, facts: Sequence[Fact]) -> int:
+        """Returns where the page begins: behind the fact that was seen last; a FactError if that is not there."""
+        if self.after is None:
+            return 0
+        ids = [fact.id for fact in facts]
+        if self.after not in ids:
             raise FactError(f"There is no fact {self.after!r} among {len(ids)}, behind which to go on. Begin anew.")
-        behind = entries[ids.index(self.after) + 1 if self.after else 0 :]
-        return [one for one in behind if wanted(fact_of(one))][: self.limit]
+        return ids.index(self.after) + 1

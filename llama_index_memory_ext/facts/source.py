@@ -91,11 +91,6 @@ class Source:
         """How many years ago the years are that were said."""
         return ages_in(self.said, self.said_on)
 
-    @cached_property
-    def known_text(self) -> str:
-        """The facts in which names stand, a line each."""
-        return "\n".join(fact.content for fact in self.known)
-
     def find(self, quote: str) -> Place | None:
         """Returns the place of a quote in the user's lines, of several the best and then the last.
 
