@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -64,14 +64,10 @@ def check_categories(value: Any) -> Categories:
     is_dict = isinstance(value, Mapping)
     names = [*value] if is_dict or (isinstance(value, Sequence) and not isinstance(value, str)) else []
     texts = [*value.values()] if is_dict else []
-    wrong = [one for one in names if not isinstance(one, str) or not one.strip() or len(one.splitlines()) > 1]
-    wrong += [one for one in names if isinstance(one, str) and len(one) > _NAME_CHARACTERS]
-    wrong += [one for one in texts if not isinstance(one, str) or len(one) > _DESCRIPTION_CHARACTERS]
-    if (
-        0 < len(names) <= _MOST_CATEGORIES
-        and not wrong
-        and len({one.strip().casefold() for one in names}) == len(names)
-    ):
+    long = [one for one in names if not isinstance(one, str) or len(one) > _NAME_CHARACTERS]
+    long += [one for one in texts if not isinstance(one, str) or len(one) > _DESCRIPTION_CHARACTERS]
+    wrong = [one for one in names if isinstance(one, str) and (not one.strip() or len(one.splitlines()) > 1)] + long
+    if not wrong and 0 < len({one.strip().casefold() for one in names}) == len(names) <= _MOST_CATEGORIES:
         return dict(value) if is_dict else tuple(names)
     seen = f"{wrong[0]!r:.100} among them" if wrong else f"{len(names)} names in a {type(value).__name__}"
     raise SettingError(
@@ -181,17 +177,14 @@ def offered(
     ordered = sorted(facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp()))
     words = [fact.content.casefold().split() for fact in ordered]
     counts = Counter(chain.from_iterable(map(set, words)))
-    kinds = Counter[str]()
-    places = list[int]()
-    for written in words:
-        kind = next((word for word in written if counts[word] <= _COMMON_SHARE * len(facts)), "")
-        kinds[kind] += 1
-        places.append(kinds[kind])
-    various = [ordered[i] for i in sorted(range(len(ordered)), key=places.__getitem__)]
+    kinds: defaultdict[str, list[Fact]] = defaultdict(list)
+    for fact, written in zip(ordered, words, strict=True):
+        kinds[next((word for word in written if counts[word] <= _COMMON_SHARE * len(facts)), "")].append(fact)
+    various = chain.from_iterable(zip_longest(*kinds.values()))
     chosen: dict[str, Fact] = {}
     total = 0
-    for some, room in ((filter(None, best), _MATCHING_SHARE * limit), (various, limit)):
-        for fact in some:
+    for some, room in ((best, _MATCHING_SHARE * limit), (various, limit)):
+        for fact in filter(None, some):
             if fact.id not in chosen:
                 tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
                 if total + tokens > room:

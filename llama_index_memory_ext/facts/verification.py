@@ -162,21 +162,22 @@ def verified(
             retired += [fact] if holds else []
             rejected += [] if holds else [not_verified]
             continue
+        doubt = doubts.get(fact.id)
         said = [span.of(text) for text in users if (span := find_quote(judgement.quote, text))]
-        if not judgement.agrees(fact) or (fact.id in doubts and not said):
-            rejected += [] if fact.id in doubts else [not_verified]
+        if not judgement.agrees(fact) or (doubt and not said):
+            # What was doubted is among the rejected already.
+            rejected += [] if doubt else [not_verified]
             stands[fact.id] = None
             continue
-        if fact.id in doubts:
-            rejected.remove(doubts[fact.id])
+        if doubt:
+            rejected.remove(doubt)
         same = None
         if 0 < judgement.known <= len(known):
             same = known[judgement.known - 1]
-            same = confirmed.get(same.id, same)
         elif 0 < judgement.new < judgement.number:
             same = kept.get(valid.claims[judgement.new - 1].id)
         if same is None:
-            kept[fact.id] = fact.model_copy(update={"quote": said[-1]}) if fact.id in doubts else fact
+            kept[fact.id] = fact.model_copy(update={"quote": said[-1]}) if doubt else fact
             continue
         rejected.append(Rejection("duplicate", "By a second reading, it says the same as another one."))
         stands[fact.id] = same.id
