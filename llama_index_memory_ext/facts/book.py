@@ -29,7 +29,7 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
-from llama_index_memory_ext.facts.ranking import rank
+from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import checked, unpacked
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.consolidation import Proposal
-    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
@@ -363,10 +362,8 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        def all_changed(known: Mapping[str, Fact]) -> list[Fact]:
-            return [*map(changed, known.values())]
-
-        found = await self._store.facts.change(self.namespace, all_changed, [fact_id], view=self._view)
+        change = self._store.facts.change
+        found = await change(self.namespace, lambda known: [*map(changed, known.values())], [fact_id], view=self._view)
         if not found:
             count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")

@@ -8,7 +8,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.detection import is_translation, may_be_english, script_of
 from llama_index_memory_ext.language.names import has_other_order, has_subject, missing_names, relations_in, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
-from llama_index_memory_ext.language.quotes import find_quote, tokens_in
+from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.tokens import keywords, overlaps, shared, term_of
@@ -26,11 +26,8 @@ from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_for
 from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.reply import NewFact, Retirement
-    from llama_index_memory_ext.language.quotes import Span
 
 
 # In characters.
@@ -135,18 +132,14 @@ def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
     return Rejection("secret", "It holds a password, a key or another secret.") if is_secret else None
 
 
-def has_quote(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a fact without a quote: nothing else ties it to the user's words."""
-    is_named = candidate.new.quote.strip()
-    return None if is_named else Rejection("no_quote", "It names no words of the user's that say it.")
-
-
 def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a quote that is not in the user's lines: the assistant repeats what it was shown, and invents."""
-    new = candidate.new
+    """Reject a fact whose quote is not in the user's lines: the assistant repeats what it was shown, and invents."""
+    quote = candidate.new.quote
     if candidate.place:
         return None
-    if not any(find_quote(new.quote, line.text) for line in source.lines if not line.is_users):
+    if not quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that say it.")
+    if not any(find_quote(quote, line.text) for line in source.lines if not line.is_users):
         return Rejection("quote_not_found", "Its quote is not in the conversation.")
     return Rejection("not_the_users_words", "Only the assistant said it.")
 
@@ -276,7 +269,6 @@ CHECKS: tuple[Check, ...] = (
     is_short,
     is_sure,
     has_no_secret,
-    has_quote,
     is_meant,
     is_the_users,
     has_no_markup,

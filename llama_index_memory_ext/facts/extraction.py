@@ -6,40 +6,35 @@ import asyncio
 import logging
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import ChatResponse, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import CATEGORIES, ENDING, ONLY_ENDS, Fact, SetAside, normalised, retire, utc_now
 from llama_index_memory_ext.facts import prompt as asking
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
-from llama_index_memory_ext.facts.prompt import ANSWER, Room
+from llama_index_memory_ext.facts.prompt import ANSWER, Categories, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
-from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
+from llama_index_memory_ext.store.tables import ROWS, LogPage, LogRow, Opening, Seen
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import date, datetime
-
-    from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.fact import RetiredBy, ReviewThen
     from llama_index_memory_ext.facts.known import UserFacts
-    from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
-    from llama_index_memory_ext.store.tables import LogPage, LogRow
     from llama_index_memory_ext.text.tool_calls import Json
 
 

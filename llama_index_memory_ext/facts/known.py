@@ -9,12 +9,12 @@ from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import settled, utc_now
+from llama_index_memory_ext.fact import AgentView, Fact, settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import sparing
-from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.search.tfidf import FactRanker, sparing
+from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from llama_index_memory_ext.fact import AgentView, Fact
     from llama_index_memory_ext.language.dates import Period
-    from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.facts import FactChanges
     from llama_index_memory_ext.text.tokens import CountedText
 
 

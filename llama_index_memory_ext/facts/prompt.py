@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic import Field, create_model
 
 from llama_index_memory_ext.errors import FactReplyError, MemoryExtError, SettingError
-from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.fact import CATEGORIES, Fact
 from llama_index_memory_ext.facts.reply import TAGS, ExtractionReply, NewFact, merge_replies, parse_reply
 from llama_index_memory_ext.language.dates import WEEKDAYS
 from llama_index_memory_ext.models.ask import (
@@ -29,21 +29,16 @@ from llama_index_memory_ext.models.ask import (
     tokens_left,
 )
 from llama_index_memory_ext.models.responses import was_refused, was_truncated
-from llama_index_memory_ext.text.messages import OTHER_ROLE, escape_tags
-from llama_index_memory_ext.text.tool_calls import calls_of
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, escape_tags
+from llama_index_memory_ext.text.tool_calls import Json, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from datetime import date
 
-    from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import Similar
-    from llama_index_memory_ext.text.messages import Utterance
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Json
 
 
 # The names of the categories, or the names with what each is for.

@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import retire, utc_now
+from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.language.dates import dates_in, period_of
 from llama_index_memory_ext.language.detection import is_translation, language_of
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
 from llama_index_memory_ext.language.tokens import keywords
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import date
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Utterance
 
 
 # In characters.

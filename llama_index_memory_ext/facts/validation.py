@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, RetiredBy, normalised, raised, retire
 from llama_index_memory_ext.facts.checks import (
     CHECKS,
     DOUBTS,
@@ -24,9 +24,7 @@ from llama_index_memory_ext.facts.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
-    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.text.messages import Utterance
