@@ -460,10 +460,8 @@ class Extractor:
         """
         from llama_index_memory_ext.facts import verification  # where it is switched on
 
-        known, count = self.known, len(valid.claims)
-        prompt, similar = await asyncio.to_thread(
-            verification.verification_prompt, valid, quotes, batch.lines, known.active, known.present
-        )
+        count = len(valid.claims)
+        prompt = await asyncio.to_thread(verification.verification_prompt, valid, quotes, batch.lines)
         try:
             with self._counted("verification", prompt, batch) as heard:
                 judgements, _ = await asking.ask(
@@ -482,7 +480,7 @@ class Extractor:
             told = "%d facts were not verified (%s); they are stored without it."
             logger.warning(told, count, type(error).__name__)
             return valid
-        return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
+        return verification.verified(valid, judgements, batch.lines)
 
     def _changes(self, valid: ValidatedReply, review: Review | None = None) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
