@@ -225,7 +225,7 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject numbers that were not said, or were said of something else. An age follows from a year."""
     plain = without_dates(candidate.new.content)
-    ages = source.ages if has_numbers(plain) else ()
+    ages = ages_in(source.said, source.said_on) if has_numbers(plain) else ()
     return _unsaid("number_not_said", missing_numbers(plain, source.said, also=ages))
 
 

@@ -45,9 +45,9 @@ class Judgement(BaseModel):
 
     def agrees(self, fact: Fact) -> bool:
         """Return whether it says the same of a new fact as the first reading; a yes is a statement."""
-        readings = (fact.said_as or "stated", fact.about or "user"), (self.said_as, self.about)
-        first, second = (("stated" if said_as == "confirmed" else said_as, about) for said_as, about in readings)
-        return first == second
+        first = "stated" if fact.said_as in (None, "confirmed") else fact.said_as
+        second = "stated" if self.said_as == "confirmed" else self.said_as
+        return first == second and (fact.about or "user") == self.about
 
 
 class Verdict(BaseModel):
