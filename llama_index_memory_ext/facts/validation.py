@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, RetiredBy, normalised, raised, retire
@@ -20,13 +21,13 @@ from llama_index_memory_ext.facts.checks import (
     is_said_again,
 )
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.facts.source import Source
+from llama_index_memory_ext.facts.source import Place, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.facts.checks import Check
-    from llama_index_memory_ext.facts.reply import ExtractionReply
+    from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
@@ -87,106 +88,117 @@ def validate_reply(
         retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
             can be retired, too.
     """
-    source = Source(lines, context, others, now.date(), [*known, *active])
-    by_content = {normalised(fact.content): fact for fact in reversed(source.known) if not fact.retired}
-    # Of two new facts with one label it stands for the first, and for None if that was rejected.
-    by_label: dict[str, Fact | None] = {}
-    accepted, confirmed, retired = list[Fact](), dict[str, Fact](), dict[str, Fact]()
-    rejected, doubted = list[Rejection | None](), list[tuple[Fact, Rejection]]()
-
+    gate = _Gate(Source(lines, context, others, now.date(), [*known, *active]), known, now, session_id, retired_by)
     for new in reply.new_facts:
-        content, candidate = normalised(new.content), Candidate(new, source.find(new.quote), min_confidence)
-        fact, rejection = _judged(candidate, by_content.get(content), source, checks, now, session_id)
-        if fact and rejection is _KNOWN:
-            confirmed[fact.id] = raised(fact, now)
-        elif fact and rejection:
-            doubted.append((fact, rejection))
-            fact = None
-        elif fact:
-            accepted.append(fact)
-            by_content[content] = fact
-        rejected.append(rejection)
-        by_label.setdefault(new.label, fact)
-
-    is_asked = retired_by == "request"
+        gate.add(new, checks, min_confidence)
     quotes = Counter(entry.quote for entry in reply.retired)
     for entry in reply.retired:
-        old, instead = _known_fact(entry.number, known, now, past=is_asked), by_label.get(entry.replaced_by)
-        if old is None or old.id in retired:
-            rejected.append(_UNKNOWN if old is None else Rejection("duplicate", "It is retired already."))
-            continue
-        ending = Ending(old, entry, source.find(entry.quote), instead, quotes[entry.quote] == 1, is_asked)
-        rejection = first_rejection(ending, source, ENDING_CHECKS)
-        if rejection is None:
-            retired[old.id] = _ended(ending, source, now, retired_by)
-        rejected.append(rejection)
-
+        gate.end(entry, is_only=quotes[entry.quote] == 1)
     for number in reply.confirmed:
-        again = _known_fact(number, known, now)
-        rejection = is_said_again(again, source) if again else _UNKNOWN
-        if again and rejection is None:
-            confirmed[again.id] = raised(again, now)
-        rejected.append(rejection)
-
-    others_ids = {*retired, *(fact.id for fact in accepted)}
-    left = tuple(fact for fact in confirmed.values() if fact.id not in others_ids)
-    ended = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
-    stored = tuple(fact for fact in accepted if (normalised(fact.content), fact.valid_until) not in ended)
-    rejected += [_KNOWN] * (len(accepted) - len(stored))
-    return ValidatedReply(stored, left, tuple(retired.values()), tuple(filter(None, rejected)), tuple(doubted))
+        gate.confirm(number)
+    return gate.reply(past)
 
 
-def _known_fact(number: int, known: Sequence[Fact], now: datetime, *, past: bool = False) -> Fact | None:
-    fact = known[number - 1] if 0 < number <= len(known) else None
-    return fact if fact and (not fact.retired or (past and fact.state(now) == "past")) else None
+@dataclass
+class _Gate:
+    """Takes the entries of a reply one after the other, new facts first, and holds what becomes of them.
 
-
-def _judged(
-    candidate: Candidate,
-    known: Fact | None,
-    source: Source,
-    checks: Sequence[Check],
-    now: datetime,
-    session_id: str | None,
-) -> tuple[Fact | None, Rejection | None]:
-    """Return the fact of a candidate, which may be ``known``, and why it is not stored as a new one.
-
-    With a fact and a rejection it is known, or only its names and numbers speak against it. The source of a new one is
-    the text of the lines with its quote and around them. What was said elsewhere stands in no row, and in no session.
+    Of two new facts with one label it stands for the first, and for None if that was rejected.
     """
-    new, place, _ = candidate
-    rejection = first_rejection(candidate, source, checks)
-    if rejection or place is None:
-        return None, rejection
-    doubt = first_rejection(candidate, source, DOUBTS)
-    if known:
-        return (None, doubt) if doubt else (known, _KNOWN)
-    places, text = source.around(place)
-    valid_until = source.day(new.valid_until, 1)
-    if new.said_as == "past":
-        # It was over when it was said.
-        day_before = source.said_on - timedelta(days=1)
-        valid_until = min(valid_until or day_before, day_before)
-    rows = tuple(source.lines[i].row_id for i in places)
-    fact = Fact(
-        **new.model_dump(include={"content", "category", "confidence", "said_as", "about"}),
-        quote=place.quote,
-        valid_from=source.day(new.valid_from, 0),
-        valid_until=valid_until,
-        created_at=now,
-        session_id=session_id if any(rows) else None,
-        message_ids=rows if any(rows) else (),
-        source=text,
-    )
-    return fact, doubt
 
+    source: Source
+    known: Sequence[Fact]
+    now: datetime
+    session_id: str | None
+    retired_by: RetiredBy | None
+    accepted: list[Fact] = field(default_factory=list)
+    confirmed: dict[str, Fact] = field(default_factory=dict)
+    retired: dict[str, Fact] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+    doubted: list[tuple[Fact, Rejection]] = field(default_factory=list)
+    by_label: dict[str, Fact | None] = field(default_factory=dict)
 
-def _ended(ending: Ending, source: Source, now: datetime, by: RetiredBy | None) -> Fact:
-    """Return a fact as it is stored when the user's words have ended it, by the reason that the model gives."""
-    fact, entry, _, new, *_ = ending
-    reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
-    if entry.replaced_by and new is None:
-        reason += " What is true instead was not stored."
-    fact = fact.model_copy(update={"valid_until": source.day(entry.valid_until, 1) or fact.valid_until})
-    by = by or why_retired(f"{entry.quote}\n{entry.reason}")
-    return retire(fact, reason, max(fact.updated_at, now), new.id if new else None, by=by)
+    @cached_property
+    def by_content(self) -> dict[str, Fact]:
+        return {normalised(fact.content): fact for fact in reversed(self.source.known) if not fact.retired}
+
+    def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
+        content, place, fact = normalised(new.content), self.source.find(new.quote), None
+        candidate = Candidate(new, place, min_confidence)
+        rejection = first_rejection(candidate, self.source, checks)
+        if place and not rejection:
+            rejection, known = first_rejection(candidate, self.source, DOUBTS), self.by_content.get(content)
+            if not known:
+                made = self._made(new, place)
+                if rejection:
+                    self.doubted.append((made, rejection))
+                else:
+                    fact = self.by_content[content] = made
+                    self.accepted.append(fact)
+            elif not rejection:
+                fact, rejection = known, _KNOWN
+                self.confirmed[fact.id] = raised(fact, self.now)
+        self.rejected += [rejection] if rejection else []
+        self.by_label.setdefault(new.label, fact)
+
+    def end(self, entry: Retirement, *, is_only: bool) -> None:
+        is_asked = self.retired_by == "request"
+        fact, new = self._known_fact(entry.number, past=is_asked), self.by_label.get(entry.replaced_by)
+        if fact is None or fact.id in self.retired:
+            self.rejected.append(Rejection("duplicate", "It is retired already.") if fact else _UNKNOWN)
+            return
+        ending = Ending(fact, entry, self.source.find(entry.quote), new, is_only, is_asked)
+        if rejection := first_rejection(ending, self.source, ENDING_CHECKS):
+            self.rejected.append(rejection)
+            return
+        reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
+        if entry.replaced_by and new is None:
+            reason += " What is true instead was not stored."
+        fact = fact.model_copy(update={"valid_until": self.source.day(entry.valid_until, 1) or fact.valid_until})
+        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        at, replaced_by = max(fact.updated_at, self.now), new.id if new else None
+        self.retired[fact.id] = retire(fact, reason, at, replaced_by, by=by)
+
+    def confirm(self, number: int) -> None:
+        fact = self._known_fact(number)
+        rejection = is_said_again(fact, self.source) if fact else _UNKNOWN
+        if rejection:
+            self.rejected.append(rejection)
+        elif fact:
+            self.confirmed[fact.id] = raised(fact, self.now)
+
+    def reply(self, past: Sequence[Fact]) -> ValidatedReply:
+        """Return what is stored and what is not; of new facts, none that was true before, until the same day."""
+        others = {*self.retired, *(fact.id for fact in self.accepted)}
+        left = tuple(fact for fact in self.confirmed.values() if fact.id not in others)
+        ended = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+        stored = tuple(fact for fact in self.accepted if (normalised(fact.content), fact.valid_until) not in ended)
+        rejected = (*self.rejected, *[_KNOWN] * (len(self.accepted) - len(stored)))
+        return ValidatedReply(stored, left, tuple(self.retired.values()), rejected, tuple(self.doubted))
+
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
+        fact = self.known[number - 1] if 0 < number <= len(self.known) else None
+        return fact if fact and (not fact.retired or (past and fact.state(self.now) == "past")) else None
+
+    def _made(self, new: NewFact, place: Place) -> Fact:
+        """Return a new fact as it is stored. Its source is the text of the lines with its quote and around them.
+
+        What was said elsewhere stands in no row, and in no session.
+        """
+        places, text = self.source.around(place)
+        valid_until = self.source.day(new.valid_until, 1)
+        if new.said_as == "past":
+            # It was over when it was said.
+            day_before = self.source.said_on - timedelta(days=1)
+            valid_until = min(valid_until or day_before, day_before)
+        rows = tuple(self.source.lines[i].row_id for i in places)
+        return Fact(
+            **new.model_dump(include={"content", "category", "confidence", "said_as", "about"}),
+            quote=place.quote,
+            valid_from=self.source.day(new.valid_from, 0),
+            valid_until=valid_until,
+            created_at=self.now,
+            session_id=self.session_id if any(rows) else None,
+            message_ids=rows if any(rows) else (),
+            source=text,
+        )
