@@ -7,7 +7,7 @@ import unicodedata
 from difflib import Match, SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import pattern, word_lists
@@ -99,10 +99,8 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
     window = tokens
     if "..." not in quote and "\u2026" not in quote:
-        # The part of the text that has most of the words.
-        most, known = min(int(len(keys) * _STRETCH) + _SLACK, len(tokens)), set(keys)
-        sums = [0.0, *accumulate(token.weight * (token.key in known) for token in tokens)]
-        first = max(range(len(tokens) - most + 1), key=lambda i: round(sums[i + most] - sums[i], 6))
+        most = int(len(keys) * _STRETCH) + _SLACK
+        first = _densest(tokens, set(keys), most)
         window = tokens[first : first + most]
     blocks, least = _runs(keys, window), _LEAST_SHARE
     share = _share_of(blocks, wanted, tokens)
@@ -170,3 +168,15 @@ def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
 
 def _may_be_misspelt(key: str) -> bool:
     return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
+
+
+def _densest(tokens: Sequence[_Token], keys: set[str], length: int) -> int:
+    """Return where the ``length`` tokens begin that have most of the keys."""
+    here = sum(token.weight for token in tokens[:length] if token.key in keys)
+    best, place = here, 0
+    for i in range(length, len(tokens)):
+        gone, come = tokens[i - length], tokens[i]
+        here += come.weight * (come.key in keys) - gone.weight * (gone.key in keys)
+        if here > best:
+            best, place = here, i - length + 1
+    return place
