@@ -197,10 +197,8 @@ def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[
 
 T = TypeVar("T")
 
-_TEXTS = files(__package__)
-_INSTRUCTIONS = (_TEXTS / "instructions.txt").read_text("utf-8").rstrip("\n")
-# Not valid JSON, so that a model that repeats its prompt reports nothing.
-_FORM = (_TEXTS / "form.txt").read_text("utf-8").rstrip("\n")
+# The form is not valid JSON, so that a model that repeats its prompt reports nothing.
+_INSTRUCTIONS, _FORM = (files(__package__) / "instructions.txt").read_text("utf-8").strip().split("\n---\n")
 _WHAT_TO_FIND = "what the user says about themselves and their work that will still matter in another conversation."
 _DESCRIPTIONS = {
     "knowledge": "what they know or who they are",
