@@ -31,7 +31,7 @@ memory      condensed_memory > settings turns > search stats template     # pres
 ---
 record      block > summary > recall > window > text                      # within the limit
 facts       backfill > block > extraction > verification > validation > checks > source >
-            book known > consolidation > filters foreign prompt ranking > history reply # learned, kept, ranked
+            book known > consolidation > foreign prompt ranking > history reply         # learned, kept, ranked
 ---
 .           reader_block                                                  # what both blocks share: they read one log
 ---
@@ -173,7 +173,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 LOADED_WITH_THE_PRESET = {
     "": "errors events fact reader_block settings",
     "background": "jobs locks loop",
-    "facts": "block book filters foreign history known prompt ranking reply",
+    "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
     "language": "dates detection related tokens words",
     "memory": "condensed_memory search settings stats template turns",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -13,8 +13,6 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
     from llama_index_memory_ext.facts.extraction import Extracted, Extractor
     from llama_index_memory_ext.store import MemoryStore

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
-from typing_extensions import TypedDict
+from typing_extensions import Self, TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import (
@@ -39,25 +39,19 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
-from llama_index_memory_ext.search.tfidf import TfidfRanker
+from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import LogPage, Seen, Snapshot
 from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from llama_index.core.base.llms.types import ChatMessage
-    from typing_extensions import Self
 
-    from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
-    from llama_index_memory_ext.search.tfidf import FactRanker
-    from llama_index_memory_ext.store.tables import LogPage, Snapshot
 
 
 _CONTEXT_ROWS = 40

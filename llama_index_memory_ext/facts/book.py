@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
@@ -17,6 +18,8 @@ from llama_index_memory_ext.fact import (
     CATEGORIES,
     Fact,
     FactFields,
+    FactState,
+    Utc,
     approved,
     normalised,
     restored,
@@ -24,10 +27,9 @@ from llama_index_memory_ext.fact import (
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
-from llama_index_memory_ext.facts.ranking import rank
+from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import checked, unpacked
 
@@ -36,11 +38,54 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.consolidation import Proposal
-    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA, _SCHEMA_VERSION = "llama_index_memory_ext.fact", 1
 _ENDS = {"valid_until", "expires_at"}
+
+
+def _moment(value: Any, at: time) -> Any:
+    """Returns a day, also as a text, as the first or the last moment of it in UTC, and all else as it is."""
+    try:
+        day = date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return datetime.combine(day, at, timezone.utc) if type(day) is date else value
+
+
+Since = Annotated[Utc, BeforeValidator(partial(_moment, at=time.min))]
+Until = Annotated[Utc, BeforeValidator(partial(_moment, at=time.max))]
+
+
+class FactFilter(BaseModel):
+    """Which facts are wanted: those for which all is so that is named, a page at a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    since: Since | None = Field(default=None, description="Known since this day or datetime, or later.")
+    until: Until | None = Field(default=None, description="Known since this day or datetime, or earlier.")
+    category: str | None = Field(default=None, description="Of this kind.")
+    tags: tuple[str, ...] = Field(default=(), description="With all of these tags.")
+    agent_id: str | None = Field(default=None, description="This agent's own.")
+    state: FactState | Literal["all"] | None = Field(default=None, description='In this state; "all": in any.')
+    limit: int | None = Field(default=None, ge=1, description="Most facts.")
+    after: str | None = Field(default=None, description="The id of the last fact that was seen: those behind it.")
+
+    def takes(self, fact: Fact, now: datetime) -> bool:
+        """Returns whether a fact is wanted."""
+        known = fact.created_at
+        is_then = (self.since or known) <= known <= (self.until or known)
+        is_so = self.category in (None, fact.category) and self.agent_id in (None, fact.agent_id)
+        return is_then and is_so and self.state in (None, "all", fact.state(now)) and set(self.tags) <= set(fact.tags)
+
+    def start(self, facts: Sequence[Fact]) -> int:
+        """Returns where the page begins: behind the fact that was seen last; a FactError if that is not there."""
+        if self.after is None:
+            return 0
+        ids = [fact.id for fact in facts]
+        if self.after not in ids:
+            raise FactError(f"There is no fact {self.after!r} among {len(ids)}, behind which to go on. Begin anew.")
+        return ids.index(self.after) + 1
 
 
 class FactBook:
@@ -94,14 +139,17 @@ class FactBook:
         """
         chosen, facts, now = await self._filter(wanted), await self._all(), utc_now()
 
-        def takes(fact: Fact) -> bool:
-            is_kept = (with_retired or not fact.retired) and (with_expired or not fact.expired(now))
-            is_listed = chosen.state or (is_kept and fact.state(now) != "pending")
-            return bool(is_listed) and chosen.takes(fact, now)
+        def listed() -> list[Fact]:
+            facts.sort(key=attrgetter("created_at"), reverse=True)
+            found = [fact for fact in facts[chosen.start(facts) :] if chosen.takes(fact, now)]
+            if chosen.state is None:
+                found = [fact for fact in found if with_retired or not fact.retired]
+                found = [fact for fact in found if with_expired or not fact.expired(now)]
+                found = [fact for fact in found if fact.state(now) != "pending"]
+            return found[: chosen.limit]
 
-        newest_first = partial(sorted, facts, key=attrgetter("created_at"), reverse=True)
         # Of many facts this takes longer than the event loop should be blocked.
-        return await asyncio.to_thread(lambda: chosen.page(newest_first(), lambda fact: fact, takes))
+        return await asyncio.to_thread(listed)
 
     @unpacked(FactFilter, FactFilter)
     async def asearch(self, /, question: str, *, similarity_top_k: int = 10, **wanted: Any) -> list[RankedFact]:
@@ -122,9 +170,12 @@ class FactBook:
         check_top_k(similarity_top_k)
         chosen, now = await self._filter(wanted), utc_now()
         found = await self._search(question) if question.strip() else ()
-        if wanted:
-            found = await asyncio.to_thread(chosen.page, found, attrgetter("fact"), partial(chosen.takes, now=now))
-        return [*found[:similarity_top_k]]
+
+        def taken() -> list[RankedFact]:
+            behind = found[chosen.start([one.fact for one in found]) :]
+            return [one for one in behind if chosen.takes(one.fact, now)][: chosen.limit]
+
+        return (await asyncio.to_thread(taken))[:similarity_top_k]
 
     @unpacked(FactFields, Fact)
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
@@ -311,10 +362,8 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        def all_changed(known: Mapping[str, Fact]) -> list[Fact]:
-            return [*map(changed, known.values())]
-
-        found = await self._store.facts.change(self.namespace, all_changed, [fact_id], view=self._view)
+        change = self._store.facts.change
+        found = await change(self.namespace, lambda known: [*map(changed, known.values())], [fact_id], view=self._view)
         if not found:
             count = len(await self._all())
             raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")

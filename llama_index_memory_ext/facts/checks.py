@@ -1,13 +1,14 @@
 """Decides what of a model's reply stands on the user's own words, by lists of checks.
 
-A check is a function that returns a ``Rejection`` or None. ``CHECKS`` are for new facts, ``TOOL_CHECKS`` for those that
-an agent's tool is given, ``ENDING_CHECKS`` for known facts that a reply ends, ``CONFIRMATION_CHECKS`` for those that it
-confirms. The first rejection counts, so the cheapest checks stand first.
+A check is a function that returns a ``Rejection`` or None. ``CHECKS``, and then ``DOUBTS``, are for new facts,
+``TOOL_CHECKS`` in place of the first for those that an agent's tool is given, ``ENDING_CHECKS`` for known facts that a
+reply ends, and ``is_said_again`` for those that it confirms. The first rejection counts, so the cheapest checks stand
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.detection import is_translation, may_be_english, script_of
 from llama_index_memory_ext.language.names import has_other_order, has_subject, missing_names, relations_in, shares_word
 from llama_index_memory_ext.language.numbers import has_numbers, missing_numbers
-from llama_index_memory_ext.language.quotes import find_quote, tokens_in
+from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.tokens import keywords, overlaps, shared, term_of
@@ -25,11 +26,8 @@ from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_for
 from llama_index_memory_ext.text.messages import escape_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from llama_index_memory_ext.fact import Fact, SaidAs
-    from llama_index_memory_ext.facts.reply import NewFact
-    from llama_index_memory_ext.language.quotes import Span
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.reply import NewFact, Retirement
 
 
 # In characters.
@@ -39,7 +37,6 @@ _MAX_QUOTE, _MAX_WORD = 2_000, 50
 _USERS_SHARE, _USERS_SHARE_BESIDE_OTHERS = 0.4, 0.6
 # So many of the words of a fact of some length were said by the user or the assistant.
 _FEW_WORDS, _LEAST_SAID = 7, 0.15
-_NOTHING = r"(?i)[\W_]*(?:null|none|nil|nan|n/a|undefined|unknown)?[\W_]*"
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
@@ -76,18 +73,17 @@ class Candidate(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A known fact that a reply ends, where the quote for it lies, and the new fact that holds instead.
+    """A known fact that an entry ends, where the quote for it lies, and the new fact that holds instead.
 
     ``is_only``: no other fact is ended by the same quote. ``is_asked``: the user's request was looked at before.
     """
 
     fact: Fact
-    quote: str
+    entry: Retirement
     place: Place | None
     new: Fact | None
     is_only: bool
     is_asked: bool
-    said_as: SaidAs = "stated"
 
 
 Checked = TypeVar("Checked")
@@ -102,9 +98,9 @@ def first_rejection(
 
 
 def has_words(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a content without a statement: models fill a field with "null" or "none"."""
-    is_empty = pattern(_NOTHING).fullmatch(candidate.new.content)
-    return Rejection("unreadable", "There is no statement in it.") if is_empty else None
+    """Reject a content without a statement, as one that a model has filled with "null"."""
+    has_any = any(map(str.isalnum, candidate.new.content))
+    return None if has_any else Rejection("unreadable", "There is no statement in it.")
 
 
 def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
@@ -136,18 +132,14 @@ def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
     return Rejection("secret", "It holds a password, a key or another secret.") if is_secret else None
 
 
-def has_quote(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a fact without a quote: nothing else ties it to the user's words."""
-    is_named = candidate.new.quote.strip()
-    return None if is_named else Rejection("no_quote", "It names no words of the user's that say it.")
-
-
 def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a quote that is not in the user's lines: the assistant repeats what it was shown, and invents."""
-    new = candidate.new
+    """Reject a fact whose quote is not in the user's lines: the assistant repeats what it was shown, and invents."""
+    quote = candidate.new.quote
     if candidate.place:
         return None
-    if not any(find_quote(new.quote, line.text) for line in source.lines if not line.is_users):
+    if not quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that say it.")
+    if not any(find_quote(quote, line.text) for line in source.lines if not line.is_users):
         return Rejection("quote_not_found", "Its quote is not in the conversation.")
     return Rejection("not_the_users_words", "Only the assistant said it.")
 
@@ -233,13 +225,14 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject numbers that were not said, or were said of something else. An age follows from a year."""
     plain = without_dates(candidate.new.content)
-    ages = source.ages if has_numbers(plain) else ()
+    ages = ages_in(source.said, source.said_on) if has_numbers(plain) else ()
     return _unsaid("number_not_said", missing_numbers(plain, source.said, also=ages))
 
 
 def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject names that neither the conversation nor a known fact has."""
-    return _unsaid("name_not_said", missing_names(candidate.new.content, source.said, source.known_text))
+    known = "\n".join(fact.content for fact in source.known)
+    return _unsaid("name_not_said", missing_names(candidate.new.content, source.said, known))
 
 
 def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
@@ -276,7 +269,6 @@ CHECKS: tuple[Check, ...] = (
     is_short,
     is_sure,
     has_no_secret,
-    has_quote,
     is_meant,
     is_the_users,
     has_no_markup,
@@ -285,8 +277,6 @@ CHECKS: tuple[Check, ...] = (
     shares_words,
     is_said_in_earnest,
     has_said_dates,
-    has_said_numbers,
-    has_said_names,
 )
 # What these reject may have been said in other words.
 DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
@@ -307,7 +297,7 @@ def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
 
 def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact that the user's words do not end."""
-    if not ending.quote.strip():
+    if not ending.entry.quote.strip():
         return Rejection("no_quote", "It names no words of the user's that end it.")
     return None if ending.place else Rejection("quote_not_found", "Its quote is not in the user's words.")
 
@@ -321,8 +311,9 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     fact, place, new = ending.fact, ending.place, ending.new
     if place is None:
         return None
-    reason: str = ending.said_as if ending.said_as in _ENDS_NOTHING else ""
-    reason = reason or unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
+    reason: str = ending.entry.said_as
+    if reason not in _ENDS_NOTHING:
+        reason = unsaid_reason(fact.content, place.text, place.span, may_presuppose=False)
     if reason:
         return Rejection(reason, _ENDS_NOTHING[reason])
     said = " ".join(sentences_at(place.text, place.span))
@@ -341,9 +332,6 @@ def is_said_again(fact: Fact, source: Source) -> Rejection | None:
     if overlaps(keywords(fact.content), source.users_keywords):
         return None
     return Rejection("not_the_users_words", "No word of it is in the user's words.")
-
-
-CONFIRMATION_CHECKS = (is_said_again,)
 
 
 def _words(section: str) -> frozenset[str]:
@@ -464,11 +452,7 @@ def _words_in(text: str) -> list[str]:
 
 
 def _is_among(word: str, others: Iterable[str]) -> bool:
-    return any(_are_one(word, other) for other in others)
-
-
-def _are_one(one: str, other: str) -> bool:
-    return one == other or not keywords(one).isdisjoint(keywords(other)) or are_forms(one, other)
+    return any(one == word or not keywords(one).isdisjoint(keywords(word)) or are_forms(word, one) for one in others)
 
 
 def _may_be_past(word: str) -> bool:

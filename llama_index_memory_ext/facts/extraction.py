@@ -6,40 +6,35 @@ import asyncio
 import logging
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import ChatResponse, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.errors import Blame, StoreError, TruncatedReplyError, blame_of
 from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
 from llama_index_memory_ext.fact import CATEGORIES, ENDING, ONLY_ENDS, Fact, SetAside, normalised, retire, utc_now
 from llama_index_memory_ext.facts import prompt as asking
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
-from llama_index_memory_ext.facts.prompt import ANSWER, Room
+from llama_index_memory_ext.facts.prompt import ANSWER, Categories, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
-from llama_index_memory_ext.store.tables import ROWS, Opening, Seen
+from llama_index_memory_ext.store.tables import ROWS, LogPage, LogRow, Opening, Seen
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import date, datetime
-
-    from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.fact import RetiredBy, ReviewThen
     from llama_index_memory_ext.facts.known import UserFacts
-    from llama_index_memory_ext.facts.prompt import Categories
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
-    from llama_index_memory_ext.store.tables import LogPage, LogRow
     from llama_index_memory_ext.text.tool_calls import Json
 
 
@@ -90,15 +85,12 @@ class Progress(NamedTuple):
 
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
-        return Progress(halved=max(self.halved - _GROWTH, 0), set_aside=self.set_aside, **self._noted)
+        return self._replace(most_turns=None, tries=0, in_a_row=0, halved=max(self.halved - _GROWTH, 0))
 
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
-        return Progress(in_a_row=self.in_a_row + 1, set_aside=(*self.set_aside, turn), **self._noted)
-
-    @property
-    def _noted(self) -> dict[str, Any]:
-        return {"days": self.days, "rejected": self.rejected}
+        left = (*self.set_aside, turn)
+        return self._replace(most_turns=None, tries=0, in_a_row=self.in_a_row + 1, halved=0, set_aside=left)
 
     def noting(self, today: date, used: Usage, reasons: Iterable[str], first: int, last: int) -> Progress:
         """Return the progress with what a batch of these rows took today, and why some of its reply was rejected."""
@@ -371,7 +363,7 @@ class Extractor:
             started = perf_counter()
             reply, related = await self._reported(batch)
             valid = await self._validated(reply, batch.lines, related, batch.asked_at, context=batch.before)
-            if self.verify and (valid.accepted or valid.retired or valid.doubted):
+            if self.verify and valid.claims:
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
@@ -426,7 +418,7 @@ class Extractor:
 
     def _prompt(self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any) -> list[ChatMessage]:
         told |= {"categories": self.categories, "instructions": self.instructions}
-        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.rejected[: -_MOST_REJECTED - 1 : -1]]
+        rejected = [f"{one.content} ({one.retired_reason})" for one in self.known.refused[: -_MOST_REJECTED - 1 : -1]]
         texts = [f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected]
         kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
         shown = "".join(texts[i] for i in kept)
@@ -468,10 +460,8 @@ class Extractor:
         """
         from llama_index_memory_ext.facts import verification  # where it is switched on
 
-        known, count = self.known, len(valid.accepted) + len(valid.retired) + len(valid.doubted)
-        prompt, similar = await asyncio.to_thread(
-            verification.verification_prompt, valid, quotes, batch.lines, known.active, known.present
-        )
+        count = len(valid.claims)
+        prompt = await asyncio.to_thread(verification.verification_prompt, valid, quotes, batch.lines)
         try:
             with self._counted("verification", prompt, batch) as heard:
                 judgements, _ = await asking.ask(
@@ -490,7 +480,7 @@ class Extractor:
             told = "%d facts were not verified (%s); they are stored without it."
             logger.warning(told, count, type(error).__name__)
             return valid
-        return verification.verified(valid, judgements, similar, batch.lines, now=batch.asked_at)
+        return verification.verified(valid, judgements, batch.lines)
 
     def _changes(self, valid: ValidatedReply, review: Review | None = None) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
@@ -520,7 +510,7 @@ class Extractor:
         What ends without a replacement waits as a fact that says so. What the user wants forgotten does not wait.
         """
         facts, waiting = self.known.facts, {fact.id: fact for fact in self.known.pending}
-        decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.rejected)}
+        decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.refused)}
         until = None if days is None else utc_now() + timedelta(days=days)
         fields: dict[str, Any] = {"pending": True, "review_until": until, "review_then": then}
         new, at_once = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}, []
@@ -541,10 +531,10 @@ class Extractor:
     async def _goes_on(self, error: Exception, batch: Batch, progress: Progress) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""
         action, after = after_failure(progress, blame_of(error), batch.turns)
-        unread = batch.unread
-        position, first, last = unread.position, unread.rows[0].id, unread.rows[-1].id
+        unread, position = batch.unread, batch.unread.position
+        turn = SetAside(unread.rows[0].id, unread.rows[-1].id, type(error).__name__)
         if action == "set aside":
-            after, position = after.leaving(SetAside(first, last, type(error).__name__)), max(last, position)
+            after, position = after.leaving(turn), max(turn.last, position)
         if after == progress:
             return False
         noted = await self.known.store.readers.move(
@@ -554,10 +544,7 @@ class Extractor:
             logger.warning(
                 "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
                 "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
-                first,
-                last,
-                self.session_id,
-                type(error).__name__,
+                *(turn.first, turn.last, self.session_id, turn.error),
             )
         return noted and action != "stop" and (self.at_once or action != "pause")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import FactError
@@ -13,7 +13,6 @@ from llama_index_memory_ext.language.dates import Period, dates_in, period_of, r
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, RetiredBy
 

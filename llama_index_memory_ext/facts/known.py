@@ -9,12 +9,12 @@ from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import settled, utc_now
+from llama_index_memory_ext.fact import AgentView, Fact, settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import sparing
-from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.search.tfidf import FactRanker, sparing
+from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from llama_index_memory_ext.fact import AgentView, Fact
     from llama_index_memory_ext.language.dates import Period
-    from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.facts import FactChanges
     from llama_index_memory_ext.text.tokens import CountedText
 
 
@@ -35,7 +32,7 @@ class UserFacts:
 
     The ranker, if there is one yet, holds the facts that hold: those of ``present``, until the time ``holds_until``.
     ``past`` are those that were true before; they are indexed when a question first asks for them, by a ranker that
-    holds the others too. ``pending`` wait for somebody's yes, and ``rejected`` have got a no. After a failure of a
+    holds the others too. ``pending`` wait for somebody's yes, and ``refused`` have got a no. After a failure of a
     ranker, which are counted by type, there is none.
     """
 
@@ -53,7 +50,7 @@ class UserFacts:
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
         self.pending: list[Fact] = []
-        self.rejected: list[Fact] = []
+        self.refused: list[Fact] = []
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
@@ -125,7 +122,7 @@ class UserFacts:
             self.present = ShowableFacts(active, self._ranker, lines=lines, sparing=self._sparing)
             self.facts, self.past = facts, past
             self.pending = [fact for fact in facts.values() if fact.pending and not fact.retired]
-            self.rejected = [fact for fact in facts.values() if fact.retired_by == "rejected"]
+            self.refused = [fact for fact in facts.values() if fact.retired_by == "rejected"]
             ends = [end for end in chain.from_iterable(map(_ends_of, facts.values())) if end > now]
             self._holds_until = min(ends, default=None)
 

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
+from llama_index_memory_ext.language import phrases
 from llama_index_memory_ext.text.messages import unescape_tags
 
 if TYPE_CHECKING:
@@ -39,17 +40,6 @@ _QUOTES = ("quote", "quotes", "source_quote", "quotation", "evidence", "source")
 _UNTIL = ("valid_until", "until", "to")
 _OPENING = re.compile(r'[\[{]|\A"')
 _NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_SUBJECT = re.compile(
-    r"(?i)^(?:(?:the )?user(?:['\u2019]s | (?!interface|experience|stor|account|manual|group|name\b|id\b))"
-    r"|用户(?!名|体验|界面|组))"
-)
-_NOTHING = re.compile(
-    r"(?i)[^\w\[{]*(?:(?:(?:there (?:is|are|were)|i (?:found|see)) )?"
-    r"no (?:\w+ )?(?:facts?|information|changes?)(?: \w+){0,8}"
-    r"|nothing(?: new)?(?: to \w+)?|none|null|nil|nan|n\W?a|unknown|undefined"
-    r"|not (?:known|specified|stated|mentioned|provided|given|available|applicable)"
-    r"|(?:没有|无)(?:任何)?(?:新的?)?(?:事实|信息|内容)?|未知|不明|(?:新しい)?(?:事実|情報)は?(?:ありません|なし))[^\w\[{]*"
-)
 _CONFIDENCES = {"high": 0.9, "medium": 0.6, "moderate": 0.6, "low": 0.3}
 _CONFIDENCE = re.compile(
     r"(?:very |about |[\u2265>=~\u2248 ])*"
@@ -112,6 +102,10 @@ def objects_in(values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bo
             waiting += reversed(part)
 
 
+def _is_nothing(text: str) -> bool:
+    return phrases("replies", "nothing").fullmatch(text) is not None
+
+
 def read_text(value: Json) -> str:
     """Return the text of a quote or a reason; of several quotes one with "..." between them."""
     if isinstance(value, list):
@@ -128,9 +122,9 @@ def read_statement(value: Json) -> str:
     ('Prefers tea', '')
     """
     content = " ".join(value.split()) if isinstance(value, str) else ""
-    rest = _SUBJECT.sub("", content)
+    rest = phrases("replies", "subject").sub("", content)
     content = content if rest == content else rest[:1].upper() + rest[1:]
-    return "" if _NOTHING.fullmatch(content) else content
+    return "" if _is_nothing(content) else content
 
 
 def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
@@ -150,7 +144,7 @@ def read_label(value: Json) -> str:
     text = str(value).strip().lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if number := re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII):
         return f"n{int(number.group(1))}"
-    return "" if _NOTHING.fullmatch(text) else text
+    return "" if _is_nothing(text) else text
 
 
 def read_number(value: Json) -> int:
@@ -194,7 +188,7 @@ def read_said_as(value: Json) -> SaidAs:
 def read_about(value: Json) -> About:
     """Return whom a fact is about; "user" unless a reply tells of somebody else."""
     text = str(value).strip().lower() if isinstance(value, str) else ""
-    return "user" if text in ("", "user", "the user", "self", "me", "speaker") or _NOTHING.fullmatch(text) else "other"
+    return "user" if text in ("", "user", "the user", "self", "me", "speaker") or _is_nothing(text) else "other"
 
 
 def read_day(value: Json) -> str:
@@ -214,7 +208,7 @@ def _read_entries(value: Json) -> list[Json]:
     """
     if isinstance(value, str):
         values, problem, is_cut = json_values(value)
-        if problem or is_cut or (value.strip() and not values and not _NOTHING.fullmatch(value)):
+        if problem or is_cut or (value.strip() and not values and not _is_nothing(value)):
             raise ValueError("It is no JSON.")
         return [entry for part in values for entry in _read_entries(part)]
     if isinstance(value, dict) and value and all(isinstance(part, dict | list) for part in value.values()):
@@ -340,7 +334,7 @@ def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> Extract
     []
     """
     answer = text.rpartition("</think>")[2]
-    if not answer.strip() or _NOTHING.fullmatch(answer):
+    if not answer.strip() or _is_nothing(answer):
         return ExtractionReply()
     values, problem, is_cut = json_values(answer)
     parts = list(objects_in(values, lambda part: any(name in part for names in _SECTIONS for name in names)))

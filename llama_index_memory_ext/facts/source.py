@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import retire, utc_now
+from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.language.dates import dates_in, period_of
 from llama_index_memory_ext.language.detection import is_translation, language_of
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
-from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
+from llama_index_memory_ext.language.said_dates import missing_dates
 from llama_index_memory_ext.language.tokens import keywords
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import date
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.store.tables import LogRow
-    from llama_index_memory_ext.text.messages import Utterance
 
 
 # In characters.
@@ -86,16 +84,6 @@ class Source:
         """The keywords of the user's lines."""
         return keywords("\n".join(line.text for line in self.lines if line.is_users))
 
-    @cached_property
-    def ages(self) -> set[float]:
-        """How many years ago the years are that were said."""
-        return ages_in(self.said, self.said_on)
-
-    @cached_property
-    def known_text(self) -> str:
-        """The facts in which names stand, a line each."""
-        return "\n".join(fact.content for fact in self.known)
-
     def find(self, quote: str) -> Place | None:
         """Returns the place of a quote in the user's lines, of several the best and then the last.
 
@@ -153,20 +141,15 @@ async def retire_deleted(known: UserFacts, session_id: str) -> bool:
     Returns False if facts were deleted at the same time: nothing is stored then.
     """
     store, changes = known.store, (await known.read()).changes
-    facts = []
-    for fact in known.facts.values():
-        was_restored = any(one.retired_reason == _REASON for one in fact.past_retirements)
-        may_go = fact.message_ids and fact.quote and not (fact.retired or fact.pinned or was_restored)
-        if fact.session_id == session_id and may_go:
-            facts.append(fact)
+    facts = [fact for fact in known.facts.values() if fact.session_id == session_id and fact.message_ids and fact.quote]
+    facts = [fact for fact in facts if not (fact.retired or fact.pinned)]
+    facts = [fact for fact in facts if all(one.retired_reason != _REASON for one in fact.past_retirements)]
     # A database may give a deleted row's id to another message.
     ids = sorted({one for fact in facts for one in fact.message_ids})
     texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, ids)} if ids else {}
-    for fact in list(facts):
-        said = [texts.get(one, "") for one in fact.message_ids]
-        # The quote may have been cut out of a clipped text.
-        if any(fact.quote in text or find_quote(fact.quote, text) for text in said):
-            facts.remove(fact)
+    said = {fact.id: [texts.get(one, "") for one in fact.message_ids] for fact in facts}
+    # The quote may have been cut out of a clipped text.
+    facts = [one for one in facts if not any(one.quote in text or find_quote(one.quote, text) for text in said[one.id])]
     last = 0
     while facts:
         page = await store.readers.unread(session_id, "", with_active=True, after=last, limit=_PAGE_ROWS)

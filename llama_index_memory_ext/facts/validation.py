@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, normalised, raised, retire
+from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, RetiredBy, normalised, raised, retire
 from llama_index_memory_ext.facts.checks import (
     CHECKS,
-    CONFIRMATION_CHECKS,
     DOUBTS,
     ENDING_CHECKS,
     MAX_FACT,
@@ -18,18 +18,16 @@ from llama_index_memory_ext.facts.checks import (
     Ending,
     Rejection,
     first_rejection,
+    is_said_again,
 )
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.facts.source import Source
+from llama_index_memory_ext.facts.source import Place, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
-    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
-    from llama_index_memory_ext.facts.source import Place
     from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
@@ -46,6 +44,11 @@ class ValidatedReply:
     rejected: tuple[Rejection, ...] = ()
     # What only its names or numbers speak against; a second reading may find the words that say them.
     doubted: tuple[tuple[Fact, Rejection], ...] = field(default=(), repr=False)
+
+    @property
+    def claims(self) -> tuple[Fact, ...]:
+        """What a second reading is asked about: the facts that are new, that are retired, and that are doubted."""
+        return (*self.accepted, *self.retired, *(fact for fact, _ in self.doubted))
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -79,109 +82,123 @@ def validate_reply(
         past: Facts that were true before, so that none is stored twice with the same last day.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        checks: What a new fact must pass.
+        checks: What a new fact must pass, besides ``DOUBTS``.
         context: What was said right before, which nothing is quoted from, but which names and questions may come from.
         others: What tools and pages said, for ``TOOL_CHECKS``: no keyword of a new fact may be theirs alone.
         retired_by: By what facts are retired; None: by what the quote and the reason say. With "request", past facts
             can be retired, too.
     """
-    source = Source(lines, context, others, now.date(), [*known, *active])
-    by_content = {normalised(fact.content): fact for fact in reversed(source.known) if not fact.retired}
-    # What passes these is spoken against by its names and numbers alone.
-    surer = [check for check in checks if check not in DOUBTS]
-    # Of two new facts with one label it stands for the first, and for None if that was rejected.
-    by_label: dict[str, Fact | None] = {}
-    accepted: list[Fact] = []
-    confirmed: dict[str, Fact] = {}
-    retired: dict[str, Fact] = {}
-    rejected: list[Rejection] = []
-    doubted: list[tuple[Fact, Rejection]] = []
-
+    gate = _Gate(Source(lines, context, others, now.date(), [*known, *active]), known, now, session_id, retired_by)
     for new in reply.new_facts:
-        content, place = normalised(new.content), source.find(new.quote)
-        candidate = Candidate(new, place, min_confidence)
-        rejection = first_rejection(candidate, source, checks)
-        fact = by_content.get(content) if place and not rejection else None
-        if fact:
-            confirmed[fact.id] = raised(fact, now)
-            rejection = _KNOWN
-        elif place and not rejection:
-            fact = by_content[content] = _new_fact(new, place, source, now, session_id)
-            accepted.append(fact)
-        elif place and rejection and content not in by_content and not first_rejection(candidate, source, surer):
-            doubted.append((_new_fact(new, place, source, now, session_id), rejection))
-        rejected += [rejection] if rejection else []
-        by_label.setdefault(new.label, fact)
-
-    is_asked = retired_by == "request"
+        gate.add(new, checks, min_confidence)
     quotes = Counter(entry.quote for entry in reply.retired)
     for entry in reply.retired:
-        fact = _known_fact(entry.number, known, now, past=is_asked)
-        if fact is None or fact.id in retired:
-            rejected.append(_UNKNOWN if fact is None else Rejection("duplicate", "It is retired already."))
-            continue
-        instead = by_label.get(entry.replaced_by) if entry.replaced_by else None
-        place, is_only = source.find(entry.quote), quotes[entry.quote] == 1
-        ending = Ending(fact, entry.quote, place, instead, is_only, is_asked, entry.said_as)
-        if rejection := first_rejection(ending, source, ENDING_CHECKS):
-            rejected.append(rejection)
-        else:
-            fact = fact.model_copy(update={"valid_until": source.day(entry.valid_until, 1) or fact.valid_until})
-            by = retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-            retired[fact.id] = _ended(fact, instead, entry, max(fact.updated_at, now), by)
-
+        gate.end(entry, is_only=quotes[entry.quote] == 1)
     for number in reply.confirmed:
-        fact = _known_fact(number, known, now)
-        rejection = first_rejection(fact, source, CONFIRMATION_CHECKS) if fact else _UNKNOWN
-        if fact and not rejection:
-            confirmed[fact.id] = raised(fact, now)
-        rejected += [rejection] if rejection else []
-
-    others_ids = {*retired, *(fact.id for fact in accepted)}
-    left = tuple(fact for fact in confirmed.values() if fact.id not in others_ids)
-    ended = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
-    stored = tuple(fact for fact in accepted if (normalised(fact.content), fact.valid_until) not in ended)
-    rejected += [_KNOWN] * (len(accepted) - len(stored))
-    return ValidatedReply(stored, left, tuple(retired.values()), tuple(rejected), tuple(doubted))
+        gate.confirm(number)
+    return gate.reply(past)
 
 
-def _known_fact(number: int, known: Sequence[Fact], now: datetime, *, past: bool = False) -> Fact | None:
-    fact = known[number - 1] if 0 < number <= len(known) else None
-    return fact if fact and (not fact.retired or (past and fact.state(now) == "past")) else None
+@dataclass
+class _Gate:
+    """Takes the entries of a reply one after the other, new facts first, and holds what becomes of them.
 
-
-def _new_fact(new: NewFact, place: Place, source: Source, now: datetime, session_id: str | None) -> Fact:
-    """Return a new fact as it is stored. Its source is the text of the lines with its quote and around them.
-
-    What was said elsewhere stands in no row, and in no session.
+    Of two new facts with one label it stands for the first, and for None if that was rejected.
     """
-    places, text = source.around(place)
-    valid_until = source.day(new.valid_until, 1)
-    if new.said_as == "past":
-        # It was over when it was said.
-        day_before = source.said_on - timedelta(days=1)
-        valid_until = min(valid_until or day_before, day_before)
-    rows = tuple(source.lines[i].row_id for i in places)
-    is_logged = any(rows)
-    return Fact(
-        content=new.content,
-        category=new.category,
-        confidence=new.confidence,
-        quote=place.quote,
-        said_as=new.said_as,
-        about=new.about,
-        valid_from=source.day(new.valid_from, 0),
-        valid_until=valid_until,
-        created_at=now,
-        session_id=session_id if is_logged else None,
-        message_ids=rows if is_logged else (),
-        source=text,
-    )
 
+    source: Source
+    known: Sequence[Fact]
+    now: datetime
+    session_id: str | None
+    retired_by: RetiredBy | None
+    accepted: list[Fact] = field(default_factory=list)
+    confirmed: dict[str, Fact] = field(default_factory=dict)
+    retired: dict[str, Fact] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+    doubted: list[tuple[Fact, Rejection]] = field(default_factory=list)
+    by_label: dict[str, Fact | None] = field(default_factory=dict)
 
-def _ended(fact: Fact, new: Fact | None, entry: Retirement, now: datetime, by: RetiredBy) -> Fact:
-    """Return a fact as it is stored when the user's words have ended it, by the reason that the model gives."""
-    reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
-    if entry.replaced_by and new is None:
-        reason += " What is true instead was not stored."
-    return retire(fact, reason, now, new.id if new else None, by=by)
+    @cached_property
+    def by_content(self) -> dict[str, Fact]:
+        return {normalised(fact.content): fact for fact in reversed(self.source.known) if not fact.retired}
+
+    def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
+        content, place, fact = normalised(new.content), self.source.find(new.quote), None
+        candidate = Candidate(new, place, min_confidence)
+        rejection = first_rejection(candidate, self.source, checks)
+        if place and not rejection:
+            rejection, known = first_rejection(candidate, self.source, DOUBTS), self.by_content.get(content)
+            if not known:
+                made = self._made(new, place)
+                if rejection:
+                    self.doubted.append((made, rejection))
+                else:
+                    fact = self.by_content[content] = made
+                    self.accepted.append(fact)
+            elif not rejection:
+                fact, rejection = known, _KNOWN
+                self.confirmed[fact.id] = raised(fact, self.now)
+        self.rejected += [rejection] if rejection else []
+        self.by_label.setdefault(new.label, fact)
+
+    def end(self, entry: Retirement, *, is_only: bool) -> None:
+        is_asked = self.retired_by == "request"
+        fact, new = self._known_fact(entry.number, past=is_asked), self.by_label.get(entry.replaced_by)
+        if fact is None or fact.id in self.retired:
+            self.rejected.append(Rejection("duplicate", "It is retired already.") if fact else _UNKNOWN)
+            return
+        ending = Ending(fact, entry, self.source.find(entry.quote), new, is_only, is_asked)
+        if rejection := first_rejection(ending, self.source, ENDING_CHECKS):
+            self.rejected.append(rejection)
+            return
+        reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
+        if entry.replaced_by and new is None:
+            reason += " What is true instead was not stored."
+        fact = fact.model_copy(update={"valid_until": self.source.day(entry.valid_until, 1) or fact.valid_until})
+        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        at, replaced_by = max(fact.updated_at, self.now), new.id if new else None
+        self.retired[fact.id] = retire(fact, reason, at, replaced_by, by=by)
+
+    def confirm(self, number: int) -> None:
+        fact = self._known_fact(number)
+        rejection = is_said_again(fact, self.source) if fact else _UNKNOWN
+        if rejection:
+            self.rejected.append(rejection)
+        elif fact:
+            self.confirmed[fact.id] = raised(fact, self.now)
+
+    def reply(self, past: Sequence[Fact]) -> ValidatedReply:
+        """Return what is stored and what is not; of new facts, none that was true before, until the same day."""
+        others = {*self.retired, *(fact.id for fact in self.accepted)}
+        left = tuple(fact for fact in self.confirmed.values() if fact.id not in others)
+        ended = {(normalised(fact.content), fact.valid_until) for fact in past if not fact.retired}
+        stored = tuple(fact for fact in self.accepted if (normalised(fact.content), fact.valid_until) not in ended)
+        rejected = (*self.rejected, *[_KNOWN] * (len(self.accepted) - len(stored)))
+        return ValidatedReply(stored, left, tuple(self.retired.values()), rejected, tuple(self.doubted))
+
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
+        fact = self.known[number - 1] if 0 < number <= len(self.known) else None
+        return fact if fact and (not fact.retired or (past and fact.state(self.now) == "past")) else None
+
+    def _made(self, new: NewFact, place: Place) -> Fact:
+        """Return a new fact as it is stored. Its source is the text of the lines with its quote and around them.
+
+        What was said elsewhere stands in no row, and in no session.
+        """
+        places, text = self.source.around(place)
+        valid_until = self.source.day(new.valid_until, 1)
+        if new.said_as == "past":
+            # It was over when it was said.
+            day_before = self.source.said_on - timedelta(days=1)
+            valid_until = min(valid_until or day_before, day_before)
+        rows = tuple(self.source.lines[i].row_id for i in places)
+        return Fact(
+            **new.model_dump(include={"content", "category", "confidence", "said_as", "about"}),
+            quote=place.quote,
+            valid_from=self.source.day(new.valid_from, 0),
+            valid_until=valid_until,
+            created_at=self.now,
+            session_id=self.session_id if any(rows) else None,
+            message_ids=rows if any(rows) else (),
+            source=text,
+        )

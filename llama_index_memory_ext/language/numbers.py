@@ -211,20 +211,15 @@ def _read_names(language: str, *, with_more: bool) -> tuple[Mapping[str, float],
 
 def _in_words(text: str, names: Mapping[str, float], beginnings: frozenset[str]) -> Iterator[Quantity]:
     """Yield the numbers in words, the longest that can be read at each place."""
-    words = [match for match in pattern(_WORD).finditer(text.lower()) if match.group() != "and"]
-    i = 0
+    found = [match for match in pattern(_WORD).finditer(text.lower()) if match.group() != "and"]
+    words, i = [match.group().casefold() for match in found], 0
     while i < len(words):
-        if words[i].group().casefold() not in beginnings:
-            i += 1
-            continue
-        for length in range(min(_LONGEST_SPELT, len(words) - i), 0, -1):
-            written = " ".join(word.group().casefold() for word in words[i : i + length])
-            if written in names:
-                yield _quantity(written, [names[written]], text, words[i + length - 1].end())
-                break
-        else:
-            length = 1
-        i += length
+        most = min(_LONGEST_SPELT, len(words) - i) if words[i] in beginnings else 0
+        length = next((one for one in range(most, 0, -1) if " ".join(words[i : i + one]) in names), 0)
+        if length:
+            written = " ".join(words[i : i + length])
+            yield _quantity(written, [names[written]], text, found[i + length - 1].end())
+        i += length or 1
 
 
 def _quantity(written: str, values: Iterable[float], text: str, end: int, sign: str = "") -> Quantity:

@@ -19,8 +19,6 @@ _LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
 _CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)", 16
 _IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
 _SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_CODE, _SHORTEST_KEY = 8, 4, 3, 10
-# What a secret has that words have not.
-_UNLIKE_WORDS = r"\d|[$%^*~#@&]|!\w"
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
 # What stands in place of a secret.
 _LEFT_OUT = "[secret]"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, settled, utc_now
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
@@ -52,6 +53,8 @@ class Facts:
         self._changed = self._some.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._known = self._some.where(one_of(facts.c.id, database.backend))
         self._put = upsert(facts, database.backend, "change", "agent_id", "data")
+        # Up to which change, in which epoch, no fact of a namespace is pending for a time.
+        self._unlimited: Recent[str, tuple[int, int]] = Recent(1_000)
 
     @reads
     def read(
@@ -196,9 +199,17 @@ class Facts:
         return count
 
     def _settle(self, conn: Connection, namespace: str) -> None:
-        """Store what the clock has decided of pending facts, before something is made of that."""
-        limited = self._some.where(self._tables.facts.c.data["review_until"].as_string().is_not(None))
-        now, rows = utc_now(), conn.execute(limited, {"ns": namespace}).all()
+        """Store what the clock has decided of pending facts, before something is made of that.
+
+        Where none is pending for a time, as without a review, only what is stored since is looked through again.
+        """
+        epoch, last = self._epoch_and_change(conn, namespace)
+        known_epoch, seen = self._unlimited.get(namespace) or (epoch, 0)
+        limited = self._changed.where(self._tables.facts.c.data["review_until"].as_string().is_not(None))
+        which = {"ns": namespace, "seen": seen if known_epoch == epoch else 0}
+        now, rows = utc_now(), conn.execute(limited, which).all()
+        if not rows:
+            self._unlimited.put(namespace, (epoch, last))
         if any(Fact.model_validate(row.data).is_due(now) for row in rows):
             rows = conn.execute(self._changed, {"ns": namespace, "seen": 0}).all()
             before = {row.id: Fact.model_validate(row.data) for row in rows}

@@ -187,7 +187,7 @@ async def test_verdicts_are_asked_for_in_text_too(learns: Learns) -> None:
         if "<candidates>" not in text:
             return in_text(messages, tools)
         assert re.search(r"</candidates>\n\nAnswer with one JSON object.*\n\nJudge each of the 1 cand", text, re.DOTALL)
-        return say('{"verdicts": [{"number": 1, "said_as": "stated", "known": 0, "new": 0}]}')
+        return say('{"verdicts": [{"number": 1, "said_as": "stated"}]}')
 
     memory, server = learns(model, client=Small)
     memory.facts_block.verify = True

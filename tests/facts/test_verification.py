@@ -24,7 +24,7 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def judged(**told: Any) -> Judgement:
-    return Judgement.model_validate({"number": 1, "about": "user", "quote": "", "known": 0, "new": 0, **told})
+    return Judgement.model_validate({"number": 1, "about": "user", "quote": "", **told})
 
 
 def judging(judge: Any) -> Model:
@@ -58,21 +58,6 @@ async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
     assert usage["verification"].calls == 1
     assert usage["facts"].calls == len(server.requests) - 1
     assert server.refusals == []
-
-
-async def test_a_verdict_merges_what_says_the_same(learns: Learns) -> None:
-    """With a known fact, which is surer then, or with an earlier candidate; no text is changed."""
-
-    def judge(text: str) -> dict[str, Any]:
-        return {"said_as": "stated", "known": int(text == "Likes tea"), "new": 2 * (text == "Uses rain")}
-
-    memory = learns(judging(judge), verify=True)[0]
-    old = await memory.facts.aadd("Likes tea very much", confidence=0.7)
-    await memory.aput_messages([user("I like tea. I like rain. I use rain."), assistant("Fine.")])
-    await memory.aflush()
-    assert await contents(memory) == ["Likes rain", "Likes tea very much"]
-    assert {fact.id: fact for fact in await memory.facts.alist()}[old.id].confidence > 0.7
-    assert memory.facts_block.rejections == {"duplicate": 2}
 
 
 @pytest.mark.parametrize(
@@ -115,11 +100,11 @@ async def test_while_no_verdict_can_be_asked_for_nothing_is_stored(
 
 def test_verdicts_are_read_as_models_write_them() -> None:
     text = (
-        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "said_as": "Stated", "known": null}, 7,'
-        '{"number": 2, "said_as": "unsaid", "known": 3, "new": "none"}]}'
+        '<think>{"number": 1}</think>Sure! {"verdicts": [{"number": "1", "said_as": "Stated", "about": null}, 7,'
+        '{"number": 2, "said_as": "unsaid", "known": 3, "about": "none"}]}'
     )
-    expected = [(1, "stated", 0, 0), (2, "unsaid", 3, 0)]
-    assert [(one.number, one.said_as, one.known, one.new) for one in parse_verdict([text], 2)] == expected
+    expected = [(1, "stated", "user"), (2, "unsaid", "user")]
+    assert [(one.number, one.said_as, one.about) for one in parse_verdict([text], 2)] == expected
     with pytest.raises(VerificationError, match="each of 3 candidates; saw 2"):
         parse_verdict([text], 3)
 
@@ -132,7 +117,7 @@ def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
     valid = ValidatedReply(accepted=(new,), retired=(old, older))
     said = ("unsaid", "denied", "quoted")
     judgements = [judged(number=i, said_as=said_as) for i, said_as in enumerate(said, 1)]
-    left = verified(valid, judgements, [], [], now=NOW)
+    left = verified(valid, judgements, [])
     assert left.accepted == ()
     assert [(fact.content, fact.replaced_by) for fact in left.retired] == [("Lives in Oslo", None)]
     assert left.rejections == {"not_verified": 2}
@@ -149,7 +134,7 @@ def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
 )
 def test_both_readings_must_tell_the_same(first: dict[str, Any], second: dict[str, Any], stays: bool) -> None:
     fact = Fact(content="Lives in Rome", **first)
-    left = verified(ValidatedReply(accepted=(fact,)), [judged(**{"said_as": "stated", **second})], [], [], now=NOW)
+    left = verified(ValidatedReply(accepted=(fact,)), [judged(**{"said_as": "stated", **second})], [])
     assert bool(left.accepted) is stays
 
 
@@ -159,6 +144,6 @@ def test_what_numbers_speak_against_is_stored_by_words_that_say_it(quote: str, s
     rejection = Rejection("number_not_said", "Nobody said 2.")
     fact = Fact(content="Has 2 babies", quote="Sleep is rare")
     valid = ValidatedReply(rejected=(rejection,), doubted=((fact, rejection),))
-    left = verified(valid, [judged(said_as="stated", quote=quote)], [], lines, now=NOW)
+    left = verified(valid, [judged(said_as="stated", quote=quote)], lines)
     assert [one.quote for one in left.accepted] == (["we have twins"] if stays else [])
     assert left.rejections == ({} if stays else {"number_not_said": 1})
