@@ -57,7 +57,7 @@ ALL_FIGURES = """
 | the same of GPT-5.6 and later | {cached_prefix_by_default|share found, R3, CondensedMemory, recall by default, marked, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R3, CondensedMemory, recall by default, marked, 8,000|.2f}, and {cached_prefix|share found, R3, CondensedMemory, marked, 8,000|.0%} at {cached_prefix|price relative to the plain list, R3, CondensedMemory, marked, 8,000|.2f}; without marks {cached_prefix|share found, R2, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`: {cached_prefix|share found, R2, LlamaIndex's Memory, 8,000|.0%}) | {by} |
 | the same of DeepSeek, which takes no marks: by default, and without recall | {cached_prefix_by_default|share found, R5, CondensedMemory, recall by default, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R5, CondensedMemory, recall by default, 8,000|.2f}, and {cached_prefix|share found, R5, CondensedMemory, 8,000|.0%} at {cached_prefix|price relative to the plain list, R5, CondensedMemory, 8,000|.2f} (LlamaIndex's `Memory`: {cached_prefix|share found, R5, LlamaIndex's Memory, 8,000|.0%}) | {by} |
 | price of a prompt token of an agent with three calls of tools in each turn, with `cache_points=True`, Anthropic: without recall, and with 2,000 tokens of it | {tool_rounds|price, R4, CondensedMemory, marked, end of the prompt too|.2f} and {tool_rounds|price, R4, CondensedMemory, marked with recall, end of the prompt too|.2f} times that of LlamaIndex's `Memory` | {by} |
-| tokens that llama.cpp processes in a turn, at 4,000 without recall | {real_engine|tokens processed in a turn, CondensedMemory|.0f} of {real_engine|tokens of a prompt, CondensedMemory|,.0f} (LlamaIndex's `Memory`: {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} of {real_engine|tokens of a prompt, LlamaIndex's Memory|,.0f}; dropping the oldest message each turn: {real_engine|tokens processed in a turn, the recipe|,.0f} of {real_engine|tokens of a prompt, the recipe|,.0f}) | {by} |
+| tokens that llama.cpp processes in a turn, at 4,000: by default, and with recall off | {real_engine|tokens processed in a turn, CondensedMemory|.0f} of {real_engine|tokens of a prompt, CondensedMemory|,.0f}, and {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} of {real_engine|tokens of a prompt, CondensedMemory, recall off|,.0f} (LlamaIndex's `Memory`: {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} of {real_engine|tokens of a prompt, LlamaIndex's Memory|,.0f}; dropping the oldest message each turn: {real_engine|tokens processed in a turn, the recipe|,.0f} of {real_engine|tokens of a prompt, the recipe|,.0f}) | {by} |
 
 ## Messages that are found
 
@@ -160,6 +160,7 @@ TOOLS = (
 )
 ENGINE = (
     ("`CondensedMemory`", "CondensedMemory"),
+    ("the same with recall off", "CondensedMemory, recall off"),
     ("LlamaIndex's `Memory`, as long", "LlamaIndex's Memory"),
     ("`ChatMemoryBuffer`", "ChatMemoryBuffer"),
     ("a list of strings, the oldest dropped each turn", "the recipe"),
