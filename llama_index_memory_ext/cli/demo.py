@@ -159,8 +159,8 @@ async def _converse(
     async with aclosing(store):
         ours = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store, **limits)
         plain = Memory.from_defaults(session, token_limit=_LIMIT)
-        prompts: dict[str, list[str]] = {"LlamaIndex's Memory": [], "this memory": []}
-        memories: dict[str, Memory] = dict(zip(prompts, (plain, ours), strict=True))
+        memories: dict[str, Memory] = {"LlamaIndex's Memory": plain, "this memory": ours}
+        prompts: dict[str, list[str]] = {name: [] for name in memories}
         async with ours:
             print(f"\nSESSION {session!r} of the user 'logan'")
             for i, questions in enumerate(parts):

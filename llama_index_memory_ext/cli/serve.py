@@ -82,9 +82,14 @@ def inspect(
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import read_only
-    asked: dict[str, Any] = {"token_limit": token_limit, "condensed_token_limit": condensed_token_limit}
-    asked |= {"facts_token_limit": facts_token_limit, "recall_token_limit": recall_token_limit}
-    asked |= {"embed_model": embed, "agent_id": agent}
+    asked: dict[str, Any] = {
+        "token_limit": token_limit,
+        "condensed_token_limit": condensed_token_limit,
+        "facts_token_limit": facts_token_limit,
+        "recall_token_limit": recall_token_limit,
+        "embed_model": embed,
+        "agent_id": agent,
+    }
     limits = {name: value for name, value in asked.items() if value is not None}
     # Limits that do not fit into each other are told at once.
     memory_on(ext.MemoryStore(), "", "", limits)

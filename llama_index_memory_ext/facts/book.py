@@ -175,7 +175,7 @@ class FactBook:
             behind = found[chosen.start([one.fact for one in found]) :]
             return [one for one in behind if chosen.takes(one.fact, now)][: chosen.limit]
 
-        return (await asyncio.to_thread(taken))[:similarity_top_k]
+        return [*(await asyncio.to_thread(taken) if wanted else found)[:similarity_top_k]]
 
     @unpacked(FactFields, Fact)
     async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
@@ -445,8 +445,9 @@ class FactBook:
 
 async def known_as(book: FactBook, text: str) -> Fact | None:
     """Returns the fact of a book that says the same and holds, has ended or is pending; None if there is none."""
-    known = [*await book.alist(), *await book.alist(state="pending")]
-    return next((one for one in known if normalised(one.content) == normalised(text)), None)
+    now, content = utc_now(), normalised(text)
+    known = [one for one in await book.alist(state="all") if not (one.retired or one.expired(now))]
+    return next((one for one in known if normalised(one.content) == content), None)
 
 
 def check_top_k(similarity_top_k: int) -> None:

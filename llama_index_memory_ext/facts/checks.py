@@ -225,14 +225,13 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject numbers that were not said, or were said of something else. An age follows from a year."""
     plain = without_dates(candidate.new.content)
-    ages = ages_in(source.said, source.said_on) if has_numbers(plain) else ()
+    ages = source.ages if has_numbers(plain) else ()
     return _unsaid("number_not_said", missing_numbers(plain, source.said, also=ages))
 
 
 def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject names that neither the conversation nor a known fact has."""
-    known = "\n".join(fact.content for fact in source.known)
-    return _unsaid("name_not_said", missing_names(candidate.new.content, source.said, known))
+    return _unsaid("name_not_said", missing_names(candidate.new.content, source.said, source.known_text))
 
 
 def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:

@@ -544,7 +544,10 @@ class Extractor:
             logger.warning(
                 "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
                 "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
-                *(turn.first, turn.last, self.session_id, turn.error),
+                turn.first,
+                turn.last,
+                self.session_id,
+                turn.error,
             )
         return noted and action != "stop" and (self.at_once or action != "pause")
 

@@ -11,7 +11,7 @@ from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.language.dates import dates_in, period_of
 from llama_index_memory_ext.language.detection import is_translation, language_of
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
-from llama_index_memory_ext.language.said_dates import missing_dates
+from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
 from llama_index_memory_ext.language.tokens import keywords
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.text.messages import Utterance, spoken
@@ -83,6 +83,16 @@ class Source:
     def users_keywords(self) -> frozenset[str]:
         """The keywords of the user's lines."""
         return keywords("\n".join(line.text for line in self.lines if line.is_users))
+
+    @cached_property
+    def ages(self) -> set[float]:
+        """How many years ago the years are that were said."""
+        return ages_in(self.said, self.said_on)
+
+    @cached_property
+    def known_text(self) -> str:
+        """The facts in which names stand, a line each."""
+        return "\n".join(fact.content for fact in self.known)
 
     def find(self, quote: str) -> Place | None:
         """Returns the place of a quote in the user's lines, of several the best and then the last.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
@@ -67,8 +69,10 @@ async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
 
 
 async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "") -> None:
-    """Does what was asked; a FactError for a text that no fact may have, and for a fact that has changed meanwhile."""
+    """Does what was asked. What is gone already is no error; a FactError for a text that no fact may have."""
     book = FactBook(store, user, scope="all")
+    of_facts: dict[str, Any] = {"approve": book.aapprove, "reject": book.areject, "retire": book.aretire}
+    of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
     changes: dict[str, Any] = {"edit": {"content": text}, "pin": {"pinned": True}, "unpin": {"pinned": False}}
     if deed == "add":
         if not await known_as(book, text):
@@ -78,8 +82,8 @@ async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "
     elif deed == "tidy":
         await book.aapply([one for one in await tidying(store, user) if one.retired.id == thing])
     elif deed in _OF_FACTS:
-        # aapprove, areject, aretire, arestore or aforget.
-        await getattr(book, f"a{deed.removesuffix('-fact')}")(thing)
+        with suppress(FactError):
+            await of_facts[deed](thing)
     elif deed == "forget-session" and not await store.users.own_users([thing]):
         await store.forget(thing)
     else:

@@ -104,6 +104,9 @@ def _deed_of(values: Mapping[str, str]) -> tuple[str, str, str]:
 
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form; none of one that is too long to be ours."""
-    body = await request.body()
-    pairs = parse_qsl(body.decode(errors="replace"), keep_blank_values=True) if len(body) <= _LONGEST_FORM else ()
-    return dict(pairs)
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LONGEST_FORM:
+            return {}
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))

@@ -76,7 +76,7 @@ def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
     """Remember, as long as the model lives, that its server has taken options, or has refused them."""
     if id(llm) not in _known:
         _known[id(llm)] = {}
-        weakref.finalize(llm, _known.pop, id(llm))
+        weakref.finalize(llm, _known.pop, id(llm), None)
     _known[id(llm)].update(dict.fromkeys(options, taken))
 
 

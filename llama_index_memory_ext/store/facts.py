@@ -53,7 +53,7 @@ class Facts:
         self._changed = self._some.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._known = self._some.where(one_of(facts.c.id, database.backend))
         self._put = upsert(facts, database.backend, "change", "agent_id", "data")
-        # Up to which change, in which epoch, no fact of a namespace is pending for a time.
+        # The epoch of a namespace, and its last change up to which no fact waits for a day.
         self._unlimited: Recent[str, tuple[int, int]] = Recent(1_000)
 
     @reads
@@ -201,7 +201,7 @@ class Facts:
     def _settle(self, conn: Connection, namespace: str) -> None:
         """Store what the clock has decided of pending facts, before something is made of that.
 
-        Where none is pending for a time, as without a review, only what is stored since is looked through again.
+        Where no fact waits for a day, only later changes are looked through the next time.
         """
         epoch, last = self._epoch_and_change(conn, namespace)
         known_epoch, seen = self._unlimited.get(namespace) or (epoch, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryRetriever, MemoryStore, RelevantFactsBlock
-from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.book import FactBook, known_as
 from tests.facts.test_many import FACTS, little_in_the_event_loop
 
 NOON, DAY = datetime(2026, 3, 10, 12, tzinfo=timezone.utc), timedelta(days=1)
@@ -122,3 +122,16 @@ async def test_filters_of_many_facts_do_not_hold_the_event_loop(open_store: Any)
         assert len(await block.book().alist(category="knowledge", since="2020-01-01", limit=10)) == 10
     with little_in_the_event_loop():
         assert await block.book().asearch("tea with milk", tags=["none"]) == []
+
+
+async def test_what_is_known_already_holds_has_ended_or_is_pending(book: FactBook, store: MemoryStore) -> None:
+    """What was retired, also by a change, or has expired can be added again."""
+    await store.facts.write("ann", [Fact(content="Likes milk", retired_at=NOON, retired_by="change")])
+    await book.aupdate("rain", valid_until=date(2026, 3, 12))
+    for text, fact_id in (("likes TEA!", "tea"), ("Likes rain", "rain"), ("Likes jazz", "jazz")):
+        known = await known_as(book, text)
+        assert known is not None
+        assert known.id == fact_id
+    await book.aretire("tea")
+    await book.aupdate("chess", expires_at=NOON + 3 * DAY)
+    assert [await known_as(book, text) for text in ("Likes tea", "Likes milk", "Likes chess")] == [None] * 3
