@@ -1,15 +1,21 @@
-"""Locks that tasks of an event loop share, and caches that threads share."""
+"""Locks that tasks of an event loop share, and locks and caches that threads share."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+# How long a fork waits for other threads.
+FORK_SECONDS = 2.0
+_TRY_SECONDS = 0.02
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,13 +29,56 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
     return locks.setdefault(name, asyncio.Lock())
 
 
+# Each lock of ``thread_lock`` that exists, and those that this process holds while it forks.
+_thread_locks: WeakSet[Any] = WeakSet()
+_registering = threading.RLock()
+_held_over_fork: list[Any] = []
+
+
+def thread_lock() -> Any:
+    """Return a reentrant lock for threads that is free in the child after a fork, whichever thread held it before.
+
+    A fork waits for the lock, at most ``FORK_SECONDS``, so that what it protects is complete in the child.
+    """
+    lock = threading.RLock()
+    with _registering:
+        _thread_locks.add(lock)
+    return lock
+
+
+def _hold_locks() -> None:
+    """Acquire all thread locks; after ``FORK_SECONDS`` those that are free."""
+    _registering.acquire()
+    locks = list(_thread_locks)
+    end = time.monotonic() + FORK_SECONDS
+    while True:
+        held = [lock for lock in locks if lock.acquire(timeout=_TRY_SECONDS)]
+        if len(held) == len(locks) or time.monotonic() > end:
+            break
+        # The thread that has the missing lock may wait for one of these.
+        for lock in held:
+            lock.release()
+    _held_over_fork.extend(held)
+
+
+def _release_locks() -> None:
+    for lock in _held_over_fork:
+        lock.release()
+    _held_over_fork.clear()
+    _registering.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_locks)
+
+
 class Recent(Generic[K, V]):
     """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
 
     def __init__(self, size: int = 128) -> None:
         self.size = size
         self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
 
     def get(self, key: K) -> V | None:
         """Returns the value of a key, which counts as a use; None if there is none."""

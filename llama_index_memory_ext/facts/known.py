@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.fact import AgentView, Fact, settled, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
@@ -56,7 +56,7 @@ class UserFacts:
         self._ranker: FactRanker | None = None
         self._past_ranker: FactRanker | None = None
         self._failures = Counter[str]()
-        self._guard = threading.Lock()
+        self._guard = thread_lock()
 
     @property
     def version(self) -> tuple[object, ...]:

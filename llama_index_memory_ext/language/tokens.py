@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 import unicodedata
 from collections import defaultdict
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.language import pattern, word_lists
 from llama_index_memory_ext.language.dates import with_english_days
 from llama_index_memory_ext.language.words import (
@@ -48,7 +48,7 @@ LANGUAGES = dict(word_lists("languages")["snowball"])
 _YO = ("\u0451", "\u0435")
 # Snowball's stemmers store the word that they work on in themselves, so threads must take turns. Their time grows with
 # the square of the length; no word is longer than the limit.
-_stemmer_lock = threading.Lock()
+_stemmer_lock = thread_lock()
 _LONGEST_STEMMED = 50
 
 

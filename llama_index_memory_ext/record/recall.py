@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import threading
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for, thread_lock
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.language.dates import date_words, relative_periods
 from llama_index_memory_ext.language.tokens import languages_of, terms_in
@@ -118,7 +117,7 @@ class MessageIndex:
         # The last ones, whose neighbours may still come, and the neighbours before them: rows, each with its words.
         self._units: list[list[tuple[LogRow, str]]] = []
         self._is_echo = False
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
 
     def take(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first, but for known ones."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import threading
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -14,7 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.jobs import BackOff
-from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.background.locks import Recent, lock_for, thread_lock
 from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.language.tokens import terms_in
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
@@ -54,6 +53,10 @@ class VectorKeeper(Protocol):
     @property
     def identity(self) -> tuple[Hashable, ...]:
         """Identifies the storage; rankers with the same value embed one after the other."""
+
+    @property
+    def owner(self) -> str:
+        """The user or the session whose documents these are."""
 
     async def read(self, ids: Sequence[str]) -> Mapping[str, tuple[str, bytes]]:
         """Returns what is stored for these documents."""
@@ -125,7 +128,7 @@ class EmbeddingRanker:
         # Another than that of the queries, which a document that the model refuses must not stop.
         self._back_off, self._failures = BackOff(retry_seconds), 0
         self._tasks: dict[asyncio.Task[None], BackOff] = {}
-        self._lock = threading.RLock()
+        self._lock = thread_lock()
         self._texts: dict[str, str] = {}
         self._vectors: dict[str, Vector] = {}
         self._dimension = 0
@@ -254,7 +257,12 @@ class EmbeddingRanker:
                 self._take(stored)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancels what runs in the background on this event loop; finished vectors are kept."""
+        """Cancel what runs in the background on this event loop; finished vectors are kept.
+
+        With ``names``, nothing is cancelled if the documents belong to another user or session.
+        """
+        if names is not None and self._keeper is not None and self._keeper.owner not in names:
+            return
         tasks = [task for task in asyncio.all_tasks() if task in self._tasks]
         for task in tasks:
             task.cancel()

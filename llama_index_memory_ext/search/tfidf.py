@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.background.locks import Recent
+from llama_index_memory_ext.background.locks import Recent, thread_lock
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.language.related import related_terms
 from llama_index_memory_ext.language.tokens import (
@@ -240,7 +239,7 @@ class TfidfRanker:
             self._words = lambda text: [Word(term, term) for term in analyze(text)]
         self._has_languages, self._among = vectorizer is None, checked_languages(languages)
         self._length_weight, self._feedback_weight = length_weight, feedback_weight
-        self._lock = threading.RLock()
+        self._lock = thread_lock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()

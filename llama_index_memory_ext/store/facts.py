@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ class FactChanges:
     facts: list[Fact]
 
 
+# How many facts are written by one statement: a server ends a transaction in which nothing comes for a while.
+PAGE_FACTS = 1_000
 NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
@@ -72,20 +75,21 @@ class Facts:
         facts = facts if seen_change["seen"] else list(settled(facts, utc_now()).values())
         return FactChanges(epoch, change, fresh, facts)
 
-    @writes_user
-    def write(
-        self,
-        conn: Connection,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges | None = None,
-        *,
-        view: AgentView = SHARED,
+    async def write(
+        self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None, *, view: AgentView = SHARED
     ) -> bool:
-        """Store facts; one with a known id replaces that. A FactError if that is another agent's.
+        """Store facts in one transaction; one with a known id replaces that. A FactError if that is another agent's.
 
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
+        Each page of ``PAGE_FACTS`` has the time of one call.
         """
+        seconds = self.database.seconds * max(math.ceil(len(facts) / PAGE_FACTS), 1)
+        write = self._write
+        return await self.database.run(write, namespace, facts, seen, view, users=[namespace], seconds=seconds)
+
+    def _write(
+        self, conn: Connection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None, view: AgentView
+    ) -> bool:
         if seen is not None:
             return self._merge(conn, namespace, facts, seen, view)
         found = conn.execute(self._known, {"ns": namespace, "names": [fact.id for fact in facts]})
@@ -251,16 +255,20 @@ class Facts:
     def _put_all(self, conn: Connection, namespace: str, facts: Sequence[Fact], *, moved: bool = False) -> None:
         if not facts:
             return
-        _, last = self._epoch_and_change(conn, namespace)
-        stored = [fact.model_copy(update={"namespace": namespace}).model_dump(mode="json") for fact in facts]
-        rows: list[Row] = [
-            {"namespace": namespace, "id": fact.id, "change": change, "agent_id": fact.agent_id or "", "data": data}
-            for change, (fact, data) in enumerate(zip(facts, stored, strict=True), last + 1)
-        ]
-        conn.execute(self._put, rows)
+        _, change = self._epoch_and_change(conn, namespace)
+        for start in range(0, len(facts), PAGE_FACTS):
+            rows: list[Row] = []
+            for fact in facts[start : start + PAGE_FACTS]:
+                change += 1
+                data = fact.model_copy(update={"namespace": namespace}).model_dump(mode="json")
+                agent_id = fact.agent_id or ""
+                rows.append(
+                    {"namespace": namespace, "id": fact.id, "change": change, "agent_id": agent_id, "data": data}
+                )
+            conn.execute(self._put, rows)
         # Readers of a fact that has moved must read all of them again, as where one was deleted.
         begun_again = {"epoch": time.time_ns()} if moved else {}
-        conn.execute(self._set_user, {"ns": namespace, "change": last + len(rows), **begun_again})
+        conn.execute(self._set_user, {"ns": namespace, "change": change, **begun_again})
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +294,11 @@ class KeptVectors:
     def identity(self) -> tuple[str, ...]:
         """Equal for all that keep the vectors of these facts in this process."""
         return (*self.database.identity, self.namespace, self.model)
+
+    @property
+    def owner(self) -> str:
+        """The session whose messages these are, else the user whose facts they are."""
+        return self.session_id or self.namespace
 
     @reads
     def read(self, conn: Connection, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:

@@ -21,7 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext.background.locks import Recent, lock_for
+from llama_index_memory_ext.background.locks import FORK_SECONDS, Recent, lock_for, thread_lock
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import checked, without_second
 from llama_index_memory_ext.store import address
@@ -107,7 +107,9 @@ class Threads:
 
     def __init__(self, width: int) -> None:
         self._width, self._running, self._idle = width, 0, 0
-        self._changed = threading.Condition()
+        # How many of the threads that run have a job.
+        self._working = 0
+        self._changed = threading.Condition(thread_lock())
         self._waiting: deque[Job] = deque()
         self._taken: set[Any] = set()
 
@@ -141,16 +143,30 @@ class Threads:
                     self._running -= 1
                     return
                 self._waiting.remove(job)
+                self._working += 1
                 self._taken |= job.names
                 if self._next():
                     self._wake()
             job.run()
             with self._changed:
+                self._working -= 1
                 self._taken -= job.names
             del job
 
+    def is_working(self) -> bool:
+        """Return whether a thread has a job."""
+        with self._changed:
+            return self._working > 0
+
+    def go_on(self) -> None:
+        """Let idle threads look for jobs again."""
+        with self._changed:
+            self._changed.notify_all()
+
     def _next(self) -> Job | None:
         """The first job that waits for none before it."""
+        if _forks.under_way:
+            return None
         names = set(self._taken)
         for job in self._waiting:
             if names.isdisjoint(job.names):
@@ -159,10 +175,30 @@ class Threads:
         return None
 
 
+@dataclass
+class Forks:
+    """What is known of the forks of this process.
+
+    ``under_way``: how many threads fork it now; no job begins meanwhile.
+    ``in_use``: the SQLite databases that the parent was using when this process was forked from it.
+    """
+
+    under_way: int = 0
+    in_use: set[str] = field(default_factory=set)
+
+
+_forks = Forks()
+# Held to register a database, and to open and to close an engine.
+_guard = thread_lock()
 # One for all stores of this process on the same database.
 _threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
 _databases: WeakSet[Database] = WeakSet()
 _of_parent: list[object] = []
+
+
+def _all_databases() -> list[Database]:
+    with _guard:
+        return list(_databases)
 
 
 class Database:
@@ -200,8 +236,6 @@ class Database:
         self.engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
-        self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
-        self._guard = threading.Lock()
         self.pending: set[Job] = set()
         # What need not be done again in a session, by its epoch.
         self.done: Recent[Hashable, bool] = Recent(10_000)
@@ -212,7 +246,9 @@ class Database:
         self._lock_sessions = upsert(sessions, self.backend, lock=True)
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
             self._lock_sessions = self._lock_sessions.returning(sessions.c.key, sessions.c.epoch)
-        _databases.add(self)
+        with _guard:
+            self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
+            _databases.add(self)
 
     async def run(
         self,
@@ -284,10 +320,14 @@ class Database:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        with self._guard:
-            self._is_ready, engine, self.engine = False, self.engine, None
-        if engine is not None:
-            engine.dispose()
+        self._is_ready = False
+        self._dispose()
+
+    def _dispose(self) -> None:
+        with _guard:
+            if self.engine is not None:
+                self.engine.dispose()
+            self.engine = None
 
     def __del__(self) -> None:
         if getattr(self, "engine", None) is None:
@@ -376,7 +416,13 @@ class Database:
 
     def work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
-        with self._guard:
+        with _guard:
+            if self.identity[0] in _forks.in_use:
+                raise StoreError(
+                    f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
+                    "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
+                    'while no long call is under way, or start processes by "spawn".'
+                )
             if self.engine is None and self.is_gone:
                 raise StoreError(
                     "This database was in memory and was closed: what it held is gone. Close it when nothing uses it "
@@ -445,32 +491,71 @@ class Database:
                 raise StoreTimeoutError(job.name, self.seconds, writes=job.writes) from error
             raise address.in_words(self.url, error, job.name if begun else "") from error
 
+    def is_used_by_thread(self) -> bool:
+        """Return whether a thread works on this SQLite database, or on another store of the same file."""
+        return self.backend == "sqlite" and self._threads.is_working()
+
+    def close_before_fork(self) -> None:
+        """Close the connections to a SQLite file, unless a thread uses them; the next job opens them again.
+
+        SQLite keeps in the process which locks its connections have. A child that inherits a connection takes no lock
+        for its own ones, and would lose what it writes. A database in memory is copied instead.
+        """
+        if self.backend == "sqlite" and not (self.in_memory or self._threads.is_working()):
+            self._dispose()
+
+    def go_on_in_parent(self) -> None:
+        """Begin the jobs that have waited for the fork."""
+        self._threads.go_on()
+
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
-        width, self._guard = self._pool_size, threading.Lock()
-        self._threads = _threads.setdefault((self.identity[0], width), Threads(width))
-        _of_parent.append((list(self.pending), self.engine and self.engine.pool))
+        is_open = self._threads.is_working() if self.in_memory else self.engine is not None
+        if self.backend == "sqlite" and is_open:
+            _forks.in_use.add(self.identity[0])
+        _of_parent.append((list(self.pending), self.engine, self._threads))
+        self._threads = _threads.setdefault((self.identity[0], self._pool_size), Threads(self._pool_size))
         self.pending.clear()
-        if self.engine is not None and not self.in_memory:
-            self.engine.dispose(close=False)
+        if not self.in_memory:
+            self.engine = None
+
+
+def _prepare_fork() -> None:
+    """Let jobs end that use SQLite, for a time, begin no others, and close the connections to SQLite files."""
+    with _guard:
+        _forks.under_way += 1
+    end = time.monotonic() + FORK_SECONDS
+    databases = _all_databases()
+    while time.monotonic() < end and any(database.is_used_by_thread() for database in databases):
+        time.sleep(_LOOK_SECONDS)
+    for database in _all_databases():
+        database.close_before_fork()
+
+
+def _go_on_in_parent() -> None:
+    with _guard:
+        _forks.under_way -= 1
+    for database in _all_databases():
+        database.go_on_in_parent()
 
 
 def _begin_in_child() -> None:
-    _of_parent.append(dict(_threads))
+    _forks.under_way = 0
     _threads.clear()
-    for database in list(_databases):
+    for database in _all_databases():
         database.begin_in_child()
 
 
+# Behind the locks that are held over a fork: jobs need them to end.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+    os.register_at_fork(before=_prepare_fork, after_in_parent=_go_on_in_parent, after_in_child=_begin_in_child)
 
 
 @atexit.register
 def _finish_writes() -> None:
     """Let writes end before the program does, unless the database does not answer."""
     end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and any(job.writes for one in list(_databases) for job in list(one.pending)):
+    while time.monotonic() < end and any(job.writes for one in _all_databases() for job in list(one.pending)):
         time.sleep(_LOOK_SECONDS)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field
 from sqlalchemy import text
 
+from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
@@ -227,6 +228,21 @@ async def test_what_is_under_way_ends_with_the_ranker() -> None:
     await ranker.aprepare()
     await ranker.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_forgetting_a_user_cancels_no_embedding_of_another_user(database_uri: str) -> None:
+    async with aclosing(MemoryStore(database_uri)) as store:
+        ranker = ranker_of(
+            Awaited(gate=asyncio.Event()), wait_seconds=0.01, keeper=KeptVectors(store.database, "bob", "a model")
+        )
+        store.jobs.watch(ranker)
+        await ranker.aprepare()
+        running = asyncio.all_tasks()
+        ann = CondensedMemory.from_defaults("of ann", user_id="ann", chat_store=store, extract_facts=False)
+        await ann.aforget(vacuum=False)
+        assert asyncio.all_tasks() >= running
+        await store.jobs.stop({"bob"})
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_being_embedded() -> None:
