@@ -48,6 +48,9 @@ _OF_ASYNCPG |= {"prepared_statement_cache_size", "prepared_statement_name_func",
 _OF_SQLITE = {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread"}
 _OF_SQLITE |= {"cached_statements", "isolation_level", "detect_types", "iter_chunk_size"}
 
+# What is surely meant as the path of a SQLite file.
+_FILE = re.compile(r"(?:sqlite(?:\+\w+)?:(?://)?)?([\w./\\ -]{1,200}\.(?:db|sqlite3?))")
+
 
 class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
     """What is checked of the arguments of a store by type and range."""
@@ -64,15 +67,21 @@ def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
     """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
     try:
         url = lent.url if lent else make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
+        if url.drivername == "postgres":
+            # As hosts of databases spell it.
+            url = url.set(drivername="postgresql")
         url.get_dialect()
+        is_readable = url.get_backend_name() != "sqlite" or not url.host
     except (ArgumentError, NoSuchModuleError, ValueError):
         # The text of the error, and the address, may hold a password.
-        # What is surely the path of a file.
-        file = str(uri) if re.fullmatch(r"[\w./\\ -]{1,200}\.(?:db|sqlite3?)", str(uri)) else "memory.db"
+        is_readable = False
+    if not is_readable:
+        path = _FILE.fullmatch(str(uri))
+        file = path[1] if path else "memory.db"
         raise StoreError(
             f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
             "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
-        ) from None
+        )
     if "@" in (url.host or ""):
         # It would be shown as a part of the host's name.
         raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")

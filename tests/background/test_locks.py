@@ -7,11 +7,13 @@ import copy
 import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llama_index_memory_ext.background.locks import Recent, lock_for
+from tests.forked import run_forked
 
 
 async def hold() -> None:
@@ -81,3 +83,38 @@ def test_threads_can_share_a_cache() -> None:
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(use, range(2_000)))
     assert len(recent.values()) == 10
+
+
+FORKED = """
+import os, threading, warnings
+from llama_index_memory_ext.background.locks import thread_lock
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+# Two threads take both in another order.
+first, second = thread_lock(), thread_lock()
+steps, is_held, is_forking = [], threading.Event(), threading.Event()
+
+def hold():
+    with second:
+        steps.append("begun")
+        is_held.set()
+        is_forking.wait()
+        with first:
+            steps.append("complete")
+
+holder = threading.Thread(target=hold)
+holder.start()
+is_held.wait()
+os.register_at_fork(before=is_forking.set)
+child = os.fork()
+is_free = first.acquire(timeout=10) and second.acquire(timeout=10)
+if child == 0:
+    os._exit(0 if is_free and steps == ["begun", "complete"] else 1)
+assert is_free
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_waits_for_locks_of_threads_which_are_free_in_the_child(tmp_path: Path) -> None:
+    done = run_forked(FORKED, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -28,7 +28,14 @@ async def test_each_spelling_of_a_file_opens_the_same_file(tmp_path: Path, drive
 
 @pytest.mark.parametrize(
     "driver",
-    ["postgresql", "postgresql+asyncpg", "postgresql+psycopg", "postgresql+psycopg_async", "postgresql+psycopg2"],
+    [
+        "postgres",
+        "postgresql",
+        "postgresql+asyncpg",
+        "postgresql+psycopg",
+        "postgresql+psycopg_async",
+        "postgresql+psycopg2",
+    ],
 )
 async def test_each_spelling_of_a_server_and_its_options_reach_it(postgres_uri: str, driver: str) -> None:
     """On a socket. What asyncpg keeps in a cache is nobody's here."""

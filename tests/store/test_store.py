@@ -157,9 +157,12 @@ async def test_a_row_that_this_host_cannot_read_does_not_close_the_session(
     ("uri", "says"),
     [
         ("chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
+        ("sqlite:chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
+        ("sqlite+aiosqlite:/data/chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:////data/chat.db'"),
+        ("sqlite://chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
         ("", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
         ("password=hunter2 dbname=z.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
-        ("postgres://me:hunter2@host/db", "or 'postgresql+asyncpg://user@host/database'"),
+        ("postgre://me:hunter2@host/db", "or 'postgresql+asyncpg://user@host/database'"),
         ("sqlite+aiosqlite:///chat.db?timout=5", "knows no option 'timout', which async_database_uri has"),
         ("postgresql+asyncpg://me:hunter2@host/db?sslmod=require", "Did you mean 'sslmode'?"),
         ("postgresql://me:hunter2@host/db?xyzzy=1", "It knows application_name, "),
