@@ -284,7 +284,8 @@ class FactBook:
 
         Of an export with the facts of several users, only those of this namespace. A fact with a known id replaces
         that. Where no shared facts are seen, shared ones become the agent's own. A FactError for what is no fact
-        or is another agent's; nothing is stored then.
+        or is another agent's; nothing is stored then. All are stored in one transaction, which may take the
+        ``operation_timeout`` of the store for each 500 facts.
         """
         # A long export takes a while to read, for which the event loop must not be blocked.
         facts = await asyncio.to_thread(_parse, lines, self.namespace, self.categories, self._view)

@@ -82,7 +82,8 @@ class MemoryStore(SQLAlchemyChatStore):
         db_data: Rows of the chat table that a database in memory begins with, as ``model_dump`` gives them.
         db_schema: The schema of the tables, where the database has schemas.
         operation_timeout: Most seconds that a call of the store takes, over 0, with its wait for locks and connections:
-            a ``StoreTimeoutError`` then. To make the tables may take ten minutes, and ``vacuum`` an hour.
+            a ``StoreTimeoutError`` then. To make the tables may take ten minutes, ``vacuum`` an hour, and an import of
+            facts this time for each 500 of them.
         pool_size: Most threads, each with a connection, of this store in the process, from 1; an engine of your own
             has its own pool, and works in the event loop of the caller.
 

@@ -39,7 +39,7 @@ class FactChanges:
 
 
 # How many facts are written by one statement: a server ends a transaction in which nothing comes for a while.
-PAGE_FACTS = 1_000
+PAGE_FACTS = 500
 NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 

@@ -188,7 +188,7 @@ class Forks:
 
 
 _forks = Forks()
-# Held to register a database, and to open and to close an engine.
+# Held to register a database, and to count forks.
 _guard = thread_lock()
 # One for all stores of this process on the same database.
 _threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
@@ -236,6 +236,8 @@ class Database:
         self.engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
+        # Held to open and to close the engine.
+        self._guard = thread_lock()
         self.pending: set[Job] = set()
         # What need not be done again in a session, by its epoch.
         self.done: Recent[Hashable, bool] = Recent(10_000)
@@ -324,7 +326,7 @@ class Database:
         self._dispose()
 
     def _dispose(self) -> None:
-        with _guard:
+        with self._guard:
             if self.engine is not None:
                 self.engine.dispose()
             self.engine = None
@@ -416,7 +418,7 @@ class Database:
 
     def work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
-        with _guard:
+        with self._guard:
             if self.identity[0] in _forks.in_use:
                 raise StoreError(
                     f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
@@ -510,13 +512,13 @@ class Database:
 
     def begin_in_child(self) -> None:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
-        is_open = self._threads.is_working() if self.in_memory else self.engine is not None
-        if self.backend == "sqlite" and is_open:
+        keeps_engine = self.in_memory and not self._threads.is_working()
+        if self.backend == "sqlite" and self.engine is not None and not keeps_engine:
             _forks.in_use.add(self.identity[0])
         _of_parent.append((list(self.pending), self.engine, self._threads))
         self._threads = _threads.setdefault((self.identity[0], self._pool_size), Threads(self._pool_size))
         self.pending.clear()
-        if not self.in_memory:
+        if not keeps_engine:
             self.engine = None
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import Fact, MemoryStore, RelevantFactsBlock, TokenCounter
+from llama_index_memory_ext import Fact, MemoryStore, RelevantFactsBlock, StoreError, TokenCounter
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.facts import NOTHING_READ
 from tests.conversation import user
 
 FACTS = [Fact(content=f"Likes tea number {i} with {'milk ' * 40}", confidence=0.5 + i % 7 / 20) for i in range(4_000)]
@@ -64,3 +65,35 @@ async def test_searches_and_explanations_do_not_hold_the_event_loop(store: Memor
         assert len((await block.aexplain(QUESTION)).facts) == len(FACTS)
     with little_in_the_event_loop():
         assert len(await FactBook(store, "ann").asearch(QUESTION, similarity_top_k=5)) == 5
+
+
+@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
+async def test_an_import_has_the_time_of_a_call_for_each_page(
+    any_database_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it takes longer than one call may."""
+    exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS[:500])
+    async with aclosing(MemoryStore(any_database_uri)) as store:
+        book = FactBook(store, "ann")
+        await book.aadd("Likes coffee")
+        # Pages of one fact.
+        monkeypatch.setattr("llama_index_memory_ext.store.facts.PAGE_FACTS", 1)
+        store.database.seconds = 0.02
+        assert await book.aimport(exported) == 500
+        store.database.seconds = store.operation_timeout
+        assert len(await book.alist()) == 501
+        # Each has a number of its own in the order of changes.
+        seen = await store.facts.read("ann", NOTHING_READ)
+        assert seen.change == 501
+
+
+async def test_an_import_that_fails_at_its_last_page_stores_nothing(database_uri: str) -> None:
+    """Here, because the disk is full."""
+    exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS)
+    async with aclosing(MemoryStore(database_uri)) as store:
+        store.database.set_up = "PRAGMA max_page_count = 500"
+        book = FactBook(store, "ann")
+        await book.aadd("Likes coffee")
+        with pytest.raises(StoreError, match=r"Facts\.write: database or disk is full\. Nothing was changed"):
+            await book.aimport(exported)
+        assert [fact.content for fact in await book.alist()] == ["Likes coffee"]
