@@ -72,19 +72,18 @@ async def test_an_import_has_the_time_of_a_call_for_each_page(
     any_database_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it takes longer than one call may."""
-    exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS[:500])
+    exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS[:2_000])
     async with aclosing(MemoryStore(any_database_uri)) as store:
         book = FactBook(store, "ann")
         await book.aadd("Likes coffee")
-        # Pages of one fact.
-        monkeypatch.setattr("llama_index_memory_ext.store.facts.PAGE_FACTS", 1)
-        store.database.seconds = 0.02
-        assert await book.aimport(exported) == 500
+        monkeypatch.setattr("llama_index_memory_ext.store.facts.PAGE_FACTS", 4)
+        store.database.seconds = 0.05
+        assert await book.aimport(exported) == 2_000
         store.database.seconds = store.operation_timeout
-        assert len(await book.alist()) == 501
+        assert len(await book.alist()) == 2_001
         # Each has a number of its own in the order of changes.
         seen = await store.facts.read("ann", NOTHING_READ)
-        assert seen.change == 501
+        assert seen.change == 2_001
 
 
 async def test_an_import_that_fails_at_its_last_page_stores_nothing(database_uri: str) -> None:
