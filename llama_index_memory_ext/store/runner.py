@@ -159,9 +159,10 @@ class Threads:
             return self._working > 0
 
     def go_on(self) -> None:
-        """Let idle threads look for jobs again."""
+        """Begin the jobs that have waited for a fork."""
         with self._changed:
-            self._changed.notify_all()
+            if self._waiting:
+                self._wake()
 
     def _next(self) -> Job | None:
         """The first job that waits for none before it."""
@@ -327,9 +328,10 @@ class Database:
 
     def _dispose(self) -> None:
         with self._guard:
-            if self.engine is not None:
-                self.engine.dispose()
+            engine = self.engine
             self.engine = None
+            if engine is not None:
+                engine.dispose()
 
     def __del__(self) -> None:
         if getattr(self, "engine", None) is None:
@@ -507,7 +509,7 @@ class Database:
             self._dispose()
 
     def go_on_in_parent(self) -> None:
-        """Begin the jobs that have waited for the fork."""
+        """Begin the jobs that have waited for a fork."""
         self._threads.go_on()
 
     def begin_in_child(self) -> None:
