@@ -162,7 +162,7 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
         what = f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}"
         events.append((fact.retired_at, what))
     if fact.words_deleted_at:
-        events.append((fact.words_deleted_at, "its words were deleted by retention"))
+        events.append((fact.words_deleted_at, "its words were deleted"))
     return sorted(events)
 
 
