@@ -389,7 +389,8 @@ class Users:
             counts["cursors"] += was_owner
             asked = select(rows.c.id, rows.c.user_id).where(rows.c.key == key, rows.c.role == MessageRole.USER.value)
             found = [(one.id, one.user_id or user_id) for one in conn.execute(asked.order_by(rows.c.id))]
-            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
+            # After a reset there is no question, and so no turn.
+            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID][: len(found)]
             spans = zip(found, ends, strict=True)
             turns = [(rows.c.id >= first) & (rows.c.id < end) for (first, who), end in spans if who == user_id]
             # A statement may not be of any length.
