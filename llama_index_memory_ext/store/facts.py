@@ -245,7 +245,11 @@ class Facts:
         """
         facts = self._tables.facts
         learned = or_(facts.c.said_by.in_(leaving.namespaces), one_of(facts.c.session_id, self.database.backend))
-        reached = select(facts.c.namespace).where(or_(learned, facts.c.namespace.in_(read_by)))
+        said = or_(facts.c.said_by.in_(leaving.namespaces), facts.c.namespace.in_(leaving.namespaces))
+        # A copy of such a fact, as by an import, has its id, and may not tell any more where it was learned.
+        copied = {row.id: row.data["content"] for row in conn.execute(select(facts.c.id, facts.c.data).where(said))}
+        is_copy = facts.c.id.in_(select(facts.c.id).where(said))
+        reached = select(facts.c.namespace).where(or_(learned, is_copy, facts.c.namespace.in_(read_by)))
         others = reached.where(facts.c.namespace.not_in(leaving.namespaces)).distinct()
         namespaces = conn.execute(others, {"names": [*leaving.sessions]}).scalars().all()
         self.database.lock(conn, (), {*leaving.namespaces, *namespaces})
@@ -255,6 +259,7 @@ class Facts:
             rows = conn.execute(query, {"ns": namespace}).all()
             before = {row.id: Fact.model_validate(row.data) for row in rows}
             gone = {row.id for row in rows if leaving.takes(namespace, row.session_id, row.said_by)}
+            gone |= {fact.id for fact in before.values() if fact.content == copied.get(fact.id)}
             contents = tuple(before[one].content for one in gone)
             # What says that another fact is over repeats that fact.
             ends = [fact for fact in before.values() if fact.said_as == ONLY_ENDS]
