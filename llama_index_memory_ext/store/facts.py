@@ -122,6 +122,10 @@ class Facts:
         With ``seen``, what others have stored since is kept. False if facts were deleted since: nothing is stored then.
         """
         if seen is not None:
+            # Before the first fact no epoch tells that its messages were deleted meanwhile.
+            if seen.epoch == 0 and not all(self._is_said(conn, fact) for fact in facts):
+                conn.rollback()
+                return False
             return self._merge(conn, namespace, facts, seen, view)
         found = conn.execute(self._known, {"ns": namespace, "names": [fact.id for fact in facts]})
         agents = {row.id: row.agent_id or None for row in found}
@@ -331,6 +335,11 @@ class Facts:
                 merged.append(retire(stored, reason, fact.updated_at, replaced_by, by=by))
         self._put_all(conn, namespace, merged)
         return True
+
+    def _is_said(self, conn: Connection, fact: Fact) -> bool:
+        """Whether a message in which a fact was said is there, if it was said in any."""
+        ids = fact.message_ids
+        return not ids or bool(self._readers.rows_within(conn, fact.session_id or "", ids))
 
     def _put_all(self, conn: Connection, namespace: str, facts: Sequence[Fact], *, moved: bool = False) -> None:
         if not facts:
