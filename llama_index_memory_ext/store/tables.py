@@ -33,7 +33,7 @@ SCHEMA_VERSION = 5
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
 
-# How a session is open: to one user alone, to users who share it, or to no user yet: it is its own user then.
+# How a session is open: to one user alone, to users who share it, or to no user yet.
 OWN, SHARED, OF_NOBODY = "own", "shared", "nobody"
 # Under this key the state of a cursor lists what it says of single rows.
 ROWS = "rows"
