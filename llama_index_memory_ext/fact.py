@@ -18,7 +18,7 @@ from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import cleaned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # What kinds of facts a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -161,7 +161,7 @@ class Fact(BaseModel):
     )
     source: Visible = Field(default="", description="The text around the quote, by which it is found too.")
     words_deleted_at: Utc | None = Field(
-        default=None, description="When retention deleted messages that state it, or are around it, and their words."
+        default=None, description="When messages that state it, or are around it, were deleted, and their words here."
     )
     imported_from: Visible | None = Field(
         default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
@@ -296,6 +296,30 @@ def restored(fact: Fact, now: datetime) -> Fact:
     expires_at = None if fact.expired(now) else fact.expires_at
     fields = {"expires_at": expires_at, "past_retirements": kept, "updated_at": now}
     return fact.model_copy(update={**dict.fromkeys(ENDING), **_DECIDED, **fields})
+
+
+# A person or a limit has retired a fact by these; by all others it was words, and a model has said why.
+_WITHOUT_WORDS = ("hand", "limit", "rejected")
+
+
+def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
+    """Returns a fact without the reasons that may quote a user who was deleted, and itself if there are none.
+
+    Those are why a fact that is ``gone`` has replaced it, and in the facts of a team all that words have ended.
+    """
+
+    def may_quote(ending: Mapping[str, Any]) -> bool:
+        is_of_words = is_team or ending.get("replaced_by") in gone
+        return bool(ending.get("retired_reason")) and is_of_words and ending.get("retired_by") not in _WITHOUT_WORDS
+
+    fields: dict[str, Any] = {"retired_reason": None} if may_quote(vars(fact)) else {}
+    nothing = {"retired_reason": None}
+    if any(may_quote(vars(one)) for one in fact.past_retirements):
+        past = [one.model_copy(update=nothing) if may_quote(vars(one)) else one for one in fact.past_retirements]
+        fields["past_retirements"] = tuple(past)
+    if any(may_quote(end) for end in fact.ends_facts.values()):
+        fields["ends_facts"] = {name: {**end, **nothing} for name, end in fact.ends_facts.items()}
+    return fact.model_copy(update=fields) if fields else fact
 
 
 # A pending fact of this kind of saying ends facts, and is none itself.

@@ -215,6 +215,11 @@ def book_of(memory: ext.CondensedMemory) -> FactBook:
     return FactBook(memory.sql_store, seen.namespace, scope="all", **how)
 
 
+def whose(memory: ext.CondensedMemory) -> str:
+    """Returns whose facts a memory keeps, as people are told: the user's, or else the session's."""
+    return memory.session_id if memory.user_id is None else memory.user_id
+
+
 def one_of(user: str | None, session: str | None) -> str:
     """Returns the one of two options that is given; both or none are wrong usage."""
     if (user is None) == (session is None):

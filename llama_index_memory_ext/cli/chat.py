@@ -112,14 +112,14 @@ def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMe
             loop.run(_answer(agent, memory, line))
         elif name == "/facts":
             _wait_for_facts(loop, memory.aflush())
-            cli.say(facts_table(loop.run(memory.facts.alist()), memory.facts.namespace))
+            cli.say(facts_table(loop.run(memory.facts.alist()), cli.whose(memory)))
         elif name == "/why":
             messages = loop.run(memory.aget_all()) + ([ChatMessage(text.strip())] if text.strip() else [])
             question, context = question_in(messages, [], memory.facts_block.context_turns)
             if question:
                 cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
                 found = memory.facts_block.aexplain(question, session_id=memory.session_id, context=context)
-                cli.say(explanation_table(loop.run(found), memory.facts.namespace))
+                cli.say(explanation_table(loop.run(found), cli.whose(memory)))
             else:
                 cli.say("Nothing was asked yet. Say /why QUESTION to look at a question of your own.", stderr=True)
         elif name == "/help":

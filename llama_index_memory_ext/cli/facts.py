@@ -100,28 +100,28 @@ async def list_(memory: "CondensedMemory", **wanted: Any) -> Output:
     if "after" in chosen:
         chosen["after"] = (await _find(memory, chosen["after"])).id
     facts = await cli.book_of(memory).alist(**chosen)
-    return facts, facts_table(facts, memory.facts.namespace)
+    return facts, facts_table(facts, cli.whose(memory))
 
 
 @command("pending")
 async def pending(memory: "CondensedMemory") -> Output:
     """List what was learned and waits for your yes or no, the newest first."""
     facts = await cli.book_of(memory).alist(state="pending")
-    return facts, facts_table(facts, f"{memory.facts.namespace} that are pending")
+    return facts, facts_table(facts, f"{cli.whose(memory)} that are pending")
 
 
 @command("approve")
 async def approve(memory: "CondensedMemory", fact_ids: _Some) -> Output:
     """Let pending facts hold, and end what they correct: all that are named, or none."""
     facts = await cli.book_of(memory).aapprove(*[(await _find(memory, one)).id for one in fact_ids])
-    return facts, facts_table(facts, memory.facts.namespace)
+    return facts, facts_table(facts, cli.whose(memory))
 
 
 @command("reject")
 async def reject(memory: "CondensedMemory", fact_ids: _Some, *, reason: _Reason = "rejected by hand") -> Output:
     """Retire pending facts, and do not learn them again."""
     facts = await cli.book_of(memory).areject(*[(await _find(memory, one)).id for one in fact_ids], reason=reason)
-    return facts, facts_table(facts, memory.facts.namespace)
+    return facts, facts_table(facts, cli.whose(memory))
 
 
 @command("search", embed=Embed)
@@ -129,7 +129,7 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
     """Find facts that have words in common with a question, the best first; without --agent those that all share."""
     found = await memory.facts_block.asearch(question)
     result = [{**one.fact.model_dump(mode="json"), "score": one.score, "similarity": one.similarity} for one in found]
-    return result, facts_table([one.fact for one in found], f"{memory.facts.namespace} that share a word with it")
+    return result, facts_table([one.fact for one in found], f"{cli.whose(memory)} that share a word with it")
 
 
 @command("explain", embed=Embed)
@@ -142,7 +142,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
         for one in found.facts
     ]
     result = {"tokens": found.tokens, "token_limit": found.limit, "facts": facts}
-    return result, explanation_table(found, memory.facts.namespace)
+    return result, explanation_table(found, cli.whose(memory))
 
 
 @command("add", create=True)
@@ -191,7 +191,7 @@ async def forget(memory: "CondensedMemory", fact_ids: _Ids = None, *, all_: _All
     """
     if bool(fact_ids) == all_:
         raise UsageError("name the facts, or say --all.")
-    namespace, book = memory.facts.namespace, cli.book_of(memory)
+    namespace, book = cli.whose(memory), cli.book_of(memory)
     found = await book.alist(state="all") if all_ else [await _find(memory, one) for one in fact_ids or ()]
     facts = {fact.id: fact for fact in found}
     if facts and not yes:
@@ -222,7 +222,7 @@ async def consolidate(
     shown, count = "\n".join(map(str, proposals)), pluralize(len(proposals), "fact")
     if apply and proposals and not yes:
         cli.say(shown, stderr=True)
-        cli.confirm(f"Retire {count} of {memory.facts.namespace}?")
+        cli.confirm(f"Retire {count} of {cli.whose(memory)}?")
     retired = await book.aapply(proposals) if apply else 0
     told = f"Retired {count}." if apply else f"Nothing was changed; --apply retires {count}."
     return {"proposals": proposals, "retired": retired}, f"{shown}\n{told}".lstrip()

@@ -43,8 +43,8 @@ def forget(*, user: User = None, session: Session = None, yes: Yes = False, db: 
         from llama_index_memory_ext.facts.book import FactBook
 
         infos = await store.sessions(user, session_ids=[] if session is None else [session])
-        # A session without a user is a user of its own.
-        own = [info.session_id for info in infos if info.session_id in info.user_ids]
+        # A session without a user has facts of its own.
+        own = await store.users.own_users([info.session_id for info in infos])
         users, facts = list(dict.fromkeys(own if user is None else [user, *own])), list[ext.Fact]()
         for one in users:
             facts += await FactBook(store, one, scope="all").alist(state="all")

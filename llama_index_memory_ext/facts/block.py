@@ -42,7 +42,7 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import LogPage, Seen, Snapshot
+from llama_index_memory_ext.store.tables import LogPage, Seen, Snapshot, anonymous, name_of
 from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
 from llama_index_memory_ext.text.tokens import CountedText
 
@@ -148,6 +148,7 @@ class RelevantFactsBlock(LogBlock):
     )
 
     _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(default_factory=Recent)
+    _own_namespace: str | None = PrivateAttr(default=None)
     # What was said last in the log of each session.
     _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(default_factory=Recent)
     # The epoch of each session in which no more facts were to retire.
@@ -224,7 +225,7 @@ class RelevantFactsBlock(LogBlock):
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
-                    user_id=known.namespace,
+                    user_id=name_of(known.namespace),
                     agent_id=self.view.own,
                     fact_ids=[one.fact.id for one, _ in text.shown],
                     known=len(showable.facts),
@@ -245,8 +246,15 @@ class RelevantFactsBlock(LogBlock):
         return "".join(lines) or None
 
     def namespace_of(self, session_id: str) -> str:
-        """Whose facts a session's are."""
-        return self.user_id if self.user_id is not None else session_id
+        """The namespace of a session's facts: the user, or one that no user can have."""
+        if self._own_namespace is not None:
+            return self._own_namespace
+        return anonymous(session_id) if self.user_id is None else self.user_id
+
+    def belong_to(self, namespace: str) -> Self:
+        """Let these be the facts of the user of a memory, who is a speaker of its session before the first message."""
+        self._own_namespace = namespace
+        return self
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """The facts of a session's user, to look at and to change."""
@@ -334,6 +342,7 @@ class RelevantFactsBlock(LogBlock):
             categories=self.categories,
             instructions=self.extraction_prompt,
             review=(self.review_days, self.review_then) if self.review else None,
+            is_own=self._own_namespace is not None,
             at_once=at_once,
         )
 

@@ -32,6 +32,7 @@ from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import checked, unpacked
+from llama_index_memory_ext.store.tables import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -263,7 +264,7 @@ class FactBook:
 
         Replacements that ``arestore`` has undone belong to it; expired facts do, too, and deleted ones do not.
         """
-        return await asyncio.to_thread(history_of, await self._all(), fact_id, self.namespace)
+        return await asyncio.to_thread(history_of, await self._all(), fact_id, name_of(self.namespace))
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all that the book sees; returns how many there were.
@@ -288,7 +289,7 @@ class FactBook:
         ``operation_timeout`` of the store for each 500 facts.
         """
         # A long export takes a while to read, for which the event loop must not be blocked.
-        facts = await asyncio.to_thread(_parse, lines, self.namespace, self.categories, self._view)
+        facts = await asyncio.to_thread(_parse, lines, name_of(self.namespace), self.categories, self._view)
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
@@ -367,7 +368,9 @@ class FactBook:
         found = await change(self.namespace, lambda known: [*map(changed, known.values())], [fact_id], view=self._view)
         if not found:
             count = len(await self._all())
-            raise FactError(f"There is no fact {fact_id!r} of {self.namespace!r} among {count}. List them first.")
+            raise FactError(
+                f"There is no fact {fact_id!r} of {name_of(self.namespace)!r} among {count}. List them first."
+            )
         return found[0]
 
     async def aconsolidate(self, *, token_limit: int = 4_000) -> list[Proposal]:

@@ -23,7 +23,7 @@ from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
-from llama_index_memory_ext.store.tables import ROWS, LogPage, LogRow, Opening, Seen
+from llama_index_memory_ext.store.tables import ROWS, LogPage, LogRow, Opening, Seen, anonymous, name_of
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 from llama_index_memory_ext.text.tokens import fit_tokens
 
@@ -177,7 +177,7 @@ class Extractor:
     Its settings are those of the ``block``. With a ``review`` what it learns is pending: for so many days, None for
     any, and then it goes or counts. ``rejections`` counts the entries of replies that are not stored, by
     reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
-    because nothing else would try it.
+    because nothing else would try it. ``is_own``: the user is that of the memory, who never stands for a team.
     """
 
     known: UserFacts
@@ -193,6 +193,7 @@ class Extractor:
     instructions: str | None = None
     at_once: bool = False
     review: Review | None = None
+    is_own: bool = False
 
     async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
         """Extract batches until fewer than ``least_turns`` turns are left."""
@@ -280,7 +281,7 @@ class Extractor:
         The session is registered as the user's before anything is made of them.
         """
         store = self.known.store
-        own = None if self.known.namespace == self.session_id else self.known.namespace
+        own = None if self.known.namespace == anonymous(self.session_id) else self.known.namespace
         while True:
             unread = await store.readers.unread(self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS)
             if unread.registered or not unread.rows:
@@ -308,22 +309,30 @@ class Extractor:
     async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         """Return what each row says, clipped to half a batch, and who: the user whose facts these are, or another one.
 
-        The facts of somebody who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
+        The facts of a user who does not talk here, as of a team, are those of all who do. LlamaIndex's own memory has
         written all that is put as the user's as such.
         """
+        user = self.known.namespace
         owners = await self.known.store.users.owners(self.session_id)
+        talks = self.is_own or user in owners
+        # As long as a session has one user, no row says whose it is.
+        is_alone = set(owners) <= {user}
         limit = room.batch // 2
 
         def read() -> list[Utterance]:
-            said = []
+            said, speaker = [], ""
             for row, message in zip(rows, as_taken(row.message for row in rows), strict=True):
-                is_known = row.user_id == self.known.namespace or (row.user_id is None and len(owners) == 1)
-                is_others = message.role == MessageRole.USER and self.known.namespace in owners and not is_known
+                is_users = row.user_id == user or (row.user_id is None and is_alone)
+                is_others = False
+                if message.role == MessageRole.USER:
+                    speaker = row.user_id or ""
+                    is_others = talks and not is_users
                 text = spoken(message)
                 # No token is shorter than a byte.
                 if len(text.encode()) > limit:
                     text = self.block.tokenizer_fn.clip(text, limit)
-                said.append(Utterance(row.id, OTHER_ROLE if is_others else message.role.value, text))
+                role = OTHER_ROLE if is_others else message.role.value
+                said.append(Utterance(row.id, role, text, speaker))
             return said
 
         # Counting some megabytes takes a second, for which the event loop must not be blocked.
@@ -561,7 +570,7 @@ class Extractor:
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
-                user_id=self.known.namespace,
+                user_id=name_of(self.known.namespace),
                 agent_id=self.known.view.own,
                 messages=learned.messages,
                 new=[fact.id for fact in changed if fact.id not in before],

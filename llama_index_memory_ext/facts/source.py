@@ -126,12 +126,14 @@ class Source:
     def around(self, place: Place) -> tuple[list[int], str]:
         """Returns the user's lines that have these very words, and their text and that of the lines around them.
 
-        Of each line it is as much as is near the words.
+        Of each line it is as much as is near the words. Turns of other users, with their answers, are left out.
         """
-        users = (i for i, line in enumerate(self.lines) if line.is_users and place.quote in line.text)
+        speaker = self.lines[place.line].speaker
+        own = [i for i, line in enumerate(self.lines) if line.speaker == speaker]
+        users = (i for i in own if self.lines[i].is_users and place.quote in self.lines[i].text)
         found = {place.line: place.span.start} | {i: self.lines[i].text.index(place.quote) for i in users}
-        nearby = range(max(min(found) - 1, 0), min(max(found) + 2, len(self.lines)))
-        return sorted(found), "\n".join(excerpt(self.lines[i].text, found.get(i, 0)) for i in nearby)
+        nearby = range(min(found) - 1, max(found) + 2)
+        return sorted(found), "\n".join(excerpt(self.lines[i].text, found.get(i, 0)) for i in own if i in nearby)
 
 
 def excerpt(text: str, place: int, most: int = _MAX_EXCERPT) -> str:

@@ -11,6 +11,7 @@ from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
+from llama_index_memory_ext.store.tables import anonymous, name_of
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.consolidation import Proposal
@@ -38,7 +39,7 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
     question = {"deed": deed, "user": user, "thing": thing, "name": thing, "text": None}
     if deed == "add":
         outcome = "It is stored as a fact that all agents of this user share. Say it in one sentence."
-        return question | {"name": user, "text": "", "outcome": outcome, "target": ("facts", {"user": user})}
+        return question | {"name": name_of(user), "text": "", "outcome": outcome, "target": ("facts", {"user": user})}
     if deed in _OF_FACTS:
         for fact in (await store.facts.read(user, view=ALL)).facts:
             if fact.id == thing:
@@ -57,7 +58,7 @@ async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str,
         counts = f"{len(known)} facts, {len(infos)} sessions and their {sum(info.messages for info in infos)} messages"
         outcome = f"All that is stored of this user is deleted for good: {counts}, also what others said in them."
         if known or infos:
-            return question | {"name": user, "outcome": outcome, "target": ("users", {})}
+            return question | {"name": name_of(user), "outcome": outcome, "target": ("users", {})}
     raise NotFoundError
 
 
@@ -87,7 +88,7 @@ async def do(store: MemoryStore, deed: str, user: str, thing: str, text: str = "
     elif deed == "forget-session" and not await store.users.own_users([thing]):
         await store.forget(thing)
     else:
-        # A session without a user is a user of its own.
-        await store.forget_user(user if deed == "forget-user" else thing, vacuum=False)
+        # A session without a user has facts of its own.
+        await store.forget_user(user if deed == "forget-user" else anonymous(thing), vacuum=False)
     if deed.startswith("forget"):
         await store.vacuum()

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
+from llama_index_memory_ext.store.tables import name_of
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ _ENVIRONMENT = Environment(
     loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 _ENVIRONMENT.filters.update(time=_time, day="{:%Y-%m-%d}".format, number="{:,}".format, share=_share, body=body_of)
+_ENVIRONMENT.filters.update(whose=name_of)
 # Our own file, which holds no tag.
 _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 

@@ -18,11 +18,11 @@ from llama_index_memory_ext.inspector.actions import tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, anonymous, name_of
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
@@ -66,16 +66,22 @@ class Views:
             if any(wanted in name.casefold() for name in (info.session_id, *info.user_ids))
         ]
         page = page_of(query.get("page", ""), len(found))
-        return {"sessions": found[page["skipped"] :][:PAGE_ROWS], "page": page, "q": query.get("q", ""), "user": user}
+        shown = found[page["skipped"] :][:PAGE_ROWS]
+        namespaces = await namespaces_of(self.store, shown)
+        query = {"q": query.get("q", ""), "user": user}
+        return {"sessions": shown, "page": page, "namespaces": namespaces, **query}
 
     async def users(self, query: Mapping[str, str]) -> Context:
         """Returns the users by name: how many sessions and facts each has, and the last message."""
         facts = await self.store.users.facts_of_each()
         sessions: dict[str, list[SessionInfo]] = {name: [] for name in facts}
-        for info in await self.store.sessions():
-            for name in info.user_ids:
+        infos = await self.store.sessions()
+        namespaces = await namespaces_of(self.store, infos)
+        for info in infos:
+            for name in namespaces[info.session_id]:
                 sessions.setdefault(name, []).append(info)
-        names = sorted(name for name in sessions if query.get("q", "").casefold() in name.casefold())
+        wanted = query.get("q", "").casefold()
+        names = sorted((name for name in sessions if wanted in name_of(name).casefold()), key=name_of)
         page = page_of(query.get("page", ""), len(names))
         shown = names[page["skipped"] :][:PAGE_ROWS]
         rows = [(name, len(sessions[name]), facts.get(name, 0), sessions[name][:1]) for name in shown]
@@ -130,7 +136,7 @@ class Views:
         if not infos:
             raise NotFoundError(f"There is no session {session_id!r}. `sessions list` shows those that there are.")
         # A session without a user has facts of its own.
-        users = infos[0].user_ids or (session_id,)
+        users = (await namespaces_of(self.store, infos))[session_id] or (anonymous(session_id),)
         asked = query.get("user", "")
         user = asked if asked in users else users[0]
         return {"id": session_id, "info": infos[0], "users": users, "user": user}
@@ -140,11 +146,23 @@ class Views:
         progress = [progress_of((await self.store.readers.state(session_id, one))[1]) for one in shown["readers"]]
         return {
             "known": sum(state == "present" for _, state in shown["known"]),
-            "unread": {name: await self.store.users.count(session_id, reader=name) for name in shown["readers"]},
+            "unread": {_shown(one): await self.store.users.count(session_id, reader=one) for one in shown["readers"]},
             "set_aside": [turn for one in progress for turn in one.set_aside],
             "days": sorted((day, *counts) for one in progress for day, counts in one.days.items()),
             "rejected": sorted(tuple(line) for one in progress for line in one.rejected),
         }
+
+
+def _shown(reader: str) -> str:
+    """Returns the name of a reader with the user as people are shown it."""
+    block, of, namespace = reader.partition(" of ")
+    return f"{block}{of}{name_of(namespace)}"
+
+
+async def namespaces_of(store: MemoryStore, infos: Sequence[SessionInfo]) -> dict[str, tuple[str, ...]]:
+    """Returns by session the users, or the namespace of a session without one; () where only the host has written."""
+    found = {info.session_id: info.user_ids for info in infos}
+    return found | {name_of(one): (one,) for one in await store.users.own_users([*found])}
 
 
 async def facts_of(store: MemoryStore, user: str) -> list[tuple[Fact, str]]:
@@ -162,7 +180,7 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
         what = f"retired by {fact.retired_by or 'hand'}: {fact.retired_reason or 'no reason'}"
         events.append((fact.retired_at, what))
     if fact.words_deleted_at:
-        events.append((fact.words_deleted_at, "its words were deleted by retention"))
+        events.append((fact.words_deleted_at, "its words were deleted"))
     return sorted(events)
 
 
@@ -197,7 +215,8 @@ class Part(NamedTuple):
 def memory_on(store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, Any]) -> CondensedMemory:
     """Returns a memory that asks no model; a LimitError for limits that do not fit into each other."""
     # Ids that no memory takes may be stored.
-    name, user = session_id.strip() or _UNNAMED, user_id.strip() or _UNNAMED
+    name = session_id.strip() or _UNNAMED
+    user = None if user_id == anonymous(session_id) else user_id.strip() or _UNNAMED
     options: Any = {"extract_facts": False, **limits}
     return CondensedMemory.from_defaults(name, user_id=user, chat_store=store, **options)
 

@@ -250,6 +250,7 @@ class CondensedMemory(Memory):
         of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
         stores = store, facts_store
         of_user = session_id if user_id is None else user_id
+        namespace = Opening(user_id).user_in(session_id)
         memory = cls(
             session_id=session_id,
             token_limit=limits[0],
@@ -268,6 +269,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
+        memory.facts_block.belong_to(namespace)
         memory._owns_store = chat_store is None or temporary
         is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
         keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
@@ -563,7 +565,8 @@ class CondensedMemory(Memory):
         copied = self.model_copy(update={"session_id": new_session_id})
         copied._owns_store, copied._opened, copied._used = False, False, None  # noqa: SLF001 - one of these
         if self.user_id is None:
-            own = self.facts_block.model_copy(update={"user_id": new_session_id})
+            namespace = opening.user_in(new_session_id)
+            own = self.facts_block.model_copy(update={"user_id": new_session_id}).belong_to(namespace)
             copied.memory_blocks = [own if block is self.facts_block else block for block in self.memory_blocks]
         return copied
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.fact import SetAside, utc_now
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, name_of
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.block import RelevantFactsBlock
@@ -83,7 +83,7 @@ async def read_stats(
     known = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
-        user_id=namespace,
+        user_id=name_of(namespace),
         database=store.address,
         **size._asdict(),
         messages=await count(session_id),

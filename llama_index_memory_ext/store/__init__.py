@@ -25,7 +25,7 @@ from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.sessions import Users
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, Row, Tables, written_at
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, Row, Tables, name_of, written_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -299,7 +299,7 @@ class MemoryStore(SQLAlchemyChatStore):
             owned = owned.where(or_(owners.c.key.in_(session_ids), owners.c.key.in_(mine)))
         users: dict[str, list[str]] = {}
         for key, owner in conn.execute(owned):
-            users.setdefault(key, []).append(owner)
+            users.setdefault(key, []).append(name_of(owner))
         return [
             SessionInfo(key, count, tuple(sorted(users.get(key, ()))), written_at(oldest), written_at(newest))
             for key, count, oldest, newest in conn.execute(sessions)
@@ -323,8 +323,8 @@ class MemoryStore(SQLAlchemyChatStore):
         said stays, and so do their facts. Where it is not known who has said something, it goes.
 
         Args:
-            user_id: A session to which a memory without a ``user_id`` has written is its own user.
-            session_ids: Further sessions of the user, such as those of a plain ``Memory``.
+            user_id: The user. A session of the same name that has no user is another's.
+            session_ids: Further sessions of the user, such as those of a plain ``Memory`` or without a ``user_id``.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be in the file.
 
         Returns:
@@ -342,7 +342,7 @@ class MemoryStore(SQLAlchemyChatStore):
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
         # A session without a user has facts of its own.
         users, forget = sorted({user_id, *await self.users.own_users(sessions)}), self.users.forget_within
-        counts = await self.database.run(forget, sessions, users, user_id, sessions=sessions, users=users)
+        counts = await self.database.run(forget, sessions, users, user_id, sessions=sessions)
         if vacuum:
             await self.vacuum()
         return counts

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, bindparam, case, func, literal, null, or_, select, true
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.store.runner import Database, reads
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -24,6 +25,7 @@ from llama_index_memory_ext.store.tables import (
     Statement,
     upsert,
 )
+from llama_index_memory_ext.text.messages import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,6 +179,11 @@ class Readers:
         return [LogRow(*row) for row in conn.execute(self._rows, wanted)]
 
     rows = reads(rows_within)
+
+    def lines_within(self, conn: Connection, key: str) -> frozenset[str]:
+        """The lines of all that is said in a session, as the text around a fact holds them."""
+        rows = self.find_within(conn, key, _LOG_AND_ACTIVE)
+        return frozenset(line for row in rows for line in visible(spoken(row.message)).splitlines())
 
     @reads
     def rows_in(self, conn: Connection, key: str, ids: Sequence[int], epoch: int) -> list[LogRow] | None:

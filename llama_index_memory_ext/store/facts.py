@@ -7,16 +7,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import BigInteger, Connection, String, bindparam, delete, or_, select, update
 
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact, normalised, retire, settled, utc_now
+from llama_index_memory_ext.fact import (
+    ONLY_ENDS,
+    SHARED,
+    AgentView,
+    Fact,
+    normalised,
+    retire,
+    settled,
+    utc_now,
+    without_reasons,
+)
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
-from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, upsert, vectors_namespace
+from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, speaker_of, upsert, vectors_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.text.tool_calls import Json
@@ -40,6 +51,29 @@ class FactChanges:
 
 # How many facts are written by one statement: a server ends a transaction in which nothing comes for a while.
 PAGE_FACTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A user who is deleted: the ``namespaces`` that go, and the user's ``sessions`` with the users who stay there."""
+
+    namespaces: Collection[str]
+    sessions: Mapping[str, Collection[str]]
+
+    def takes(self, namespace: str, session_id: str | None, said_by: str | None) -> bool:
+        """Whether a fact of another namespace goes: it was said by this user, or may have been.
+
+        Where it is not known who has said it, it goes, but for the facts of a user who stays.
+        """
+        users = self.sessions.get(session_id or "")
+        is_unknown = users is not None and said_by not in users and namespace not in users
+        return is_unknown or said_by in self.namespaces
+
+    def is_team(self, namespace: str) -> bool:
+        """Whether a namespace is of no user who stays, so that it may hold what anybody has said."""
+        return not any(namespace in users for users in self.sessions.values())
+
+
 NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
@@ -55,7 +89,10 @@ class Facts:
         self._some = self._some.where(facts.c.namespace == bindparam("ns"))
         self._changed = self._some.where(facts.c.change > bindparam("seen")).order_by(facts.c.change)
         self._known = self._some.where(one_of(facts.c.id, database.backend))
-        self._put = upsert(facts, database.backend, "change", "agent_id", "data")
+        speaker = speaker_of(self._tables, bindparam("said_in", type_=String), bindparam("row_id", type_=BigInteger))
+        put = upsert(facts, database.backend, "change", "agent_id", "data")
+        # What a fact becomes later changes nothing about whose words it was learned from.
+        self._put = put.values(said_by=speaker)
         # The epoch of a namespace, and its last change up to which no fact waits for a day.
         self._unlimited: Recent[str, tuple[int, int]] = Recent(1_000)
 
@@ -91,6 +128,10 @@ class Facts:
         self, conn: Connection, namespace: str, facts: Sequence[Fact], seen: FactChanges | None, view: AgentView
     ) -> bool:
         if seen is not None:
+            # Before the first fact no epoch tells that its messages were deleted meanwhile.
+            if seen.epoch == 0 and not all(self._is_said(conn, fact) for fact in facts):
+                conn.rollback()
+                return False
             return self._merge(conn, namespace, facts, seen, view)
         found = conn.execute(self._known, {"ns": namespace, "names": [fact.id for fact in facts]})
         agents = {row.id: row.agent_id or None for row in found}
@@ -181,19 +222,22 @@ class Facts:
                 conn.execute(delete(table).where(table.c.namespace == old))
             conn.execute(self._set_user, {"ns": old, "epoch": time.time_ns()})
 
-    def lose_words_within(self, conn: Connection, namespaces: Sequence[str], session_id: str, first_left: int) -> int:
+    def lose_words_within(self, conn: Connection, session_id: str, first_left: int, first_words: int) -> int:
         """Take from facts the words of the messages of a session before this row; returns how many facts have changed.
 
-        The text around a quote may begin with the message before it. A fact of which no row is left has no session.
+        The text around a quote may begin with the message before it, so that of the first row with words loses it, too.
+        A fact of which no row is left has no session.
         """
+        facts, count = self._tables.facts, 0
+        learned = facts.c.session_id == session_id
+        namespaces = conn.execute(select(facts.c.namespace).where(learned).distinct()).scalars().all()
         self.database.lock(conn, (), namespaces)
-        data, count = self._tables.facts.c.data, 0
         for namespace in namespaces:
-            found = conn.execute(self._some.where(data["session_id"].as_string() == session_id), {"ns": namespace})
+            found = conn.execute(self._some.where(learned), {"ns": namespace})
             changed = []
             for fact in [Fact.model_validate(row.data) for row in found]:
                 ids = fact.message_ids
-                if ids and min(ids) <= first_left:
+                if ids and min(ids) <= first_words:
                     left = tuple(one for one in ids if one >= first_left)
                     words = {"quote": fact.quote if left == ids else "", "source": "", "words_deleted_at": utc_now()}
                     place = {"message_ids": left, "session_id": session_id if left else None}
@@ -201,6 +245,52 @@ class Facts:
             self._put_all(conn, namespace, changed)
             count += len(changed)
         return count
+
+    def forget_words_within(
+        self, conn: Connection, leaving: Leaving, read_by: Collection[str], counts: Counter[str]
+    ) -> None:
+        """Delete what other namespaces have learned from the words of a user who leaves, and count it.
+
+        The facts of those who have ``read_by`` readers in the sessions may have been ended by these words.
+        """
+        facts = self._tables.facts
+        learned = or_(facts.c.said_by.in_(leaving.namespaces), one_of(facts.c.session_id, self.database.backend))
+        said = or_(facts.c.said_by.in_(leaving.namespaces), facts.c.namespace.in_(leaving.namespaces))
+        # A copy of such a fact, as by an import, has its id, and may not tell any more where it was learned.
+        copied = {row.id: row.data["content"] for row in conn.execute(select(facts.c.id, facts.c.data).where(said))}
+        is_copy = facts.c.id.in_(select(facts.c.id).where(said))
+        reached = select(facts.c.namespace).where(or_(learned, is_copy, facts.c.namespace.in_(read_by)))
+        others = reached.where(facts.c.namespace.not_in(leaving.namespaces)).distinct()
+        namespaces = conn.execute(others, {"names": [*leaving.sessions]}).scalars().all()
+        self.database.lock(conn, (), {*leaving.namespaces, *namespaces})
+        lines = {key: self._readers.lines_within(conn, key) for key in leaving.sessions} if namespaces else {}
+        for namespace in namespaces:
+            query = self._some.add_columns(facts.c.session_id, facts.c.said_by)
+            rows = conn.execute(query, {"ns": namespace}).all()
+            before = {row.id: Fact.model_validate(row.data) for row in rows}
+            gone = {row.id for row in rows if leaving.takes(namespace, row.session_id, row.said_by)}
+            gone |= {fact.id for fact in before.values() if fact.content == copied.get(fact.id)}
+            contents = tuple(before[one].content for one in gone)
+            # What says that another fact is over repeats that fact.
+            ends = [fact for fact in before.values() if fact.said_as == ONLY_ENDS]
+            gone |= {fact.id for fact in ends if fact.content.endswith(contents)}
+            changed = []
+            for row in rows:
+                fact = without_reasons(before[row.id], gone, is_team=leaving.is_team(namespace))
+                if row.session_id in lines and not lines[row.session_id].issuperset(fact.source.splitlines()):
+                    fact = fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
+                if fact is not before[row.id] and row.id not in gone:
+                    changed.append(fact)
+            self._put_all(conn, namespace, changed)
+            if gone:
+                self._delete(conn, namespace, gone, counts)
+
+    def _delete(self, conn: Connection, namespace: str, ids: Collection[str], counts: Counter[str]) -> None:
+        """Delete facts with their embeddings, and count both."""
+        for kind, table in (("embeddings", self._tables.embeddings), ("facts", self._tables.facts)):
+            these = (table.c.namespace == namespace, one_of(table.c.id, self.database.backend))
+            counts[kind] += conn.execute(delete(table).where(*these), {"names": [*ids]}).rowcount
+        conn.execute(self._set_user, {"ns": namespace, "epoch": time.time_ns()})
 
     def _settle(self, conn: Connection, namespace: str) -> None:
         """Store what the clock has decided of pending facts, before something is made of that.
@@ -252,6 +342,11 @@ class Facts:
         self._put_all(conn, namespace, merged)
         return True
 
+    def _is_said(self, conn: Connection, fact: Fact) -> bool:
+        """Whether a message in which a fact was said is there, if it was said in any."""
+        ids = fact.message_ids
+        return not ids or bool(self._readers.rows_within(conn, fact.session_id or "", ids))
+
     def _put_all(self, conn: Connection, namespace: str, facts: Sequence[Fact], *, moved: bool = False) -> None:
         if not facts:
             return
@@ -261,9 +356,17 @@ class Facts:
             for fact in facts[start : start + PAGE_FACTS]:
                 change += 1
                 data = fact.model_copy(update={"namespace": namespace}).model_dump(mode="json")
-                agent_id = fact.agent_id or ""
                 rows.append(
-                    {"namespace": namespace, "id": fact.id, "change": change, "agent_id": agent_id, "data": data}
+                    {
+                        "namespace": namespace,
+                        "id": fact.id,
+                        "change": change,
+                        "agent_id": fact.agent_id or "",
+                        "session_id": fact.session_id,
+                        "said_in": fact.session_id,
+                        "row_id": next(iter(fact.message_ids), None),
+                        "data": data,
+                    }
                 )
             conn.execute(self._put, rows)
         # Readers of a fact that has moved must read all of them again, as where one was deleted.

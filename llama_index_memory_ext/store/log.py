@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from json import dumps
 from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.sessions import Users
+    from llama_index_memory_ext.text.tool_calls import Json
 
     # Says of messages, oldest first, how many of the oldest go into the log; None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
@@ -73,21 +75,23 @@ class Log:
         Returns copies of the messages that went into the log, oldest first; those that were there are not among them.
         """
         speakers, rows, before = _speakers_in(messages, opening), self._rows, list[LogRow]()
+        replaced: list[LogRow] = []
+        if not replace:
+            before = self._readers.find_within(conn, key, [ACTIVE]) if plan_flush else []
+            messages = self.unknown_within(conn, key, messages)
+            if not (messages or before):
+                conn.rollback()
+                return []
+        is_shared = opening is not None and self._users.claim_within(conn, key, opening, speakers, readers)
         if replace:
-            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=len(messages))
+            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE])
             for row, message in zip(found, messages, strict=False):
                 if not is_same(row.data, storable(message)):
                     break
                 before.append(row)
+            replaced = found[len(before) :]
             self._users.delete_within(conn, key, rows.c.id > (before[-1].id if before else 0))
-            messages = messages[len(before) :]
-        elif plan_flush:
-            before = self._readers.find_within(conn, key, [ACTIVE])
-        messages = self.unknown_within(conn, key, messages)
-        if not (replace or messages or before):
-            conn.rollback()
-            return []
-        is_shared = opening is not None and self._users.claim_within(conn, key, opening, speakers, readers)
+            messages = self.unknown_within(conn, key, messages[len(before) :])
         count = plan_flush(as_taken([*(row.message for row in before), *messages])) if plan_flush else 0
         flushed = [row for row in before[:count] if row.is_active]
         back = [row for row in before[count:] if not row.is_active]
@@ -97,7 +101,7 @@ class Log:
             these = (rows.c.key == key, rows.c.status == ARCHIVED, rows.c.id >= back[0].id)
             conn.execute(update(rows).where(*these).values(status=ACTIVE))
         user_id = opening.user_id if opening and is_shared else None
-        new = self.insert_within(conn, key, messages, user_id, archived=count - len(before))
+        new = self.insert_within(conn, key, messages, user_id, archived=count - len(before), replaced=replaced)
         return [*(row.as_put for row in flushed), *new]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
@@ -107,11 +111,19 @@ class Log:
         conn.execute(update(rows).where(*these).values(status=ARCHIVED))
 
     def insert_within(
-        self, conn: Connection, key: str, messages: Sequence[ChatMessage], user_id: str | None = None, *, archived: int
+        self,
+        conn: Connection,
+        key: str,
+        messages: Sequence[ChatMessage],
+        user_id: str | None = None,
+        *,
+        archived: int,
+        replaced: Sequence[LogRow] = (),
     ) -> list[ChatMessage]:
         """Write messages, the first ones into the log, with what they are taken for as roles; returns copies of those.
 
-        With a ``user_id``, that of whoever has said it, by default this one, is written beside each of a user's.
+        With a ``user_id``, the speaker, by default this user, is written beside each message of a user. A message with
+        the words of a ``replaced`` row keeps the speaker of that row.
         """
         if not messages:
             return []
@@ -119,17 +131,22 @@ class Log:
         if is_printed(messages[0]):
             before = [LogRow(*row).message for row in conn.execute(self._last, {"session": key})]
         taken = as_taken([*before, *messages])[len(before) :]
-        rows: list[Row] = [
-            {
-                "key": key,
-                "timestamp": now + i,
-                "role": taken[i].role.value,
-                "status": ARCHIVED if i < archived else ACTIVE,
-                "data": storable(message),
-                "user_id": user_id and _speaker_of(taken[i], user_id),
-            }
-            for i, message in enumerate(messages)
-        ]
+        said_by = {_words_of(row.data): row.user_id for row in replaced if row.user_id is not None}
+        rows: list[Row] = []
+        for i, message in enumerate(messages):
+            data, speaker = storable(message), user_id
+            if said_by and user_id:
+                speaker = said_by.get(_words_of(data), user_id)
+            rows.append(
+                {
+                    "key": key,
+                    "timestamp": now + i,
+                    "role": taken[i].role.value,
+                    "status": ARCHIVED if i < archived else ACTIVE,
+                    "data": data,
+                    "user_id": None if speaker is None else _speaker_of(taken[i], speaker),
+                }
+            )
         conn.execute(insert(self._rows), rows)
         named = {row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows}
         if any(named.values()):
@@ -160,6 +177,11 @@ class Log:
                     key,
                 )
         return new
+
+
+def _words_of(data: Json) -> str:
+    """Returns what a stored message consists of but for its ids and times, as a text that can be compared."""
+    return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
 
 
 def _speaker_of(message: ChatMessage, user_id: str) -> str | None:

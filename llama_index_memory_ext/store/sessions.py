@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import MessageRole
 from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, insert, literal, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
+from llama_index_memory_ext.store.facts import Leaving
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -24,11 +25,12 @@ from llama_index_memory_ext.store.tables import (
     SHARED,
     Opening,
     Statement,
+    anonymous,
     one_of,
     upsert,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
+from llama_index_memory_ext.text.messages import ID_KEY, message_id_of, spoken
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.facts import Facts
     from llama_index_memory_ext.text.tool_calls import Json
+
+# Of so many rows one has words.
+_FIRST_ROWS = 50
 
 
 class Users:
@@ -71,7 +76,7 @@ class Users:
         if new:
             conn.execute(self._put_owners, new)
         before = [owner for owner, kind in owners.items() if kind != OF_NOBODY]
-        if owners.get(key) == OF_NOBODY:
+        if owners.get(anonymous(key)) == OF_NOBODY:
             self._take_over(conn, key, user)
         is_of_several = len({user, *speakers, *before}) > 1
         if is_of_several and len(before) <= 1:
@@ -102,15 +107,18 @@ class Users:
 
     def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
         """Give what was learned in a session without a user to its first one, if that is another."""
-        if user_id == key:
+        namespace = anonymous(key)
+        if user_id == namespace:
             return
         owners, cursors = self._tables.owners, self._tables.cursors
-        conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == key))
-        for reader in self._readers_of(conn, key, key):
-            here, named = cursors.c.key == key, reader.removesuffix(key) + user_id
+        conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == namespace))
+        for reader in self._readers_of(conn, key, namespace):
+            here, named = cursors.c.key == key, reader.removesuffix(namespace) + user_id
             if conn.execute(select(cursors.c.reader).where(here, cursors.c.reader == named)).first() is None:
                 conn.execute(update(cursors).where(here, cursors.c.reader == reader).values(reader=named))
-        self._facts.move_within(conn, key, user_id)
+        self._facts.move_within(conn, namespace, user_id)
+        said = self._tables.facts.c.said_by
+        conn.execute(update(said.table).where(said == namespace).values(said_by=user_id))
         self._renew(conn, key)
 
     def _renew(self, conn: Connection, key: str) -> None:
@@ -148,10 +156,10 @@ class Users:
 
     @reads
     def own_users(self, conn: Connection, sessions: Sequence[str]) -> list[str]:
-        """Those of these sessions that were begun without a user, and are users of themselves."""
+        """The namespaces of those of these sessions that were begun without a user."""
         owners = self._tables.owners
         these = (owners.c.kind == OF_NOBODY, one_of(owners.c.key, self.database.backend))
-        return list(conn.execute(select(owners.c.key).where(*these), {"names": sessions}).scalars())
+        return list(conn.execute(select(owners.c.user_id).where(*these), {"names": sessions}).scalars())
 
     # ---- what there is of each ----
 
@@ -314,7 +322,10 @@ class Users:
             conn.rollback()
             return {"unread": due}
         self.delete_within(conn, key, rows.c.id <= ids[end - 1])
-        changed = self._facts.lose_words_within(conn, users, key, [*ids, LAST_ID][end])
+        # A message without words, such as a picture alone, does not part the text around a fact.
+        left = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE], limit=_FIRST_ROWS)
+        first = next((row.id for row in left if spoken(row.message)), LAST_ID)
+        changed = self._facts.lose_words_within(conn, key, [*ids, LAST_ID][end], first)
         return {"messages": end, "facts": changed, "unread": due - end}
 
     def _ends(self, conn: Connection, key: str, first: int, last: int) -> tuple[int, int]:
@@ -330,15 +341,24 @@ class Users:
         """Delete sessions, and the facts of users; returns the number of deleted rows by kind.
 
         The embeddings of both go with them. Of a session that others own too, only the turns of the ``user_id`` go.
+        What others have learned from the words of the user goes, too.
         """
         tables, backend = self._tables, self.database.backend
         counts, owners = Counter(messages=0, cursors=0, facts=0, embeddings=0), tables.owners
         if user_id is not None:
+            reader = tables.cursors.c.reader
+            readers = conn.execute(select(reader).where(one_of(tables.cursors.c.key, backend)), {"names": keys})
+            read_by = {name for one in readers.scalars() for name in _namespaces_in(one)}
+            left: dict[str, set[str]] = {key: set() for key in keys}
             others = (owners.c.user_id != user_id, owners.c.kind != OF_NOBODY, one_of(owners.c.key, backend))
-            of_others = set(conn.execute(select(owners.c.key).where(*others), {"names": keys}).scalars())
-            for key in of_others:
-                self._leave(conn, key, user_id, counts)
-            keys = [key for key in keys if key not in of_others]
+            for row in conn.execute(select(owners.c.key, owners.c.user_id).where(*others), {"names": keys}):
+                left[row.key].add(row.user_id)
+            keys = [key for key, users in left.items() if not users]
+            for key, users in list(left.items()):
+                if users and not self._leave(conn, key, user_id, counts):
+                    # It never was theirs.
+                    del left[key]
+            self._facts.forget_words_within(conn, Leaving(namespaces, left), read_by, counts)
         vectors = [*namespaces, *map(vectors_namespace, keys)]
         # A session's row, a user's, and the id of a message are no rows that the result counts.
         for kind, column, names in (
@@ -358,15 +378,19 @@ class Users:
         del counts[""]
         return dict(counts)
 
-    def _leave(self, conn: Connection, key: str, user_id: str, counts: Counter[str]) -> None:
-        """Delete what a user has said, with the answers, from a session that others own."""
+    def _leave(self, conn: Connection, key: str, user_id: str, counts: Counter[str]) -> bool:
+        """Delete what a user has said, with the answers, from a session that others own.
+
+        Returns whether it was the user's, too.
+        """
         rows, owners, cursors = self._tables.rows, self._tables.owners, self._tables.cursors
         was_owner = conn.execute(delete(owners).where(owners.c.key == key, owners.c.user_id == user_id)).rowcount
         if was_owner:
             counts["cursors"] += was_owner
             asked = select(rows.c.id, rows.c.user_id).where(rows.c.key == key, rows.c.role == MessageRole.USER.value)
             found = [(one.id, one.user_id or user_id) for one in conn.execute(asked.order_by(rows.c.id))]
-            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID]
+            # After a reset there is no question, and so no turn.
+            ends = [*(row_id for row_id, _ in found[1:]), LAST_ID][: len(found)]
             spans = zip(found, ends, strict=True)
             turns = [(rows.c.id >= first) & (rows.c.id < end) for (first, who), end in spans if who == user_id]
             # A statement may not be of any length.
@@ -375,3 +399,10 @@ class Users:
         for reader in self._readers_of(conn, key, user_id):
             here = (cursors.c.key == key, cursors.c.reader == reader)
             counts["cursors"] += conn.execute(delete(cursors).where(*here)).rowcount
+        return bool(was_owner)
+
+
+def _namespaces_in(reader: str) -> list[str]:
+    """Return the namespaces that a reader of facts may have: ids may hold what stands in front of them, too."""
+    parts = reader.split(" of ")
+    return [" of ".join(parts[i:]) for i in range(1, len(parts))]

@@ -29,11 +29,11 @@ Statement: TypeAlias = Any
 # A new row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
 
-# How a session is open: to one user alone, to users who share it, or to no user yet: it is its own user then.
+# How a session is open: to one user alone, to users who share it, or to no user yet.
 OWN, SHARED, OF_NOBODY = "own", "shared", "nobody"
 # Under this key the state of a cursor lists what it says of single rows.
 ROWS = "rows"
@@ -92,7 +92,11 @@ class Tables:
         # agent is that of the JSON, "" for a fact that all agents of the user share.
         agent, data = sa.Column("agent_id", sa.String, nullable=False), sa.Column("data", sa.JSON, nullable=False)
         by_change = sa.Index(f"ix_{name}_facts_change", "namespace", "change")
-        self.facts = table("_facts", _key("namespace"), _key("id"), _number("change"), agent, data, by_change)
+        # Where it was learned, and from whose words: so deletion finds it in any namespace, and when the rows are gone.
+        learned = (sa.Column("session_id", sa.String), sa.Column("said_by", sa.String))
+        by_words = [sa.Index(f"ix_{name}_facts_{column.name}", column.name) for column in learned]
+        key = _key("namespace"), _key("id")
+        self.facts = table("_facts", *key, _number("change"), agent, data, *learned, by_change, *by_words)
         # The vector that a model gave for the content of a fact, and a digest of that content; so for messages, by the
         # id of the first row of each, in a namespace of their session.
         digest = sa.Column("digest", sa.String, nullable=False)
@@ -107,6 +111,24 @@ def _key(name: str) -> sa.Column[str]:
 
 def _number(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False)
+
+
+# No user_id begins with a blank.
+_ANONYMOUS = " session "
+
+
+def anonymous(key: str) -> str:
+    """Return the namespace of a session without a user, which no ``user_id`` can have."""
+    return f"{_ANONYMOUS}{key}"
+
+
+def name_of(namespace: str) -> str:
+    """Return the user of a namespace as people are shown it: of a session without a user, the session's id.
+
+    >>> name_of(anonymous("chat-17")), name_of("ann")
+    ('chat-17', 'ann')
+    """
+    return namespace.removeprefix(_ANONYMOUS)
 
 
 def vectors_namespace(key: str) -> str:
@@ -179,8 +201,11 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
                 conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
         for index in table.indexes:
             conn.execute(CreateIndex(index, if_not_exists=True))
-    if version is not None:
+    if version == _OLDEST_VERSION:
         _tell_owners(conn, tables)
+    if version is not None:
+        _tell_speakers(conn, tables)
+        _name_anonymous(conn, tables)
     conn.execute(sa.delete(tables.schema))
     conn.execute(sa.insert(tables.schema).values(version=SCHEMA_VERSION))
 
@@ -203,6 +228,61 @@ def _tell_owners(conn: sa.Connection, tables: Tables) -> None:
     )
 
 
+def speaker_of(tables: Tables, session_id: Statement, row_id: Statement) -> Statement:
+    """A subquery for the user who has said a row of a session; in a session of one user, that user."""
+    rows, owners = tables.rows, tables.owners
+    owner = sa.select(sa.func.min(owners.c.user_id)).where(owners.c.key == rows.c.key).scalar_subquery()
+    speaker = sa.select(sa.func.coalesce(rows.c.user_id, owner))
+    return speaker.where(rows.c.key == session_id, rows.c.id == row_id).scalar_subquery()
+
+
+def _tell_speakers(conn: sa.Connection, tables: Tables) -> None:
+    """Write beside the facts of earlier versions where they were learned, and from whose words."""
+    facts = tables.facts
+    session_id = facts.c.data["session_id"].as_string()
+    row_id = sa.cast(facts.c.data[("message_ids", 0)].as_string(), sa.BigInteger)
+    learned = {"session_id": session_id, "said_by": speaker_of(tables, session_id, row_id)}
+    conn.execute(sa.update(facts).where(session_id.is_not(None)).values(learned))
+
+
+def _name_anonymous(conn: sa.Connection, tables: Tables) -> None:
+    """Give sessions without a user their own namespaces: until version 4 these had the sessions' ids.
+
+    Where a user has the same name, the facts that were learned in the session are the session's.
+    """
+    owners, facts, users = tables.owners, tables.facts, tables.users
+    cursors, vectors = tables.cursors, tables.embeddings
+    is_anonymous = sa.and_(owners.c.kind == OF_NOBODY, owners.c.user_id == owners.c.key)
+    sessions = sa.select(owners.c.key).where(is_anonymous)
+    named = sa.select(owners.c.user_id).where(owners.c.user_id != owners.c.key)
+
+    def renamed(column: sa.Column[str]) -> Statement:
+        return sa.literal(_ANONYMOUS) + column
+
+    inner = facts.alias()
+    for table in (vectors, facts):
+        of_session = (inner.c.namespace == table.c.namespace, inner.c.session_id == table.c.namespace)
+        learned = sa.select(inner.c.id).where(*of_session)
+        is_sessions = sa.or_(table.c.namespace.not_in(named), table.c.id.in_(learned))
+        moved = sa.update(table).where(table.c.namespace.in_(sessions), is_sessions)
+        conn.execute(moved.values(namespace=renamed(table.c.namespace)))
+    copied = sa.select(renamed(users.c.namespace), users.c.epoch, users.c.change)
+    copied = copied.where(users.c.namespace.in_(sessions))
+    conn.execute(sa.insert(users).from_select(["namespace", "epoch", "change"], copied))
+    # Who has read the facts of a user reads them anew.
+    conn.execute(sa.update(users).where(users.c.namespace.in_(sessions)).values(epoch=users.c.epoch + 1))
+    left = sa.select(facts.c.namespace)
+    conn.execute(sa.delete(users).where(users.c.namespace.in_(sessions), users.c.namespace.not_in(left)))
+    ending = sa.literal(" of ") + cursors.c.key
+    start = sa.func.length(cursors.c.reader) - sa.func.length(ending)
+    reader = sa.func.substr(cursors.c.reader, 1, start) + sa.literal(" of ") + renamed(cursors.c.key)
+    for_facts = (cursors.c.key.in_(sessions), sa.func.substr(cursors.c.reader, start + 1) == ending)
+    conn.execute(sa.update(cursors).where(*for_facts).values(reader=reader))
+    said_there = (facts.c.session_id.in_(sessions), facts.c.said_by == facts.c.session_id)
+    conn.execute(sa.update(facts).where(*said_there).values(said_by=renamed(facts.c.session_id)))
+    conn.execute(sa.update(owners).where(is_anonymous).values(user_id=renamed(owners.c.key)))
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -213,8 +293,8 @@ class Opening(NamedTuple):
     shared: bool = False
 
     def user_in(self, key: str) -> str:
-        """The user: a session that was begun without one is its own."""
-        return key if self.user_id is None else self.user_id
+        """The user, or the namespace of a session that was begun without one."""
+        return anonymous(key) if self.user_id is None else self.user_id
 
     @property
     def kind(self) -> str | None:

@@ -143,12 +143,13 @@ OTHER_ROLE = "other user"
 class Utterance(NamedTuple):
     """What ``spoken`` returns for a message, with the message's row in the log and its role (user or assistant).
 
-    The row is 0 for what stands in no log.
+    The row is 0 for what stands in no log. ``speaker`` is the user whose turn it is in, in a session of several.
     """
 
     row_id: int
     role: str
     text: str
+    speaker: str = ""
 
     @property
     def is_users(self) -> bool:

@@ -413,6 +413,21 @@ def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(cli: Here, dat
     assert b"Semiramis" not in database.read_bytes()
 
 
+def test_a_session_is_no_user_of_its_name(cli: Here, database: Path) -> None:
+    talk(database, "bobs", "bob", "My dog is called Nebukadnezar.")
+    talk(database, "bob", None, "My cat is called Semiramis.")
+    cli("facts", "add", "Has a cat called Semiramis", "--session", "bob")
+    assert cli("facts", "list", "--user", "bob").stdout == "No facts of bob.\n"
+    assert "Semiramis" in cli("facts", "list", "--session", "bob").stdout
+    assert "No facts of bob" in cli("facts", "explain", "cats", "--user", "bob").stdout
+    shown = cli("sessions", "list").stdout
+    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [["bob", "2", "bob"], ["bobs", "2", "bob"]]
+    assert cli("forget", "--user", "bob", "--yes").returncode == 0
+    assert "Semiramis" in cli("facts", "list", "--session", "bob").stdout
+    assert cli("forget", "--session", "bob", "--yes").returncode == 0
+    assert b"Semiramis" not in database.read_bytes()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> None:
     talk(database, "a", "ann", "Hello")

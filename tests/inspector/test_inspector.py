@@ -404,6 +404,35 @@ async def test_sessions_and_users_are_forgotten_with_their_words(filled: Path, i
     assert (await client.get("really", params={"deed": "forget-user", "user": "mia"})).status_code == 404
 
 
+async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_that_name(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled, writes=True)
+    store = client.inspector.writer
+    for session_id, user_id, fact in (("bob", None, "Likes tea"), ("bobs", "bob", "Likes milk")):
+        memory = CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, extract_facts=False)
+        await memory.aput_messages([user("Hello."), assistant("Hello.")])
+        await memory.facts.aadd(fact)
+    for name, params in (("sessions", {}), ("users", {}), ("session", {"id": "bob"})):
+        page = (await client.get(name, params=params)).text
+        assert ">bob</a>" in page
+        assert "> session bob<" not in page
+        address = unescape(re.findall(r'href="([^"]*/facts\?user=[^"]*session[^"]*)"', page)[0])
+        shown = (await client.get(address.rsplit("/", 1)[1])).text
+        assert "Likes tea" in shown
+        assert "Likes milk" not in shown
+    assert "Likes tea" in (await client.get("session", params={"id": "bob"})).text
+    await act(client, deed="forget-user", user="bob", thing="")
+    assert [info.session_id for info in await store.sessions()] == ["bob"]
+    assert (
+        "It belongs to no user"
+        in (await client.get("really", params={"deed": "forget-session", "user": "", "thing": "bob"})).text
+    )
+    await act(client, deed="forget-session", thing="bob")
+    assert "bob" not in {info.session_id for info in await store.sessions()}
+    assert not [name for name in await store.users.facts_of_each() if "bob" in name]
+
+
 async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(filled: Path, inspect: Inspect) -> None:
     client = await inspect(filled, writes=True)
     access, before = client.inspector.access, bytes_of(filled)

@@ -17,6 +17,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SessionOwnerError, StoreError
+from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
@@ -76,6 +77,84 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str) -> No
     assert indexes["ix_llama_index_memory_log"] == ["key", "status", "id"]
 
 
+WITHOUT_SPEAKERS = (
+    "DROP INDEX ix_llama_index_memory_facts_session_id",
+    "DROP INDEX ix_llama_index_memory_facts_said_by",
+    "ALTER TABLE llama_index_memory_facts DROP COLUMN session_id",
+    "ALTER TABLE llama_index_memory_facts DROP COLUMN said_by",
+)
+
+
+async def make_version_4(uri: str) -> None:
+    """Sessions without a user, one of which has a user's name, a user's, and one of two users with a team's fact."""
+    store = MemoryStore(uri)
+    owners = {"nobody": ["nobody"], "bob": ["bob"], "bobs": ["bob"], "ann": ["ann"], "two": ["ann", "bob"]}
+    for key in owners:
+        await store.add_messages(key, [user(f"I am in {key}."), assistant("Fine.")], MessageStatus.ARCHIVED)
+    vectors, said = [], {"nobody": ["nobody", ""], "bob": ["bob", "bobs", ""], "ann": ["ann"], "team": ["two"]}
+    for namespace, keys in said.items():
+        for key in keys:
+            rows = await store.readers.find(key, ["archived"])
+            ids = tuple(row.id for row in rows[:1])
+            content, fact_id = f"Is in {key or 'no session'}", f"{namespace}-{key}"
+            fact = Fact(id=fact_id, content=content, session_id=key or None, message_ids=ids, quote=f"I am in {key}")
+            await store.facts.write(namespace, [fact])
+            vectors.append(f"('{namespace}', '{fact_id}', 'm', 'd', '')")
+    await store.aclose()
+    kinds = {"nobody": "nobody", "bob": "nobody", "bobs": "own", "ann": "own", "two": "shared"}
+    rows = ", ".join(f"('{key}', '{one}', '{kinds[key]}')" for key, users in owners.items() for one in users)
+    cursors = ", ".join(f"('{key}', 'relevant_facts of {one}', 9)" for key, users in owners.items() for one in users)
+    statements = (
+        f"INSERT INTO llama_index_memory_owners (key, user_id, kind) VALUES {rows}",  # noqa: S608 - our own
+        f"INSERT INTO llama_index_memory_cursors (key, reader, position) VALUES {cursors}",  # noqa: S608 - our own
+        f"INSERT INTO llama_index_memory_embeddings VALUES {', '.join(vectors)}",  # noqa: S608 - our own
+        "UPDATE llama_index_memory SET user_id = 'ann' WHERE key = 'two' AND role = 'user'",
+        *WITHOUT_SPEAKERS,
+        "UPDATE llama_index_memory_schema SET version = 4",
+    )
+    await ask(uri, *statements)
+
+
+async def test_a_database_of_version_4_parts_sessions_without_a_user_from_users(uri: str) -> None:
+    """A session has what was learned in it, and a user of its name all else; nothing is read again."""
+    await open_and_close(uri)
+    as_new = await structure(uri)
+    await make_version_4(uri)
+    assert await asked(uri) == 4
+    store = MemoryStore(uri)
+
+    def on(key: str, user_id: str | None) -> CondensedMemory:
+        return CondensedMemory.from_defaults(key, user_id=user_id, chat_store=store, **LIMITS)
+
+    expected = {
+        ("nobody", None): ["Is in no session", "Is in nobody"],
+        ("bob", None): ["Is in bob"],
+        ("bobs", "bob"): ["Is in bobs", "Is in no session"],
+        ("ann", "ann"): ["Is in ann"],
+    }
+    for (key, user_id), facts in expected.items():
+        memory = on(key, user_id)
+        assert sorted(fact.content for fact in await memory.facts.alist()) == facts
+        assert "I am in" in sent_text(await memory.aget(input="And?"))
+        reader = memory.facts_block.reader_of(key)
+        assert (await store.readers.state(key, reader))[0] == 9
+        ids = [fact.id for fact in await memory.facts.alist()]
+        kept = KeptVectors(store.database, memory.facts.namespace, "m")
+        assert sorted(await kept.read(ids)) == sorted(ids)
+    assert {one.session_id: one.user_ids for one in await store.sessions("bob")} == {
+        "bobs": ("bob",),
+        "two": ("ann", "bob"),
+    }
+    await store.forget_user("bob", vacuum=False)
+    assert [fact.content for fact in await on("bob", None).facts.alist()] == ["Is in bob"]
+    assert [fact.content for fact in (await store.facts.read("team")).facts] == ["Is in two"]
+    await store.forget_user("ann", vacuum=False)
+    assert (await store.facts.read("team")).facts == []
+    await store.aclose()
+    assert await structure(uri) == as_new
+    assert await asked(uri) == SCHEMA_VERSION
+
+
 async def make_version_3(uri: str) -> None:
     """Turns of a session without a user, of one with one, of two that one has taken over, and of one of two users."""
     store = MemoryStore(uri)
@@ -90,6 +169,7 @@ async def make_version_3(uri: str) -> None:
         "ALTER TABLE llama_index_memory DROP COLUMN user_id",
         "ALTER TABLE llama_index_memory_owners DROP COLUMN kind",
         f"INSERT INTO llama_index_memory_owners (key, user_id) VALUES {rows}",  # noqa: S608 - our own
+        *WITHOUT_SPEAKERS,
         "UPDATE llama_index_memory_schema SET version = 3",
     )
 
@@ -205,16 +285,17 @@ assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8
 """
 
 
-@pytest.mark.parametrize("before", ["nothing", "version 3"])
+@pytest.mark.parametrize("before", ["nothing", "version 3", "version 4"])
 async def test_eight_processes_open_the_same_database_at_once(uri: str, before: str) -> None:
-    if before == "version 3":
+    if before != "nothing":
         await open_and_close(uri)
-        await make_version_3(uri)
+        await (make_version_3 if before == "version 3" else make_version_4)(uri)
     done = subprocess.run([sys.executable, "-c", CROWD, uri], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     store = MemoryStore(uri)
     assert await store.count_messages("crowd") == 8
-    assert [one.session_id for one in await store.sessions("bob")] == ["two"] * (before == "version 3")
+    sessions = {"nothing": [], "version 3": ["two"], "version 4": ["bobs", "two"]}
+    assert sorted(one.session_id for one in await store.sessions("bob")) == sessions[before]
     await store.aclose()
 
 
