@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.background.loop import other_loop, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
@@ -29,10 +32,14 @@ Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class JobKey(NamedTuple):
-    """What a job belongs to: a session, and the reader of its log that the job works for."""
+    """What a job belongs to: a session, the reader of its log that the job works for, and the owner of the result.
+
+    Questions of the ``owner`` can wait for the job (``wait_for_owner``). () is no owner.
+    """
 
     session_id: str
     reader: str = ""
+    owner: tuple[str, ...] = ()
 
 
 class Stoppable(Protocol):
@@ -86,12 +93,16 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits, so that it does not pause.
+    ``cause``: why it was started last. ``under_way`` ends with the job, or with its first failure; None: the job tries
+    again what has failed. ``again``: there was a start since the last attempt began. ``awaited``: a caller waits, so
+    that it does not pause.
     """
 
     work: Work
     pause_seconds: float
     task: asyncio.Task[None]
+    cause: Hashable
+    under_way: Future[None] | None
     again: bool = True
     pausing: bool = False
     awaited: bool = False
@@ -110,30 +121,52 @@ class Jobs:
         # No other event loop could wait for them.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
+        # The cause of the last start of each key, once its job has succeeded.
+        self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
 
-    def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
+    def start(self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None) -> None:
         """Run the work in the background, or once more after the job of this key that is under way.
 
-        ``pause_seconds`` is the pause after a first failure.
+        ``pause_seconds`` is the pause after a first failure. ``cause`` says why, for ``takes_care_of``.
         """
         here = asyncio.get_running_loop(), key
+        self._done.put(key, None)
         job = self._jobs.get(here)
         if job is not None and not job.task.done():
-            job.work, job.pause_seconds, job.again = work, pause_seconds, True
+            job.work, job.pause_seconds, job.cause, job.again = work, pause_seconds, cause, True
             return
         for place in list(self._jobs):
             if place[0].is_closed():
-                self._jobs.pop(place, None)
-        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
+                abandoned = self._jobs.pop(place, None)
+                _end(abandoned and abandoned.under_way)
+        under_way = None if key in self._failures else _begin(key)
+        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause, under_way)
 
         def remove(task: asyncio.Task[None]) -> None:
+            _end(under_way)
             # A task keeps its event loop alive. Another job of the key may have begun before this callback.
             if here in self._jobs and self._jobs[here].task is task:
                 del self._jobs[here]
 
         job.task.add_done_callback(remove)
+
+    def takes_care_of(self, key: JobKey, cause: Hashable) -> bool:
+        """Return whether the last start had this cause, and its job runs here or has succeeded; True once for each.
+
+        False for None.
+        """
+        if cause is None:
+            return False
+        job = self._jobs.get((asyncio.get_running_loop(), key))
+        if job is not None and not job.task.done():
+            is_same = job.cause == cause and not job.pausing
+            job.cause = None
+            return is_same
+        is_same = self._done.get(key) == cause
+        self._done.put(key, None)
+        return is_same
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
@@ -154,7 +187,12 @@ class Jobs:
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
         await self.wait(key)
-        await self._attempt(key, work, None)
+        under_way = _begin(key)
+        try:
+            succeeded = await self._attempt(key, work, None)
+            _end(under_way, succeeded=succeeded)
+        finally:
+            _end(under_way)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
@@ -180,8 +218,12 @@ class Jobs:
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
+            if not succeeded:
+                _end(job.under_way, succeeded=False)
             if job.awaited and not succeeded:
                 return
+        self._done.put(key, job.cause)
+        _end(job.under_way, succeeded=True)
 
     async def _attempt(self, key: JobKey, work: Work, first_pause: float | None) -> bool:
         """Run the work once, and remember a failure; without a pause nothing is about to try again."""
@@ -208,6 +250,54 @@ class Jobs:
             if self._event is not None:
                 send(self._event(session_id=key.session_id, error=name, failures=before + 1, retry_seconds=pause))
             return False
+
+
+# The jobs under way in this process that have an owner, in any event loop.
+_under_way: dict[Future[None], JobKey] = {}
+# The owners whose last job has failed, or took longer than a question could wait: none waits until one has succeeded.
+_waited_in_vain: Recent[tuple[str, ...], bool] = Recent(_MOST_FAILURES)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def _begin(key: JobKey) -> Future[None]:
+    """Let questions of the owner wait for a job, until ``_end``."""
+    under_way: Future[None] = Future()
+    # A future that runs is cancelled by nobody who waits for it.
+    under_way.set_running_or_notify_cancel()
+    if key.owner:
+        _under_way[under_way] = key
+    return under_way
+
+
+def _end(under_way: Future[None] | None, *, succeeded: bool | None = None) -> None:
+    """Let go the questions that wait for a job; a second call does nothing. ``succeeded`` is None if it was cancelled."""
+    key = _under_way.pop(under_way, None) if under_way else None
+    if key is None or under_way is None:
+        return
+    if succeeded is not None:
+        _waited_in_vain.put(key.owner, not succeeded)
+    under_way.set_result(None)
+
+
+async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
+    """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
+
+    After a job that has failed, or that took longer, no call waits until one has succeeded.
+    """
+    jobs = [job for job, key in list(_under_way.items()) if key.owner == owner and key.session_id != but]
+    if not jobs or _waited_in_vain.get(owner):
+        return
+    ends = [asyncio.wrap_future(job) for job in jobs]
+    try:
+        _, late = await asyncio.wait(ends, timeout=seconds)
+    finally:
+        # A job may end after this event loop.
+        for end in ends:
+            end.cancel()
+    if late:
+        _waited_in_vain.put(owner, True)  # noqa: FBT003 - the value of an entry
 
 
 class JobRegistry:

@@ -292,8 +292,9 @@ class CondensedMemory(Memory):
                 # The plan needs them in the middle of a write, and long texts are not counted twice.
                 await self._tokens_of(messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
-            if any(is_answer(message) for message in messages):
-                await self.facts_block.anotice(self.session_id, answered=True)
+            answers = [message for message in messages if is_answer(message)]
+            if answers:
+                await self.facts_block.anotice(self.session_id, answer=answers[-1])
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included.
@@ -328,6 +329,7 @@ class CondensedMemory(Memory):
         given = [ChatMessage(input) if isinstance(input, str) else input] if input is not None else []
         # As it is stored.
         question = next(iter(await self._checked(given)), None)
+        await self.facts_block.await_learned(self.session_id)
         async with self._calls():
             snapshot, is_to_come = await self._look(question)
             turn = [row.message for row in snapshot.active]
@@ -460,12 +462,13 @@ class CondensedMemory(Memory):
         try:
             if not self.sql_store.database.is_gone:
                 await self._flush(turns.leaving_at_end)
+                await self.facts_block.afinish_opening(self.session_id)
         except StoreError as error:
             # A memory that has only read may do so in a database that cannot be written to, or in another's session.
             if self._opened and not isinstance(error, SessionOwnerError):
                 raise
         finally:
-            await self.facts_block.aclose()
+            await self.facts_block.release()
             if self._owns_store:
                 await self.sql_store.aclose()
             if self.temporary and self.facts_block.store:
