@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
-from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.settings import checked
@@ -32,10 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_SESSION_ID = "default"
-# Most seconds that ``aclose`` waits for models, besides those that it waits for the memory's own session.
+# Most seconds that closing waits for work, besides that of the memory's own session.
 CLOSE_SECONDS = 30.0
 # A block that was given nothing after so many questions is in a Memory that keeps its turns to itself.
 _MOST_UNGIVEN_TURNS = 3
+_MOST_SEEN = 1_000
 
 # A field that also takes a plain function from a text to its tokens.
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
@@ -78,7 +78,7 @@ class LogBlock(BaseMemoryBlock[str]):
 
     _store: MemoryStore = PrivateAttr()
     # The last sessions that were not flushed since they were used.
-    _seen: Recent[str, bool] = PrivateAttr(default_factory=lambda: Recent(1_000))
+    _seen: dict[str, None] = PrivateAttr(default_factory=dict)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -141,10 +141,9 @@ class LogBlock(BaseMemoryBlock[str]):
 
         A failure is logged, and the next start tries again.
         """
-        sessions = self._seen.keys() if session_id is None else [session_id]
-        for session in sessions:
+        for session in list(self._seen) if session_id is None else [session_id]:
             await self._flush(session)
-            self._seen.discard(session)
+            self._seen.pop(session, None)
 
     @abstractmethod
     async def _flush(self, session_id: str) -> None:
@@ -153,7 +152,9 @@ class LogBlock(BaseMemoryBlock[str]):
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""
         session_id = session_id or DEFAULT_SESSION_ID
-        self._seen.put(session_id, True)  # noqa: FBT003 - the value of an entry
+        self._seen[session_id] = None
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
         return session_id
 
     def _advise(self, messages: Sequence[ChatMessage]) -> None:
@@ -196,12 +197,17 @@ class LogBlock(BaseMemoryBlock[str]):
         The messages of a private store are gone then, and later calls raise a StoreError. A given store stays open.
         """
         try:
+            await self.finish()
+        finally:
+            await self.release()
+
+    async def finish(self) -> None:
+        """Flush the sessions that this block has seen, for at most 30 seconds."""
+        try:
             await asyncio.wait_for(self.aflush(), CLOSE_SECONDS)
         except asyncio.TimeoutError:
             logger.warning("Block %r was closed before all of its work was done; the next start goes on.", self.name)
-        finally:
-            self._seen = Recent(self._seen.size)
-            await self.release()
+        self._seen.clear()
 
     async def release(self) -> None:
         """Close a private store without flushing."""

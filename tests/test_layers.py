@@ -44,8 +44,8 @@ models      ask > caching_openai local_embeddings offline responses > prompt_cac
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    loading > names > said_dates > numbers quotes secrets tokens >
-            dates detection related words > __init__                    # words
+language    loading names > said_dates > numbers quotes secrets tokens >
+            dates detection related words > __init__                                    # words
 background  jobs > locks loop                                             # work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses

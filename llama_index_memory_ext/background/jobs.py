@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -27,6 +25,8 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
+# How often a question that waits for a job looks whether it has ended.
+_LOOK_SECONDS = 0.01
 
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -93,16 +93,14 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``cause``: why it was started last. ``under_way`` ends with the job, or with its first failure; None: the job tries
-    again what has failed. ``again``: there was a start since the last attempt began. ``awaited``: a caller waits, so
-    that it does not pause.
+    ``cause``: why it was started last. ``again``: there was a start since the last attempt began. ``awaited``: a caller
+    waits, so that it does not pause.
     """
 
     work: Work
     pause_seconds: float
     task: asyncio.Task[None]
     cause: Hashable
-    under_way: Future[None] | None
     again: bool = True
     pausing: bool = False
     awaited: bool = False
@@ -123,6 +121,7 @@ class Jobs:
         self._failures: dict[JobKey, Failure] = {}
         # The cause of the last start of each key, once its job has succeeded.
         self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
+        _all_jobs.add(self)
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
 
@@ -139,13 +138,10 @@ class Jobs:
             return
         for place in list(self._jobs):
             if place[0].is_closed():
-                abandoned = self._jobs.pop(place, None)
-                _end(abandoned and abandoned.under_way)
-        under_way = None if key in self._failures else _begin(key)
-        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause, under_way)
+                self._jobs.pop(place, None)
+        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
 
         def remove(task: asyncio.Task[None]) -> None:
-            _end(under_way)
             # A task keeps its event loop alive. Another job of the key may have begun before this callback.
             if here in self._jobs and self._jobs[here].task is task:
                 del self._jobs[here]
@@ -187,12 +183,7 @@ class Jobs:
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
         await self.wait(key)
-        under_way = _begin(key)
-        try:
-            succeeded = await self._attempt(key, work, None)
-            _end(under_way, succeeded=succeeded)
-        finally:
-            _end(under_way)
+        await self._attempt(key, work, None)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop; None: all."""
@@ -200,6 +191,10 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def of_owner(self, owner: tuple[str, ...], but: str) -> list[_Job]:
+        """The jobs of an owner in any event loop, but for those of a session."""
+        return [job for (_, key), job in list(self._jobs.items()) if key.owner == owner and key.session_id != but]
 
     def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
         """The jobs of these sessions, or all, in this event loop."""
@@ -218,12 +213,9 @@ class Jobs:
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
-            if not succeeded:
-                _end(job.under_way, succeeded=False)
             if job.awaited and not succeeded:
                 return
         self._done.put(key, job.cause)
-        _end(job.under_way, succeeded=True)
 
     async def _attempt(self, key: JobKey, work: Work, first_pause: float | None) -> bool:
         """Run the work once, and remember a failure; without a pause nothing is about to try again."""
@@ -234,7 +226,9 @@ class Jobs:
                 error = raised
             else:
                 self._failures.pop(key, None)
+                _waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
                 return True
+            _waited_in_vain.put(key.owner, True)  # noqa: FBT003
             earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
             before, retry_at = (earlier.failures, earlier.retry_at) if earlier else (0, None)
             pause, outcome = None, "the next start of this session's memory tries again"
@@ -252,33 +246,10 @@ class Jobs:
             return False
 
 
-# The jobs under way in this process that have an owner, in any event loop.
-_under_way: dict[Future[None], JobKey] = {}
-# The owners whose last job has failed, or took longer than a question could wait: none waits until one has succeeded.
+# The jobs of all stores in this process.
+_all_jobs: WeakSet[Jobs] = WeakSet()
+# The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
 _waited_in_vain: Recent[tuple[str, ...], bool] = Recent(_MOST_FAILURES)
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_under_way.clear)
-
-
-def _begin(key: JobKey) -> Future[None]:
-    """Let questions of the owner wait for a job, until ``_end``."""
-    under_way: Future[None] = Future()
-    # A future that runs is cancelled by nobody who waits for it.
-    under_way.set_running_or_notify_cancel()
-    if key.owner:
-        _under_way[under_way] = key
-    return under_way
-
-
-def _end(under_way: Future[None] | None, *, succeeded: bool | None = None) -> None:
-    """Let go the questions that wait for a job; a second call does nothing. ``succeeded`` is None if it was cancelled."""
-    key = _under_way.pop(under_way, None) if under_way else None
-    if key is None or under_way is None:
-        return
-    if succeeded is not None:
-        _waited_in_vain.put(key.owner, not succeeded)
-    under_way.set_result(None)
 
 
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
@@ -286,18 +257,12 @@ async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) ->
 
     After a job that has failed, or that took longer, no call waits until one has succeeded.
     """
-    jobs = [job for job, key in list(_under_way.items()) if key.owner == owner and key.session_id != but]
-    if not jobs or _waited_in_vain.get(owner):
-        return
-    ends = [asyncio.wrap_future(job) for job in jobs]
-    try:
-        _, late = await asyncio.wait(ends, timeout=seconds)
-    finally:
-        # A job may end after this event loop.
-        for end in ends:
-            end.cancel()
-    if late:
-        _waited_in_vain.put(owner, True)  # noqa: FBT003 - the value of an entry
+    jobs = [job for kind in list(_all_jobs) for job in kind.of_owner(owner, but)]
+    end = time.monotonic() + seconds
+    while not _waited_in_vain.get(owner) and not all(job.task.done() or job.pausing for job in jobs):
+        if time.monotonic() >= end:
+            _waited_in_vain.put(owner, True)  # noqa: FBT003
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class JobRegistry:

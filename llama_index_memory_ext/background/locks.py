@@ -46,16 +46,6 @@ class Recent(Generic[K, V]):
             if len(self._entries) > self.size:
                 self._entries.popitem(last=False)
 
-    def discard(self, key: K) -> None:
-        """Removes a key, if it is there."""
-        with self._lock:
-            self._entries.pop(key, None)
-
-    def keys(self) -> list[K]:
-        """Returns all keys, the least recently used first."""
-        with self._lock:
-            return list(self._entries)
-
     def values(self) -> list[V]:
         """Returns all values, the least recently used first."""
         with self._lock:

@@ -38,7 +38,7 @@ from llama_index_memory_ext.language.loading import start_loading
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.reader_block import CLOSE_SECONDS, DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.reader_block import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
@@ -161,8 +161,6 @@ class RelevantFactsBlock(LogBlock):
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _shown: Recent[tuple[object, ...], CountedText] = PrivateAttr(default_factory=Recent)
-    # For each session, those of the same user that ``aopen`` has found unread.
-    _left_unread: dict[str, list[str]] = PrivateAttr(default_factory=dict)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
@@ -362,33 +360,11 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
         if self._extracts():
-            pending = await self._store.users.read_by(self.reader_of(session_id), pending=True)
-            self._left_unread[session_id] = [other for other in pending if other != session_id]
-            for other in self._left_unread[session_id]:
-                self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
-
-    async def afinish_opening(self, session_id: str) -> None:
-        """Wait for the extractions that ``aopen`` has started, at most 30 seconds; each is tried once.
-
-        What is left then stays unread, and the next ``aopen`` of this user starts it again.
-        """
-        others = self._left_unread.pop(session_id, [])
-        try:
-            await asyncio.wait_for(asyncio.gather(*map(self._finish_other, others)), CLOSE_SECONDS)
-        except asyncio.TimeoutError:
-            logger.warning(
-                "Facts of %d earlier sessions were not all extracted within %g s; nothing is lost, the next start of a "
-                "memory of this user goes on.",
-                len(others),
-                CLOSE_SECONDS,
-            )
-
-    async def _finish_other(self, session_id: str) -> None:
-        """Wait for the extraction of a session; start it if it was cancelled with the event loop in which it began."""
-        key = self.job_key(session_id)
-        await self.jobs.wait(key)
-        if not self.jobs.failure_of(key):
-            await self.jobs.finish(key, self.extractor(session_id).extract)
+            for other in await self._store.users.read_by(self.reader_of(session_id), pending=True):
+                if other != session_id:
+                    # For ``aclose``, which waits for it.
+                    self._see(other)
+                    self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
 
     async def await_learned(self, session_id: str) -> None:
         """Wait for facts that are being extracted from other sessions of the user, as ``wait_for_facts`` says.

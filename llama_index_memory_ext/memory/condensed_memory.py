@@ -470,7 +470,8 @@ class CondensedMemory(Memory):
         try:
             if not self.sql_store.database.is_gone:
                 await self._flush(turns.leaving_at_end)
-                await self.facts_block.afinish_opening(self.session_id)
+                for block in self._log_blocks:
+                    await block.finish()
         except StoreError as error:
             # A memory that has only read may do so in a database that cannot be written to, or in another's session.
             if self._opened and not isinstance(error, SessionOwnerError):
