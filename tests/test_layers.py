@@ -176,7 +176,7 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop",
     "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
-    "language": "dates detection related tokens words",
+    "language": "dates detection loading related tokens words",
     "memory": "condensed_memory search settings stats template turns",
     "models": "ask local_embeddings prompt_caches responses",
     "record": "block recall text window",

@@ -9,8 +9,6 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import import_module
 
-from llama_index_memory_ext.language.numbers import missing_numbers
-from llama_index_memory_ext.language.said_dates import missing_dates
 from llama_index_memory_ext.language.tokens import keywords
 
 # Each is imported by itself, so that a fork waits for one of them at most. The encodings are those of the model that
@@ -65,6 +63,10 @@ def _load(modules: tuple[str, ...]) -> None:
         for name in (*modules, *_MODULES):
             with _importing:
                 import_module(name)
+        with _importing:
+            # Here, because importing the package must not wait for them.
+            from llama_index_memory_ext.language.numbers import missing_numbers
+            from llama_index_memory_ext.language.said_dates import missing_dates
         said = "I moved to Oslo three weeks ago, with my two cats."
         statement = "Moved to Oslo on 3 May 2023 with 2 cats"
         keywords(said)
