@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
@@ -24,7 +28,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_SESSION_ID = "default"
+# Most seconds that closing waits for work, besides that of the memory's own session.
+CLOSE_SECONDS = 30.0
+# A block that was given nothing after so many questions is in a Memory that keeps its turns to itself.
+_MOST_UNGIVEN_TURNS = 3
+_MOST_SEEN = 1_000
 
 # A field that also takes a plain function from a text to its tokens.
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
@@ -66,6 +77,8 @@ class LogBlock(BaseMemoryBlock[str]):
     )
 
     _store: MemoryStore = PrivateAttr()
+    # The last sessions that were not flushed since they were used.
+    _seen: dict[str, None] = PrivateAttr(default_factory=dict)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -104,13 +117,17 @@ class LogBlock(BaseMemoryBlock[str]):
         They are in the log of a given store already; a private store gets them here.
         """
         if messages and (self.accept_short_term_memory or not from_short_term_memory):
-            session_id = session_id or DEFAULT_SESSION_ID
+            session_id = self._see(session_id)
             if self.store is None:
                 await self._store.log.append(session_id, messages, len)
-            await self.anotice(session_id)
+            await self.anotice_flush(session_id, messages)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
+
+    async def anotice_flush(self, session_id: str, messages: Sequence[ChatMessage]) -> None:
+        """Start the background work that follows from these messages, which have just left short-term memory."""
+        await self.anotice(session_id)
 
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
@@ -119,8 +136,32 @@ class LogBlock(BaseMemoryBlock[str]):
     async def aopen(self, session_id: str) -> None:
         """Do what is needed when a memory begins to use a session."""
 
-    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
-        """Do the background work now; a failure is logged, and the next start tries again."""
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Do the background work of a session now, or without an id that of each session that this block has seen.
+
+        A failure is logged, and the next start tries again.
+        """
+        for session in list(self._seen) if session_id is None else [session_id]:
+            await self._flush(session)
+            self._seen.pop(session, None)
+
+    @abstractmethod
+    async def _flush(self, session_id: str) -> None:
+        """Do the background work of a session now."""
+
+    def _see(self, session_id: str | None) -> str:
+        """Remember a session for ``aflush``, and return its id."""
+        session_id = session_id or DEFAULT_SESSION_ID
+        self._seen[session_id] = None
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return session_id
+
+    def _advise(self, messages: Sequence[ChatMessage]) -> None:
+        """Log once in a process what to set, if a Memory keeps these turns and has given this block none."""
+        questions = [message for message in messages if message.role == MessageRole.USER]
+        if len(questions) >= _MOST_UNGIVEN_TURNS:
+            _advise_on_settings(self.name)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """The readers that the store registers when a session is written to."""
@@ -151,6 +192,35 @@ class LogBlock(BaseMemoryBlock[str]):
         return {kind: failure for kind, failure in found.items() if failure}
 
     async def aclose(self) -> None:
-        """Close a private store: its messages are gone, and later calls raise a StoreError. A given one stays open."""
+        """Flush the sessions that this block has seen, for at most 30 seconds, and close a private store.
+
+        The messages of a private store are gone then, and later calls raise a StoreError. A given store stays open.
+        """
+        try:
+            await self.finish()
+        finally:
+            await self.release()
+
+    async def finish(self) -> None:
+        """Flush the sessions that this block has seen, for at most 30 seconds."""
+        try:
+            await asyncio.wait_for(self.aflush(), CLOSE_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning("Block %r was closed before all of its work was done; the next start goes on.", self.name)
+        self._seen.clear()
+
+    async def release(self) -> None:
+        """Close a private store without flushing."""
         if self.store is None:
             await self._store.aclose()
+
+
+@cache
+def _advise_on_settings(name: str) -> None:
+    logger.warning(
+        "Block %r was given no turn yet: this Memory keeps %d questions in short-term memory. By default LlamaIndex "
+        "passes turns on after 28,000 of 40,000 tokens. Make it by Memory.from_defaults(..., "
+        'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
+        name,
+        _MOST_UNGIVEN_TURNS,
+    )

@@ -44,7 +44,8 @@ models      ask > caching_openai local_embeddings offline responses > prompt_cac
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-language    names > said_dates > numbers quotes secrets tokens > dates detection related words > __init__ # words
+language    loading names > said_dates > numbers quotes secrets tokens >
+            dates detection related words > __init__                                    # words
 ---
 background  jobs > locks loop                                             # work that no answer waits for
 ---
@@ -176,7 +177,7 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop",
     "facts": "block book foreign history known prompt ranking reply",
     "formats": "layouts",
-    "language": "dates detection related tokens words",
+    "language": "dates detection loading related tokens words",
     "memory": "condensed_memory search settings stats template turns",
     "models": "ask local_embeddings prompt_caches responses",
     "record": "block recall text window",

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
+from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.background.loop import other_loop, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
@@ -24,15 +25,21 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
+# How often a question that waits for a job looks whether it has ended.
+_LOOK_SECONDS = 0.01
 
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class JobKey(NamedTuple):
-    """What a job belongs to: a session, and the reader of its log that the job works for."""
+    """What a job belongs to: a session, the reader of its log that the job works for, and the owner of the result.
+
+    Questions of the ``owner`` can wait for the job (``wait_for_owner``). () is no owner.
+    """
 
     session_id: str
     reader: str = ""
+    owner: tuple[str, ...] = ()
 
 
 class Stoppable(Protocol):
@@ -86,12 +93,14 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``again``: there was a start since the last attempt began. ``awaited``: a caller waits, so that it does not pause.
+    ``cause``: why it was started last. ``again``: there was a start since the last attempt began. ``awaited``: a caller
+    waits, so that it does not pause.
     """
 
     work: Work
     pause_seconds: float
     task: asyncio.Task[None]
+    cause: Hashable
     again: bool = True
     pausing: bool = False
     awaited: bool = False
@@ -110,23 +119,27 @@ class Jobs:
         # No other event loop could wait for them.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
+        # The cause of the last start of each key, once its job has succeeded.
+        self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
+        _all_jobs.add(self)
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
 
-    def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
+    def start(self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None) -> None:
         """Run the work in the background, or once more after the job of this key that is under way.
 
-        ``pause_seconds`` is the pause after a first failure.
+        ``pause_seconds`` is the pause after a first failure. ``cause`` says why, for ``takes_care_of``.
         """
         here = asyncio.get_running_loop(), key
+        self._done.put(key, None)
         job = self._jobs.get(here)
         if job is not None and not job.task.done():
-            job.work, job.pause_seconds, job.again = work, pause_seconds, True
+            job.work, job.pause_seconds, job.cause, job.again = work, pause_seconds, cause, True
             return
         for place in list(self._jobs):
             if place[0].is_closed():
                 self._jobs.pop(place, None)
-        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
+        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
 
         def remove(task: asyncio.Task[None]) -> None:
             # A task keeps its event loop alive. Another job of the key may have begun before this callback.
@@ -134,6 +147,22 @@ class Jobs:
                 del self._jobs[here]
 
         job.task.add_done_callback(remove)
+
+    def takes_care_of(self, key: JobKey, cause: Hashable) -> bool:
+        """Return whether the last start had this cause, and its job runs here or has succeeded; True once for each.
+
+        False for None.
+        """
+        if cause is None:
+            return False
+        job = self._jobs.get((asyncio.get_running_loop(), key))
+        if job is not None and not job.task.done():
+            is_same = job.cause == cause and not job.pausing
+            job.cause = None
+            return is_same
+        is_same = self._done.get(key) == cause
+        self._done.put(key, None)
+        return is_same
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """The last failure since the last success; None if there is none."""
@@ -163,6 +192,10 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def of_owner(self, owner: tuple[str, ...], but: str) -> list[_Job]:
+        """The jobs of an owner in any event loop, but for those of a session."""
+        return [job for (_, key), job in list(self._jobs.items()) if key.owner == owner and key.session_id != but]
+
     def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
         """The jobs of these sessions, or all, in this event loop."""
         here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
@@ -182,6 +215,7 @@ class Jobs:
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if job.awaited and not succeeded:
                 return
+        self._done.put(key, job.cause)
 
     async def _attempt(self, key: JobKey, work: Work, first_pause: float | None) -> bool:
         """Run the work once, and remember a failure; without a pause nothing is about to try again."""
@@ -192,7 +226,9 @@ class Jobs:
                 error = raised
             else:
                 self._failures.pop(key, None)
+                _waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
                 return True
+            _waited_in_vain.put(key.owner, True)  # noqa: FBT003
             earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
             before, retry_at = (earlier.failures, earlier.retry_at) if earlier else (0, None)
             pause, outcome = None, "the next start of this session's memory tries again"
@@ -208,6 +244,25 @@ class Jobs:
             if self._event is not None:
                 send(self._event(session_id=key.session_id, error=name, failures=before + 1, retry_seconds=pause))
             return False
+
+
+# The jobs of all stores in this process.
+_all_jobs: WeakSet[Jobs] = WeakSet()
+# The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
+_waited_in_vain: Recent[tuple[str, ...], bool] = Recent(_MOST_FAILURES)
+
+
+async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
+    """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
+
+    After a job that has failed, or that took longer, no call waits until one has succeeded.
+    """
+    jobs = [job for kind in list(_all_jobs) for job in kind.of_owner(owner, but)]
+    end = time.monotonic() + seconds
+    while not _waited_in_vain.get(owner) and not all(job.task.done() or job.pausing for job in jobs):
+        if time.monotonic() >= end:
+            _waited_in_vain.put(owner, True)  # noqa: FBT003
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class JobRegistry:

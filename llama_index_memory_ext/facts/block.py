@@ -14,7 +14,7 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs
+from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
 from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import (
@@ -34,6 +34,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.prompt import check_categories
 from llama_index_memory_ext.facts.ranking import Weights, counted_line, explain
+from llama_index_memory_ext.language.loading import start_loading
 from llama_index_memory_ext.language.tokens import checked_languages
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
@@ -64,6 +65,7 @@ class FactsOptions(TypedDict, total=False):
     scope: Scope | None
     extract_facts: bool
     extract_every_turns: int
+    wait_for_facts: float
     retire_with_messages: bool
     verify: bool
     categories: Sequence[str] | Mapping[str, str]
@@ -134,6 +136,12 @@ class RelevantFactsBlock(LogBlock):
     min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts need as much.")
     extract_facts: Switch = Field(default=True, description="Whether new facts are extracted.")
     extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
+    wait_for_facts: float = Field(
+        default=0.5,
+        ge=0,
+        description="Most seconds that a question waits for facts that are being extracted from another session of the "
+        "user; 0: it never waits.",
+    )
     retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
@@ -194,12 +202,23 @@ class RelevantFactsBlock(LogBlock):
 
         A memory on the same store gives its ``snapshot`` of the session.
         """
+        text = await self._text_for(messages or [], self._see(session_id), snapshot)
+        if self.extract_facts and self.known_llm() is not None:
+            # Behind the prompt, while the model answers.
+            start_loading("llama_index_memory_ext.facts.extraction")
+        return text
+
+    async def _text_for(self, messages: Sequence[ChatMessage], session_id: str, snapshot: Snapshot | None) -> str:
         await self.tokenizer_fn.load()
-        session_id, started = session_id or DEFAULT_SESSION_ID, perf_counter()
+        started = perf_counter()
+        if snapshot is None:
+            await self.await_learned(session_id)
         said, now = await self._said_before(session_id, snapshot)
+        if snapshot is None and not said:
+            self._advise(messages)
         known = await self._known(session_id).read(now)
         turns = turns_of(said)[-self.context_turns :]
-        question, context = question_in(messages or [], turns, self.context_turns)
+        question, context = question_in(messages, turns, self.context_turns)
         showable = await known.asked(question)
         if not showable.facts:
             return ""
@@ -318,7 +337,8 @@ class RelevantFactsBlock(LogBlock):
 
     def job_key(self, session_id: str) -> JobKey:
         """The key of this block's job of a session."""
-        return JobKey(session_id, self.reader_of(session_id))
+        owner = (*self._store.database.identity, self.namespace_of(session_id))
+        return JobKey(session_id, self.reader_of(session_id), owner)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
@@ -351,17 +371,32 @@ class RelevantFactsBlock(LogBlock):
         if self._extracts():
             for other in await self._store.users.read_by(self.reader_of(session_id), pending=True):
                 if other != session_id:
+                    # For ``aclose``, which waits for it.
+                    self._see(other)
                     self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
 
-    async def anotice(self, session_id: str, *, answered: bool = False) -> None:
-        """A turn of the session has ended, ``answered`` just now: extract facts from it in the background."""
+    async def await_learned(self, session_id: str) -> None:
+        """Wait for facts that are being extracted from other sessions of the user, as ``wait_for_facts`` says.
+
+        What was said in the session itself is in its record, or still in short-term memory.
+        """
+        await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts, but=session_id)
+
+    async def anotice(self, session_id: str, *, answer: ChatMessage | None = None) -> None:
+        """A turn of the session has ended, with the ``answer`` just now: extract facts from it in the background."""
         if self._extracts():
-            if answered and not self._store.database.in_memory:
+            if answer is not None and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
             work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
-            self.jobs.start(self.job_key(session_id), work, self.retry_seconds)
+            cause = None if answer is None else answer.content
+            self.jobs.start(self.job_key(session_id), work, self.retry_seconds, cause=cause)
 
-    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+    async def anotice_flush(self, session_id: str, messages: Sequence[ChatMessage]) -> None:
+        """As ``anotice``, unless the answer with which these messages end has started the extraction."""
+        if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
+            await self.anotice(session_id)
+
+    async def _flush(self, session_id: str) -> None:
         """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
         if self._extracts():
             await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
@@ -381,11 +416,11 @@ class RelevantFactsBlock(LogBlock):
 
         return await retire_deleted(self._known(session_id), session_id)
 
-    async def aclose(self) -> None:
-        """Close a private store, and cancel what is being embedded; what was not extracted stays unread."""
+    async def release(self) -> None:
+        """Close a private store without flushing, and cancel what is being embedded."""
         for known in self._users.values():
             await known.stop()
-        await super().aclose()
+        await super().release()
 
     def _extracts(self) -> bool:
         """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""

@@ -21,6 +21,7 @@ from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
 from llama_index_memory_ext.facts.prompt import ANSWER, Categories, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.language.loading import wait_until_loaded
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
 from llama_index_memory_ext.store.tables import ROWS, LogPage, LogRow, Opening, Seen, anonymous, name_of
@@ -271,7 +272,7 @@ class Extractor:
                 return valid, ()
             if await self.known.store.facts.write(known.namespace, changed, seen, view=known.view):
                 await self._tell(Extracted(changed, valid), before)
-                await self.known.refresh()
+                await self.known.refresh(is_read=is_heard())
                 return valid, changed
         raise StoreError("Facts of this user are being deleted at the same time. Try it again.")
 
@@ -393,7 +394,7 @@ class Extractor:
             learned = learned._replace(messages=len(batch.unread.rows))
             await self._tell(learned, before, batch.spent)
         if learned.changed:
-            await self.known.refresh()
+            await self.known.refresh(is_read=stored and is_heard())
         return learned if stored else Extracted(seconds=learned.seconds)
 
     async def _reported(self, batch: Batch) -> tuple[ExtractionReply, Sequence[Fact]]:
@@ -459,6 +460,7 @@ class Extractor:
         about = [known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at) for fact in related]
         rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
         rules |= {"active": (*known.active, *known.pending), "past": known.past}
+        await wait_until_loaded()
         # Dates and languages of a long text take a while, for which the event loop must not be blocked.
         return await asyncio.to_thread(validate_reply, reply, lines, about, now=then, **rules)
 

@@ -86,10 +86,12 @@ class UserFacts:
         period = period_asked(question, utc_now().date()) if self.past or self.present.has_times else None
         return self.present if period is None else await asyncio.to_thread(self._in_period, period)
 
-    async def refresh(self) -> None:
-        """Embed the facts that were just stored, before the next question has to wait for it."""
+    async def refresh(self, *, is_read: bool = False) -> None:
+        """Embed the facts that were just stored, and read already or not, before the next question has to wait."""
         if isinstance(self._ranker, EmbeddingRanker):
-            await (await self.read()).present.prepare()
+            if not is_read:
+                await self.read()
+            await self.present.prepare()
 
     async def stop(self) -> None:
         """Cancel what is being embedded in this event loop; the next question goes on with it."""

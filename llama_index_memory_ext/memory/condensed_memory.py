@@ -7,7 +7,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
@@ -113,6 +113,8 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
+    # Whether a program has read, written or looked at anything by this memory.
+    _is_used: bool = PrivateAttr(default=False)
     # Of the question that was shown last. Its words must not travel with a pickle, nor those of what was found for it.
     _question_hash: int = PrivateAttr(default=0)
     _used: MemorySearchResult | None = PrivateAttr(default=None)
@@ -273,6 +275,7 @@ class CondensedMemory(Memory):
         memory._owns_store = chat_store is None or temporary
         is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
         keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
+        memory._is_used = False
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -294,8 +297,9 @@ class CondensedMemory(Memory):
                 # The plan needs them in the middle of a write, and long texts are not counted twice.
                 await self._tokens_of(messages)
             await self._append(messages, self._plan_flush if ends_turn else None)
-            if any(is_answer(message) for message in messages):
-                await self.facts_block.anotice(self.session_id, answered=True)
+            answers = [message for message in messages if is_answer(message)]
+            if answers:
+                await self.facts_block.anotice(self.session_id, answer=answers[-1])
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included.
@@ -330,6 +334,7 @@ class CondensedMemory(Memory):
         given = [ChatMessage(input) if isinstance(input, str) else input] if input is not None else []
         # As it is stored.
         question = next(iter(await self._checked(given)), None)
+        await self.facts_block.await_learned(self.session_id)
         async with self._calls():
             snapshot, is_to_come = await self._look(question)
             turn = [row.message for row in snapshot.active]
@@ -386,6 +391,7 @@ class CondensedMemory(Memory):
 
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
+        self._is_used = True
         await self.sql_store.users.check(self.session_id, Opening(self.user_id, self.shared))
 
     async def astats(self) -> MemoryStats:
@@ -399,11 +405,13 @@ class CondensedMemory(Memory):
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
         """The block that shows the record."""
+        self._is_used = True
         return next(block for block in self.memory_blocks if isinstance(block, CondensedMemoryBlock))
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
         """The block that keeps and shows facts about the user."""
+        self._is_used = True
         return next(block for block in self.memory_blocks if isinstance(block, RelevantFactsBlock))
 
     @property
@@ -457,17 +465,21 @@ class CondensedMemory(Memory):
 
         A turn without an answer goes on: its question stays in short-term memory, for whoever opens the session next.
         A later call opens a file or a server again. What was in memory is gone, and a later call raises a StoreError;
-        closing twice does no harm.
+        closing twice does no harm. A memory that no run was given is warned of, once in a process.
         """
+        if not self._is_used and not (self._owns_store and self.sql_store.database.engine):
+            _warn_of_unused()
         try:
             if not self.sql_store.database.is_gone:
                 await self._flush(turns.leaving_at_end)
+                for block in self._log_blocks:
+                    await block.finish()
         except StoreError as error:
             # A memory that has only read may do so in a database that cannot be written to, or in another's session.
             if self._opened and not isinstance(error, SessionOwnerError):
                 raise
         finally:
-            await self.facts_block.aclose()
+            await self.facts_block.release()
             if self._owns_store:
                 await self.sql_store.aclose()
             if self.temporary and self.facts_block.store:
@@ -617,7 +629,9 @@ class CondensedMemory(Memory):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, error: object, *_: object) -> None:
+        # A program that has failed may not have come to its first run.
+        self._is_used = self._is_used or error is not None
         await self.aclose()
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
@@ -784,7 +798,16 @@ class CondensedMemory(Memory):
 
         It is not shared across loops: a synchronous call inside a running loop would wait for the loop that it blocks.
         """
+        self._is_used = True
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
+
+
+@cache
+def _warn_of_unused() -> None:
+    logger.warning(
+        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
+        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
+    )
 
 
 def blocks_for(

@@ -166,9 +166,11 @@ class CondensedMemoryBlock(LogBlock):
         It is empty if nothing was said yet. A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
-        session_id, search, started = session_id or DEFAULT_SESSION_ID, self._search, perf_counter()
+        session_id, search, started = self._see(session_id), self._search, perf_counter()
         window, before = await search.reader.shown(session_id, snapshot), search.recalled.get(session_id)
         earlier = await search.recall(session_id, messages or [], window) if window.has_left else NO_TEXT
+        if snapshot is None and not self.last_seen(session_id):
+            self._advise(messages or [])
         if not search.reader.has_room(window):
             return ""
         cached = before is not None and before[1] is earlier
@@ -200,7 +202,7 @@ class CondensedMemoryBlock(LogBlock):
         if self.recall_limit:
             self._search.embed(session_id)
 
-    async def aflush(self, session_id: str = DEFAULT_SESSION_ID) -> None:
+    async def _flush(self, session_id: str) -> None:
         """Wait until what has left the record is summarised; after a failure the next start tries again."""
         if self.summarize:
             await self.jobs.finish(self.job_key(session_id), self._summarising(session_id))

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, or_, select, text
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
+from llama_index_memory_ext.language.loading import start_loading, wait_until_loaded
 from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.store.address import DEFAULT_POOL_SIZE, DEFAULT_TIMEOUT_SECONDS, is_missing
 from llama_index_memory_ext.store.cursors import Readers
@@ -26,6 +27,7 @@ from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.sessions import Users
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, Row, Tables, name_of, written_at
+from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -165,6 +167,17 @@ class MemoryStore(SQLAlchemyChatStore):
         of this package, as in a database of the plain host.
         """
         return await self.database.read_version()
+
+    async def awarm_up(self) -> None:
+        """Open the database, and load what counting tokens and extracting facts need, which takes a second.
+
+        A server calls it when it starts. Without it, the vocabulary is loaded when a memory is made, and the rest in a
+        thread behind the first prompt of a memory that extracts facts.
+        """
+        start_loading()
+        await TokenCounter().load()
+        await self.users.knows("")
+        await wait_until_loaded()
 
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again. Closing twice does no harm.

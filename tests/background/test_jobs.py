@@ -16,6 +16,7 @@ from llama_index_memory_ext.background.jobs import (
     JobKey,
     JobRegistry,
     Jobs,
+    wait_for_owner,
 )
 from tests.conversation import assistant, user
 from tests.openai_server import Message
@@ -158,3 +159,92 @@ async def test_failures_of_many_sessions_take_no_more_room_than_those_of_a_thous
         await jobs.finish(JobKey(f"chat {i}"), fail)
     known = [number_of_failures(jobs, JobKey(f"chat {i}")) for i in range(1_100)]
     assert known == [0] * 100 + [1] * 1_000
+
+
+# ---- questions that wait for the jobs of their owner --------------------------------------------------
+
+
+def of(owner: str, session_id: str = "chat") -> JobKey:
+    return JobKey(session_id, "reader", (owner,))
+
+
+async def test_a_question_waits_until_a_job_of_its_owner_has_ended() -> None:
+    """Also in another event loop; not for the owner's job in the same session, nor for that of another owner."""
+    jobs, go_on = new_jobs(), asyncio.Event()
+
+    async def work() -> None:
+        await go_on.wait()
+
+    jobs.start(of("ann", "monday"), work, 3600.0)
+    for owner, session_id in (("ann", "monday"), ("bob", "friday")):
+        await asyncio.wait_for(wait_for_owner((owner,), 3600, but=session_id), 5)
+    here = asyncio.create_task(wait_for_owner(("ann",), 3600, but="friday"))
+    elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, wait_for_owner(("ann",), 3600, but="friday")))
+    assert (await asyncio.wait([here, elsewhere], timeout=0.05))[0] == set()
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(here, elsewhere), 20)
+    await asyncio.wait_for(wait_for_owner(("ann",), 3600, but="friday"), 5)
+
+
+async def test_a_job_that_takes_long_is_waited_for_once() -> None:
+    """The next one is, when it has succeeded."""
+    jobs, go_on = new_jobs(), asyncio.Event()
+
+    async def work() -> None:
+        await go_on.wait()
+
+    key = of("long")
+    jobs.start(key, work, 3600.0)
+    await asyncio.wait_for(wait_for_owner(key.owner, 0.01, but=""), 5)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    go_on.set()
+    await jobs.wait(key)
+    go_on.clear()
+    jobs.start(key, work, 3600.0)
+    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, but=""))
+    assert (await asyncio.wait([waiting], timeout=0.05))[0] == set()
+    await jobs.stop()
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_no_question_waits_for_a_job_that_tries_again() -> None:
+    """Nor for another job of this owner, as of the next session, until one has succeeded."""
+    jobs, failed = new_jobs(), asyncio.Event()
+
+    async def hang_after_failing() -> None:
+        if failed.is_set():
+            await asyncio.Event().wait()
+        failed.set()
+        raise ConnectionError
+
+    key = of("failing", "monday")
+    jobs.start(key, hang_after_failing, 0.01)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    new_jobs().start(of("failing", "tuesday"), asyncio.Event().wait, 3600.0)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    await jobs.finish(of("failing", "wednesday"), succeed)
+    jobs.start(of("failing", "thursday"), asyncio.Event().wait, 3600.0)
+    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, but=""))
+    assert (await asyncio.wait([waiting], timeout=0.05))[0] == set()
+    waiting.cancel()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded() -> None:
+    """Not by one that has failed or was cancelled, nor by one that was started for another cause."""
+    jobs = new_jobs()
+    for work, is_done in ((succeed, True), (fail, False)):
+        jobs.start(CHAT, work, 3600.0, cause="answer")
+        await jobs.wait(CHAT)
+        assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [is_done, False]
+    await jobs.finish(CHAT, succeed)
+    jobs.start(CHAT, asyncio.Event().wait, 3600.0, cause="answer")
+    await asyncio.sleep(0)
+    assert not jobs.takes_care_of(CHAT, None)
+    assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [True, False]
+    await jobs.stop()
+    assert not jobs.takes_care_of(CHAT, "answer")
+    jobs.start(CHAT, succeed, 3600.0)
+    await jobs.wait(CHAT)
+    assert not jobs.takes_care_of(CHAT, "answer")
