@@ -21,6 +21,7 @@ from llama_index_memory_ext.facts.checks import (
     is_said_again,
 )
 from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.facts.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.facts.source import Place, Source
 
 if TYPE_CHECKING:
@@ -151,7 +152,11 @@ class _Gate:
         if rejection := first_rejection(ending, self.source, ENDING_CHECKS):
             self.rejected.append(rejection)
             return
-        reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
+        reason = entry.reason[:MAX_FACT]
+        said = f"{entry.quote}\n{fact.content}\n{new.content if new else ''}"
+        # A model may copy an instruction into the reason.
+        if not reason or has_rider(reason, said, said) or unsaid_addresses(reason, self.source.said):
+            reason = "The user said that it is true no longer."
         if entry.replaced_by and new is None:
             reason += " What is true instead was not stored."
         fact = fact.model_copy(update={"valid_until": self.source.day(entry.valid_until, 1) or fact.valid_until})
