@@ -159,12 +159,13 @@ def is_over(fact: Fact, now: datetime) -> bool:
 
 
 def _is_date(text: str, found: Found) -> bool:
-    """Return whether digits that may be a year are one: "in 2024", but "2000 bricks"."""
-    written = text[found.start : found.end]
-    if not written[:4].isdecimal() or any(day.month for day in found.readings):
+    """Return whether digits that may be a year are one: "in 2024", but not "2000 bricks" or "a 2010s party"."""
+    day, written = found.readings[0], text[found.start : found.end]
+    if day.month is None and written.endswith(("s", "er", "年代")):
+        return False
+    if day.day or not written[-4:].isdecimal():
         return True
-    before, after = text[: found.start], text[found.end :]
-    return bool(phrases("same", "before_year").search(before) and not phrases("same", "amount").match(after))
+    return any(match.end() == found.end for match in phrases("same", "year").finditer(text))
 
 
 @lru_cache(maxsize=20_000)
