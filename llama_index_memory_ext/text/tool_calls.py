@@ -70,9 +70,7 @@ def to_json(value: Json) -> str:
 
 
 def is_longer(value: Json, most: int) -> bool:
-    """Return whether a value has more than ``most`` characters, if each value without text is one.
-
-    It is looked at no further than that.
+    """Return whether a value has more than ``most`` characters and entries. It is looked at no further than that.
 
     >>> is_longer({"a": ["bcd"]}, 5), is_longer({"a": ["bcd"]}, 6)
     (True, False)
@@ -80,11 +78,11 @@ def is_longer(value: Json, most: int) -> bool:
     waiting, length = [value], 0
     while waiting and length <= most:
         part = waiting.pop()
-        if isinstance(part, dict):
+        length += len(part) if isinstance(part, str | dict | list) else 0
+        if length <= most and isinstance(part, dict):
             waiting += [*part.keys(), *part.values()]
-        elif isinstance(part, list):
+        elif length <= most and isinstance(part, list):
             waiting += part
-        length += len(part) if isinstance(part, str) else 1
     return length > most
 
 
