@@ -30,7 +30,7 @@ agents      mcp > tools > retriever > contexts                            # memo
 memory      condensed_memory > settings turns > search stats template     # preset
 ---
 record      block > summary > recall > window > text                      # within the limit
-facts       backfill > block > extraction > verification > validation > checks > source >
+facts       backfill > block > extraction > verification > validation > checks > riders source >
             book known > consolidation > foreign prompt ranking > history reply         # learned, kept, ranked
 ---
 .           reader_block                                                  # what both blocks share: they read one log

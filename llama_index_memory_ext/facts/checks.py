@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from llama_index_memory_ext.facts.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.facts.source import Place, Source
 from llama_index_memory_ext.language import pattern, phrases, word_lists
 from llama_index_memory_ext.language.detection import is_translation, may_be_english, script_of
@@ -40,7 +41,6 @@ _FEW_WORDS, _LEAST_SAID = 7, 0.15
 # What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
-_ADDRESS_OR_TAG = r"\w+://\S+|</?[A-Za-z][\w-]*"
 _SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
 # Why words do not say a fact, for each way in which they may be said that stores none.
 _UNSAID = {
@@ -196,6 +196,16 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     return Rejection("other", "It names people in another order than the words do.") if is_turned else None
 
 
+def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject what says more than its quote: an instruction that somebody else has put beside what the user said."""
+    place = candidate.place
+    if place is None:
+        return None
+    question = source.question(place)
+    is_ridden = has_rider(candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}")
+    return Rejection("rider", "A part of it has no words of the user's.") if is_ridden else None
+
+
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject what by the words around the quote was only asked, supposed or quoted: see ``unsaid_reason``."""
     place = candidate.place
@@ -212,9 +222,8 @@ def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject addresses and tags that were not said: they are how an injected instruction leads somewhere."""
-    found = pattern(_ADDRESS_OR_TAG).findall(candidate.new.content)
-    return _unsaid("not_said", [one for one in found if one not in source.said])
+    """Reject addresses, names of functions and tags that were not said: an injected instruction leads there."""
+    return _unsaid("not_said", unsaid_addresses(candidate.new.content, source.said))
 
 
 def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
@@ -276,6 +285,7 @@ CHECKS: tuple[Check, ...] = (
     shares_words,
     is_said_in_earnest,
     has_said_dates,
+    has_no_rider,
 )
 # What these reject may have been said in other words.
 DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)

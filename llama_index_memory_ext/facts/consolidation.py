@@ -20,7 +20,7 @@ from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.facts.prompt import ask, on_one_line
 from llama_index_memory_ext.facts.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.dates import dates_in, period_of
+from llama_index_memory_ext.language.dates import Found, dates_in, period_of
 from llama_index_memory_ext.language.numbers import names_of_numbers
 from llama_index_memory_ext.language.words import comparable
 from llama_index_memory_ext.models.ask import context_window, tokens_left
@@ -152,9 +152,20 @@ def is_over(fact: Fact, now: datetime) -> bool:
     is_plan = fact.said_as == "planned" or phrases("same", "plan").search(_read(fact.content)[0])
     if not is_plan or phrases("same", "since").search(fact.content):
         return False
-    periods = [day.year and period_of(day) for found in dates_in(fact.content) for day in found.readings]
+    dates = [found for found in dates_in(fact.content) if _is_date(fact.content, found)]
+    periods = [day.year and period_of(day) for found in dates for day in found.readings]
     ends = [fact.valid_until] if fact.valid_until else [period and period.end for period in periods]
     return bool(ends) and all(end and end < now.date() for end in ends)
+
+
+def _is_date(text: str, found: Found) -> bool:
+    """Return whether digits that may be a year are one: "in 2024", but not "2000 bricks" or "a 2010s party"."""
+    day, written = found.readings[0], text[found.start : found.end]
+    if day.month is None and written.endswith(("s", "er", "年代")):
+        return False
+    if day.day or not written[-4:].isdecimal():
+        return True
+    return any(match.end() == found.end for match in phrases("same", "year").finditer(text))
 
 
 @lru_cache(maxsize=20_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -9,7 +10,7 @@ from importlib.resources import files
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
@@ -30,7 +31,7 @@ from llama_index_memory_ext.models.ask import (
 )
 from llama_index_memory_ext.models.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, escape_tags
-from llama_index_memory_ext.text.tool_calls import Json, calls_of
+from llama_index_memory_ext.text.tool_calls import MOST_CHARACTERS, Json, calls_of, is_longer
 
 if TYPE_CHECKING:
     from datetime import date
@@ -142,6 +143,8 @@ def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> 
     return start if goes_on and not answered else len(utterances)
 
 
+_THOUGHTS_END = "</think>"
+_TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
 # The share of the room for facts with words in common with what was said. What the user corrects need not have any.
 _MATCHING_SHARE = 0.5
 # The kind of a fact is its first word that is not in more of them than this: "lives" of "Ann lives in Oslo".
@@ -296,10 +299,15 @@ async def ask(
             asked = _with_last(messages, "\n\n".join(filter(None, (shown, form, request))))
             answer = await ask_with(llm, formatted, partial(llm.achat, asked), heard)
         # The raw arguments are read: the host turns those that it cannot parse into {}, which means "nothing new".
-        calls, words = [call.arguments for call in calls_of(answer.message)], answer.message.content or ""
-        has_left_tool = by_tool and not (calls or takes(llm, "tools"))
+        has_left_tool = False
         try:
-            value = read(calls or ([] if has_left_tool and not words.strip() else [words]), answer)
+            # A long answer takes a while, for which the event loop must not be blocked.
+            calls, words = await asyncio.to_thread(_texts_of, answer.message)
+            if by_tool and calls:
+                remember(llm, ["tools"], taken=True)
+            has_left_tool = by_tool and not (calls or takes(llm, "tools"))
+            texts = calls or ([] if has_left_tool and not words.strip() else [words])
+            value = await asyncio.to_thread(read, texts, answer)
         except MemoryExtError as error:
             # A refusal stays one, and what was cut would be cut again.
             if is_last or was_refused(answer) or (was_truncated(answer) and not has_left_tool):
@@ -394,9 +402,27 @@ async def _asked_by_tool(
         if not refuses_tools(llm, error):
             raise
         return None
-    if calls_of(response.message):
-        remember(llm, ["tools"], taken=True)
     return response
+
+
+def _texts_of(message: ChatMessage) -> tuple[list[str], str]:
+    """Return the arguments of each call of an answer, and its words without thoughts before them.
+
+    Raises a FactReplyError for an answer that is too long or too deep to be read.
+    """
+    words = message.content or ""
+    arguments = [block.tool_kwargs for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if is_longer(arguments, MOST_CHARACTERS):
+        raise FactReplyError(words, _TOO_LONG)
+    try:
+        calls = [call.arguments for call in calls_of(message)]
+    except (RecursionError, ValueError):
+        raise FactReplyError(words, "its arguments are no JSON") from None
+    # A part of a very long text is not copied.
+    thoughts = max(words.rfind(_THOUGHTS_END), 0)
+    if is_longer(calls, MOST_CHARACTERS) or (not calls and len(words) - thoughts > MOST_CHARACTERS):
+        raise FactReplyError(words, _TOO_LONG)
+    return calls, words[thoughts:].removeprefix(_THOUGHTS_END)
 
 
 def _with_last(messages: Sequence[ChatMessage], content: str) -> list[ChatMessage]:

@@ -46,7 +46,7 @@ _CONFIDENCE = re.compile(
     rf"(?:(?P<number>\d*[.,]?\d+)\s*(?:(?P<percent>%)|/\s*(?P<of>[1-9]\d*))?|(?P<word>{'|'.join(_CONFIDENCES)}))"
     r"(?: confidence)?[.!]?(?: \(.*\))?"
 )
-_PERCENT = 100
+_PERCENT, _MOST_NAMES = 100, 10
 
 
 _DECODER = json.JSONDecoder(
@@ -132,7 +132,7 @@ def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
     known = {name.casefold(): name for name in categories}
     values = value if isinstance(value, list) else [value]
     texts = [part[:200] for part in values[:10] if isinstance(part, str)]
-    names = [name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)]
+    names = [name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)][:_MOST_NAMES]
     for name in names:
         if found := get_close_matches(name, known, n=1, cutoff=0.85):
             return known[found[0]]
@@ -181,7 +181,8 @@ def read_confidence(value: Json) -> float:
 
 def read_said_as(value: Json) -> SaidAs:
     """Return how something was said; "stated" for a reply that does not tell, or in other words than asked for."""
-    found = get_close_matches(str(value).strip().lower()[:_PERCENT], get_args(SaidAs), n=1, cutoff=0.8)
+    text = value if isinstance(value, str) else ""
+    found = get_close_matches(text[:_PERCENT].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8)
     return found[0] if found else "stated"
 
 

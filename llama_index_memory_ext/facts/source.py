@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # In characters.
 _MAX_EXCERPT, _MAX_TRANSLATED = 2_000, 300
+# A longer quote is none of a message: other pronouns, entities and left out words take some characters.
+_STRETCH, _SLACK = 1.5, 100
 # A message of at most so many words, or characters of a script without spaces, can be the answer to a question.
 _LONGEST_ANSWER = 6
 _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
@@ -100,6 +102,9 @@ class Source:
         Else it is that of the line in another language that the quote is a translation of.
         """
         users = [(i, line.text) for i, line in enumerate(self.lines) if line.is_users and line.text]
+        longest = max((len(text) for _, text in users), default=0)
+        if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
+            return None
         found = [(span.share, i, Place(i, text, span)) for i, text in users if (span := find_quote(quote, text))]
         if found:
             return max(found, key=lambda one: one[:2])[2]

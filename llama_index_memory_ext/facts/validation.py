@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
+from time import thread_time
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import DEFAULT_MIN_CONFIDENCE, Fact, RetiredBy, normalised, raised, retire
@@ -21,6 +22,7 @@ from llama_index_memory_ext.facts.checks import (
     is_said_again,
 )
 from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.facts.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.facts.source import Place, Source
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
+_NO_TIME = Rejection("too_long", "The reply has so many entries that there was no time left to check it.")
+# The time of the processor that the entries of a reply have: an ordinary reply takes less than a second.
+_MOST_SECONDS = 10
 _KNOWN = Rejection("duplicate", "It is known already.")
 
 
@@ -89,10 +94,17 @@ def validate_reply(
             can be retired, too.
     """
     gate = _Gate(Source(lines, context, others, now.date(), [*known, *active]), known, now, session_id, retired_by)
+    ends_at = thread_time() + _MOST_SECONDS
     for new in reply.new_facts:
+        if thread_time() > ends_at:
+            gate.rejected.append(_NO_TIME)
+            continue
         gate.add(new, checks, min_confidence)
     quotes = Counter(entry.quote for entry in reply.retired)
     for entry in reply.retired:
+        if thread_time() > ends_at:
+            gate.rejected.append(_NO_TIME)
+            continue
         gate.end(entry, is_only=quotes[entry.quote] == 1)
     for number in reply.confirmed:
         gate.confirm(number)
@@ -151,7 +163,11 @@ class _Gate:
         if rejection := first_rejection(ending, self.source, ENDING_CHECKS):
             self.rejected.append(rejection)
             return
-        reason = entry.reason[:MAX_FACT] or "The user said that it is true no longer."
+        reason = entry.reason[:MAX_FACT]
+        said = f"{entry.quote}\n{fact.content}\n{new.content if new else ''}"
+        # A model may copy an instruction into the reason.
+        if not reason or has_rider(reason, said, said) or unsaid_addresses(reason, self.source.said):
+            reason = "The user said that it is true no longer."
         if entry.replaced_by and new is None:
             reason += " What is true instead was not stored."
         fact = fact.model_copy(update={"valid_until": self.source.day(entry.valid_until, 1) or fact.valid_until})

@@ -18,7 +18,7 @@ from llama_index_memory_ext.models.responses import was_truncated
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from llama_index.core.base.llms.types import ChatResponse
+    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
     from llama_index.core.llms import LLM
 
 
@@ -121,16 +121,17 @@ async def ask_with(
             del left[name]
             continue
         heard.append(response)
-        has_thoughts = "<think" in (response.message.content or "") or any(
-            block.block_type == "thinking" for block in response.message.blocks
-        )
-        if "max_tokens" not in left or not (was_truncated(response) and has_thoughts):
+        if "max_tokens" not in left or not (was_truncated(response) and _has_thoughts(response.message)):
             break
         refused.append("max_tokens")
         del left["max_tokens"]
     remember(llm, list(left), taken=True)
     remember(llm, refused, taken=False)
     return response
+
+
+def _has_thoughts(message: ChatMessage) -> bool:
+    return "<think" in (message.content or "") or any(block.block_type == "thinking" for block in message.blocks)
 
 
 def refuses_tools(llm: LLM, error: BaseException) -> bool:

@@ -6,7 +6,10 @@ from dataclasses import astuple, dataclass
 from operator import add
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.llms.types import ToolCallBlock
+
 from llama_index_memory_ext.text.messages import message_tokens
+from llama_index_memory_ext.text.tool_calls import is_longer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +29,8 @@ _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens", "cacheWrite
 _REASONS = ("finish_reason", "stop_reason", "stopReason", "finishReason", "done_reason", "status")
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
 _REFUSED = frozenset({"content_filter", "refusal", "safety", "guardrail_intervened", "content_filtered"})
+# Of an answer of which nothing is told so many characters are counted; a longer one counts as if it ended there.
+_MOST_COUNTED, _CHARACTERS_PER_TOKEN = 50_000, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,13 @@ def usage_of(prompt: Sequence[ChatMessage], response: ChatResponse, counter: Tok
         if asked is not None and answered is not None:
             return Usage(1, asked + sum(_first(told, (name,)) or 0 for name in _CACHED), answered)
     asked = sum(message_tokens(message, counter) for message in prompt)
-    return Usage(1, asked, message_tokens(response.message, counter), counted=1)
+    arguments = [block.tool_kwargs for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+    if is_longer([response.message.content, arguments, response.message.additional_kwargs], _MOST_COUNTED):
+        # To count more would block the event loop.
+        answered = _MOST_COUNTED // _CHARACTERS_PER_TOKEN
+    else:
+        answered = message_tokens(response.message, counter)
+    return Usage(1, asked, answered, counted=1)
 
 
 def finish_reason(response: ChatResponse) -> str:

@@ -22,6 +22,9 @@ CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
 ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
+# More of an answer about a conversation is not read: the longest that was asked for has a tenth of it. To read much
+# more would hold the interpreter's lock, and so every thread, for longer than a tenth of a second.
+MOST_CHARACTERS = 400_000
 
 
 class Counted(Protocol):
@@ -64,6 +67,23 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
 def to_json(value: Json) -> str:
     """Returns a text as it is, any other value as JSON on one line. Objects that JSON does not know become texts."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def is_longer(value: Json, most: int) -> bool:
+    """Return whether a value has more than ``most`` characters and entries. It is looked at no further than that.
+
+    >>> is_longer({"a": ["bcd"]}, 5), is_longer({"a": ["bcd"]}, 6)
+    (True, False)
+    """
+    waiting, length = [value], 0
+    while waiting and length <= most:
+        part = waiting.pop()
+        length += len(part) if isinstance(part, str | dict | list) else 0
+        if length <= most and isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif length <= most and isinstance(part, list):
+            waiting += part
+    return length > most
 
 
 def has_content(message: ChatMessage) -> bool:
