@@ -49,6 +49,7 @@ def text_of(message: ChatMessage) -> str:
 
 OPENAI_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TWICE = calling(("call_1", "add", '{"a": 1}'))
+CITED = {"title": "A page", "url": "https://a.example/"}
 TWICE.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
 HIDDEN: list[Any] = [ThinkingBlock(content="secret"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
 MEDIA = [
@@ -115,14 +116,21 @@ def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
         ({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, '[tool call] add({"a": 1})'),
         ({"tool_calls": ["strange"]}, "[tool call] strange({})"),
         ({"tool_calls": {"function": "odd"}}, "[tool call] odd({})"),
-        ({"session_id": "s", "mood": "good", "n": None}, '[{"mood": "good"}]'),
-        ({"timestamp": 1_683_554_400, "created_at": "2023-05-08T14:00:00Z", "date": "soon"}, '[{"date": "soon"}]'),
-        # LlamaIndex's Anthropic class adds these for its own use when it streams.
-        ({"usage": {"input_tokens": 91}, "stop_reason": "end_turn", "thinking_delta": "Hm"}, ""),
+        ({"tool_calls": [{"toolUseId": "t1", "name": "add", "input": {"a": 1}}]}, '[tool call t1] add({"a": 1})'),
+        ({"refusal": "I cannot help with that."}, "I cannot help with that."),
+        ({"refusal": None, "annotations": [], "citations": "none"}, ""),
+        ({"citations": ["https://a.example/"]}, "[citation: https://a.example/]"),
+        ({"annotations": [CITED | {"start_index": 3}]}, "[citation: A page https://a.example/]"),
+        ({"annotations": [{"type": "url_citation", "url_citation": CITED}]}, "[citation: A page https://a.example/]"),
+        ({"citations": [{"document_title": "A", "cited_text": "Rain.", "file_id": "f"}]}, "[citation: A Rain.]"),
+        ({"citations": [{"start": 0, "document_ids": ["doc_1"]}, 7, None, {"title": 3}]}, ""),
+        ({"session_id": "s", "mood": "good", "usage": {"input_tokens": 91}, "date": "soon"}, ""),
+        ({"stop_reason": "end_turn", "thinking_delta": "Hm", "cache_control": {"type": "ephemeral"}}, ""),
+        ({"thought_signatures": [b"\xff", None, "AAEC"], "prompt_tokens": 7, "reference_audio_id": "a"}, ""),
     ],
 )
-def test_other_kwargs_are_kept_compactly(kwargs: dict[str, Any], body: str) -> None:
-    """Old and unknown calls, too; when it was said, and what LlamaIndex has added, are no part of the text."""
+def test_only_words_are_shown_of_the_kwargs(kwargs: dict[str, Any], body: str) -> None:
+    """Old and unknown calls, refusals, sources; nothing else that a provider or a program adds."""
     assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == body
 
 
