@@ -293,4 +293,4 @@ REPLIES: dict[Callable[[str], Any], Message] = {
 }
 
 # Whose next request holds the signature of this answer.
-SIGNING = (openai_responses, anthropic, google_genai, bedrock_converse)
+SIGNING = (anthropic, google_genai, bedrock_converse)

@@ -87,7 +87,12 @@ async def test_twenty_turns_have_the_same_tokens_with_signatures_and_without(
     texts = list[list[str]]()
     counter = TokenCounter()
     for signed in (False, True):
-        options = {"condensed_token_limit": 1_500, "summarize": True, "session_id": f"chat-{signed}", "user_id": f"user-{signed}"}
+        options = {
+            "condensed_token_limit": 1_500,
+            "summarize": True,
+            "session_id": f"chat-{signed}",
+            "user_id": f"user-{signed}",
+        }
         memory, server = learns(**options)
         await memory.aput_messages(turns(20, signed=signed))
         await memory.aflush()
