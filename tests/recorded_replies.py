@@ -1,5 +1,7 @@
 """Answers of eight providers in the shape of their APIs, and a server that replays them to LlamaIndex's own classes."""
 
+# ruff: noqa: PLC0415 - the packages of providers take seconds to import, and other tests do without them
+
 from __future__ import annotations
 
 import base64
@@ -38,11 +40,11 @@ class _Replaying(Handler):
     # No connection outlives its answer, because not every class can close its client.
     protocol_version = "HTTP/1.0"
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the server's name for it
         """Describe a model, as Google's API is asked to."""
         self.send(200, {"name": "models/gemini-3-pro", "inputTokenLimit": 100_000, "outputTokenLimit": 8_192})
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         state: ReplayServer = self.server.state  # type: ignore[attr-defined]
         state.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send(200, state.reply)

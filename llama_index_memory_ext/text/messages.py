@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from html import escape
 from math import isfinite
@@ -52,21 +53,32 @@ _TIME = TypeAdapter(datetime)
 def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
     """Returns the times (UTC) among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
 
-    A time is a ``datetime``, an ISO text, or a Unix time in seconds or milliseconds; without a zone it is in UTC.
-    Everything else is left out.
+    A time is a ``datetime``, an ISO text, a text as mails have it (RFC 2822), or a Unix time in seconds or
+    milliseconds; without a zone it is in UTC. Everything else is left out.
 
     >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
     '2023-05-08T14:00:00+00:00'
     """
     found: dict[str, datetime] = {}
     for key in TIME_KEYS:
-        with suppress(ValidationError, OverflowError):
-            time = _TIME.validate_python(values.get(key))
+        # Of a strange text the reader of mails raises the others.
+        with suppress(ValueError, OverflowError, IndexError, TypeError):
+            time = _time_of(values.get(key))
             time = time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
             # A smaller number is no time in seconds, but a place in a list or a duration.
             if time.timestamp() >= 100_000_000:  # noqa: PLR2004
                 found[key] = time
     return found
+
+
+def _time_of(value: object) -> datetime:
+    """Returns a time; a ValueError if it is none."""
+    try:
+        return _TIME.validate_python(value)
+    except ValidationError:
+        if not isinstance(value, str):
+            raise
+    return parsedate_to_datetime(value)
 
 
 # Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.

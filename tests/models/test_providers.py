@@ -1,5 +1,7 @@
 """What the record, facts and searches show of the answers of each provider: words, and nothing that it adds to them."""
 
+# ruff: noqa: PLC0415 - the packages of providers take seconds to import, and other tests do without them
+
 from __future__ import annotations
 
 import json
@@ -17,9 +19,6 @@ from tests.conversation import record, result, sent_text, user
 from tests.facts.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory
 from tests.recorded_replies import QUERY, REPLIES, SIGNATURE, SIGNING, THOUGHT, WORDS, cohere, replay
-
-# Google's client derives from a class of aiohttp that is not made for it.
-pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
 # Base64 has two alphabets, and Google's API takes both.
 STANDARD = str.maketrans("-_", "+/")
@@ -117,7 +116,7 @@ async def test_a_signature_of_thoughts_in_bytes_is_stored(open_memory: OpenMemor
     await memory.aput_messages([user("Weather?"), answer])
     assert answer.model_dump() == before
     for stored in (await memory.aget_all(), messages_from_json(await memory.aexport())):
-        thinking, said = stored[-1].blocks
+        thinking, _ = stored[-1].blocks
         assert isinstance(thinking, ThinkingBlock)
         assert thinking.additional_information["thought_signature"] == SIGNATURE
         assert body_of(stored[-1]) == WORDS

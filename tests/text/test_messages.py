@@ -267,6 +267,7 @@ SECONDS = int(NOON.timestamp())
     [
         NOON, NOON.replace(tzinfo=None), "2023-05-08T12:00:00Z", "2023-05-08 12:00", "2023-05-08T14:00:00.000+02:00",
         SECONDS, SECONDS * 1_000, float(SECONDS), str(SECONDS), "2023-05-08", date(2023, 5, 8),
+        "Mon, 08 May 2023 14:00:00 +0200", "8 May 2023 12:00 GMT", "Mon, 08 May 2023 12:00:00 -0000 (UTC)",
     ],
 )  # fmt: skip
 def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
@@ -279,7 +280,8 @@ def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
     "value",
     [
         None, "", True, 3, 2.5, "3", -1, 10**30, float("nan"), float("inf"), "soon", "May 8", "1970-01-01", [],
-        {"a": 1}, "9999-12-31T23:59:59-12:00", b"\xff", object(),
+        {"a": 1}, "9999-12-31T23:59:59-12:00", b"\xff", object(), " ", ",", "Mon,", "(", "31 Feb 2023 12:00:00",
+        "Mon, 08 May 2023 12:00:00 +99999999999999", "Fri, 31 Dec 9999 23:59:59 -1200", "1 May 2023 " + "9" * 5_000,
     ],
 )  # fmt: skip
 def test_what_is_no_time_of_a_message_is_left_out(value: object) -> None:
