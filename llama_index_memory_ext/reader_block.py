@@ -19,6 +19,7 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.tokens import checked_languages
+from llama_index_memory_ext.models.server_history import without_history
 from llama_index_memory_ext.settings import checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
@@ -95,11 +96,11 @@ class LogBlock(BaseMemoryBlock[str]):
         return llm_of_settings() if self.llm is None else self.llm
 
     def chosen_llm(self) -> LLM:
-        """As ``known_llm``; raises a NoModelError if there is none."""
+        """As ``known_llm``, without the history that its server keeps; raises a NoModelError if there is none."""
         llm = self.known_llm()
         if llm is None:
             raise NoModelError
-        return llm
+        return without_history(llm)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         models = [self.__dict__[name] for name in _MODELS if name in self.__dict__]

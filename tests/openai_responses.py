@@ -32,10 +32,16 @@ def tool_names(tools: list[Any]) -> list[str]:
     return [tool.get("function", tool)["name"] for tool in tools]
 
 
-def response(model: str, message: Message, usage: Message) -> Message:
-    """The response with the model's answer."""
+def before(body: Message, kept: dict[str, list[Message]]) -> list[Message] | None:
+    """The kept messages from which a request goes on; [] if from none, None if the server does not have them."""
+    previous = body.get("previous_response_id")
+    return [] if previous is None else kept.get(previous)
+
+
+def response(name: str, model: str, message: Message, usage: Message) -> Message:
+    """The response of this name, with the model's answer."""
     return {
-        "id": "resp_1",
+        "id": name,
         "object": "response",
         "created_at": 1,
         "status": "completed",
@@ -54,9 +60,9 @@ def response(model: str, message: Message, usage: Message) -> Message:
     }
 
 
-def events(model: str, message: Message, usage: Message) -> Iterator[Message]:
+def events(name: str, model: str, message: Message, usage: Message) -> Iterator[Message]:
     """The events of a stream with the model's answer."""
-    whole = response(model, message, usage)
+    whole = response(name, model, message, usage)
     yield {"type": "response.created", "response": {**whole, "output": [], "usage": None, "status": "in_progress"}}
     for i, item in enumerate(whole["output"]):
         place = {"item_id": item["id"], "output_index": i}

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.openai_complaints import why_fields_refused, why_too_long
-from tests.openai_responses import events, messages_of, response, tool_names
+from tests.openai_responses import before, events, messages_of, response, tool_names
 
 if TYPE_CHECKING:
     from benchmarks.prompt_caches import Usage
@@ -44,6 +44,8 @@ class OpenAIServer:
     context_window: int | None = None
     caches: PromptCaches | None = None
     usages: list[Usage] = field(default_factory=list)
+    # The messages up to each response that a request may go on from.
+    kept: dict[str, list[Message]] = field(default_factory=dict)
 
     def usage(self, body: dict[str, Any]) -> Message:
         """What is reported of the tokens of a request."""
@@ -165,7 +167,11 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         responses = self.path.endswith("/responses")
         messages = messages_of(body["input"]) if responses else body.get("messages")
+        earlier = before(body, state.kept)
+        messages = [*(earlier or []), *messages] if responses else messages
         complaint = why_refused(messages) or why_fields_refused(body, older=state.older) or state.complain(body)
+        if earlier is None:
+            complaint = f"Previous response with id '{body['previous_response_id']}' not found."
         if complaint:
             state.refusals.append(complaint)
             self.send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
@@ -182,10 +188,16 @@ class Handler(BaseHTTPRequestHandler):
             self.send(message["status"], {"error": message["error"]})
             return
         usage = state.usage(body)
+        name = f"resp_{len(state.bodies)}"
+        if responses and body.get("store") is not False:
+            state.kept[name] = [*messages, message]
         if body.get("stream"):
-            self.send_events(events(body["model"], message, usage) if responses else _chunks(body, message, usage))
+            stream = events(name, body["model"], message, usage) if responses else _chunks(body, message, usage)
+            self.send_events(stream)
+        elif responses:
+            self.send(200, response(name, body["model"], message, usage))
         else:
-            self.send(200, (response if responses else _completion)(body["model"], message, usage))
+            self.send(200, _completion(body["model"], message, usage))
 
     def send(self, status: int, body: dict[str, Any]) -> None:
         payload = json.dumps(body).encode()

@@ -40,7 +40,8 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai local_embeddings offline responses > prompt_caches     # how a model is asked
+models      ask > caching_openai local_embeddings offline responses server_history >
+            prompt_caches                                                 # how a model is asked
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
@@ -179,7 +180,7 @@ LOADED_WITH_THE_PRESET = {
     "formats": "layouts",
     "language": "dates detection loading related tokens words",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask local_embeddings prompt_caches responses",
+    "models": "ask local_embeddings prompt_caches responses server_history",
     "record": "block recall text window",
     "search": "embeddings tfidf",
     "store": "address cursors facts log runner sessions tables",

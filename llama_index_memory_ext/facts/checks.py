@@ -336,11 +336,44 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
 ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
 
 
-def is_said_again(fact: Fact, source: Source) -> Rejection | None:
-    """Reject a confirmation without a keyword of the user's: the assistant repeats what it was shown."""
-    if overlaps(keywords(fact.content), source.users_keywords):
-        return None
-    return Rejection("not_the_users_words", "No word of it is in the user's words.")
+class UsersKeywords(NamedTuple):
+    """The keywords of what a user states, and of what the user only asks or supposes."""
+
+    stated: frozenset[str]
+    asked: frozenset[str]
+
+    def mostly_ask(self, telling: frozenset[str]) -> bool:
+        """Return whether at least as many of these keywords are only asked as are stated."""
+        stated = shared(telling, self.stated)
+        only_asked = shared(telling, self.asked) - stated
+        return bool(only_asked) and len(only_asked) >= len(stated)
+
+
+def users_keywords(sentences: Iterable[str]) -> UsersKeywords:
+    """Return the keywords of sentences of the user's."""
+    stated = list[str]()
+    asked = list[str]()
+    for sentence in sentences:
+        (asked if _may_ask(sentence) else stated).append(sentence)
+    return UsersKeywords(keywords("\n".join(stated)), keywords("\n".join(asked)))
+
+
+def is_said_again(fact: Fact, words: UsersKeywords) -> Rejection | None:
+    """Reject a confirmation without a keyword that the user states: a question confirms nothing.
+
+    And the assistant repeats what it was shown.
+    """
+    telling = keywords(fact.content)
+    if words.mostly_ask(telling):
+        return Rejection("asked", _UNSAID["asked"])
+    is_stated = overlaps(telling, words.stated)
+    return None if is_stated else Rejection("not_the_users_words", "No word of it is in the user's words.")
+
+
+def is_asked_again(fact: Fact, place: Place) -> bool:
+    """Return whether a quote only asks for a fact or supposes it."""
+    sentences = sentences_at(with_question_marks(place.text), place.span)
+    return all(map(_may_ask, sentences)) or users_keywords(sentences).mostly_ask(keywords(fact.content))
 
 
 def _words(section: str) -> frozenset[str]:
@@ -352,6 +385,11 @@ _LEAST_QUOTED, _SUBJECT_WORDS = 3, 3
 # So many words behind the speaker a change is told: "I have gone back".
 _NEAR = 3
 _QUOTATION_MARKS = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u300c", "\u300d"), ('"', '"'), ("'", "'"))
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return pattern(_SENTENCE).findall(with_question_marks(text))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:
@@ -429,6 +467,18 @@ def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
             if word in _words("own") and all(_is_among(one, words[i : i + len(telling)]) for one in telling):
                 return True
     return False
+
+
+def _may_ask(sentence: str) -> bool:
+    """Return whether a sentence asks or supposes something; also without a question mark, in any language."""
+    sentence = sentence.strip()
+    asks = any(phrases("clauses", name).search(sentence) for name in ("supposed", "asks"))
+    return asks or _is_question(sentence)
+
+
+def with_question_marks(text: str) -> str:
+    """Return a text of the same length in which the question marks of all scripts are "?"."""
+    return phrases("clauses", "question_marks").sub("?", text)
 
 
 def _is_question(sentence: str) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import chain
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,12 @@ from llama_index_memory_ext.facts.checks import (
     Candidate,
     Ending,
     Rejection,
+    UsersKeywords,
     first_rejection,
+    is_asked_again,
     is_said_again,
+    sentences_of,
+    users_keywords,
 )
 from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.facts.riders import has_rider, unsaid_addresses
@@ -134,6 +139,11 @@ class _Gate:
     def by_content(self) -> dict[str, Fact]:
         return {normalised(fact.content): fact for fact in reversed(self.source.known) if not fact.retired}
 
+    @cached_property
+    def users_keywords(self) -> UsersKeywords:
+        lines = (line.text for line in self.source.lines if line.is_users)
+        return users_keywords(chain.from_iterable(map(sentences_of, lines)))
+
     def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
         content, place, fact = normalised(new.content), self.source.find(new.quote), None
         candidate = Candidate(new, place, min_confidence)
@@ -149,7 +159,8 @@ class _Gate:
                     self.accepted.append(fact)
             elif not rejection:
                 fact, rejection = known, _KNOWN
-                self.confirmed[fact.id] = raised(fact, self.now)
+                if not is_asked_again(fact, place):
+                    self.confirmed[fact.id] = raised(fact, self.now)
         self.rejected += [rejection] if rejection else []
         self.by_label.setdefault(new.label, fact)
 
@@ -177,7 +188,7 @@ class _Gate:
 
     def confirm(self, number: int) -> None:
         fact = self._known_fact(number)
-        rejection = is_said_again(fact, self.source) if fact else _UNKNOWN
+        rejection = is_said_again(fact, self.users_keywords) if fact else _UNKNOWN
         if rejection:
             self.rejected.append(rejection)
         elif fact:

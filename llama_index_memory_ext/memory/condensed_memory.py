@@ -32,6 +32,7 @@ from llama_index_memory_ext.memory.settings import (
     place_of,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.models.server_history import warn_of_server_history
 from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.text import EARLIER_OPENING
@@ -106,6 +107,7 @@ class CondensedMemory(Memory):
     tokenizer_fn: Counter = Field(default_factory=TokenCounter, exclude=True, repr=False)
     redact: Redact = Field(default=None, exclude=True, repr=False, description="Changes each text before it is stored.")
     cache_points: CachePoints = False
+    chat_engine_role: template.EngineRole = "system"
     user_id: str | None = None
     shared: Switch = False
     temporary: Switch = False
@@ -170,6 +172,7 @@ class CondensedMemory(Memory):
         llm: LLM | None = None,
         embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
+        chat_engine_role: template.EngineRole = "system",
         redact: Redact = None,
         temporary: bool = False,
         **settings: Unpack[MemoryOptions],
@@ -217,6 +220,9 @@ class CondensedMemory(Memory):
             cache_points: Whether the prompt has LlamaIndex's cache points, for models that find a prompt in their cache
                 only where it is marked: Anthropic's, those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse what they do not know.
+            chat_engine_role: Whose message holds the memory for chat engines that put their question later, as context
+                engines do: ``"system"``, or ``"user"``, which a short answer follows, for models that take one system
+                message only.
             redact: A function from each text of a message, and of the arguments of its tool calls, to the text that is
                 stored; ``redact_secrets`` is one. The model is shown what is stored. If it fails, nothing is stored,
                 and whoever puts the message gets a ``SettingError``.
@@ -263,6 +269,7 @@ class CondensedMemory(Memory):
             memory_blocks_template=memory_blocks_template or template.MemoryBlocksTemplate(),
             insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
             cache_points=cache_points,
+            chat_engine_role=chat_engine_role,
             redact=redact,
             temporary=temporary,
             user_id=user_id,
@@ -276,6 +283,7 @@ class CondensedMemory(Memory):
         is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
         keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         memory._is_used = False
+        warn_of_server_history(memory.facts_block.known_llm())
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -327,7 +335,8 @@ class CondensedMemory(Memory):
         """Returns the messages for the model: the current turn, with the record in front of its question.
 
         ``input`` is the question. If it is not put yet, as by LlamaIndex's chat engines, the caller has to send it
-        behind these messages: a turn that is over moves into the record, and that comes as one system message.
+        behind these messages: a turn that is over moves into the record, and that comes as one system message, or as
+        ``chat_engine_role`` says.
         ``initial_token_count`` tokens of the limit are left free; ``block_kwargs`` are passed on to each block.
         """
         await self.tokenizer_fn.load()
@@ -352,6 +361,8 @@ class CondensedMemory(Memory):
                     contents[block.name] = content
             found = {name: getattr(content, "shown", ()) for name, content in contents.items()}
             room = self.token_limit - initial_token_count - await self._tokens_of(asked if is_to_come else turn)
+            if is_to_come:
+                room -= template.tokens_of_role(self.chat_engine_role, self._tokens)
             content, messages, left = await self._fit(contents, room, turn)
             questions = sum(message.role == MessageRole.USER for message in turn) if content else 0
             media = await self.condensed_block.amedia(self.session_id, questions, left, self._tokens)
@@ -360,8 +371,8 @@ class CondensedMemory(Memory):
             self._used = self._left_of(found, contents)
         sent = list(map(template.without_our_tags, turn))
         if is_to_come:
-            # A user's message would stand next to that of the question, and many models take turns with users only.
-            shown = [*([ChatMessage(role=MessageRole.SYSTEM, blocks=content)] if content else []), *messages]
+            # A user's message alone would stand next to the question, and many models take turns with users only.
+            shown = [*template.before_question(content, self.chat_engine_role), *messages]
         else:
             template.add_media(media, content, sent)
             shown = self._insert_memory_content(sent, content, messages)
@@ -373,7 +384,7 @@ class CondensedMemory(Memory):
         for message, row in zip(sent, snapshot.active, strict=False):
             # A tool's result that was put as the user's.
             message.role = MessageRole.USER if row.is_printed else message.role
-        return shown
+        return list(map(template.without_blank_texts, shown))
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """Returns the messages of the session, or those with a status, oldest first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import CachePoint, ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.prompts import RichPromptTemplate
@@ -17,11 +17,16 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.text.messages import HINT, ID_KEY, SPEAKER_KEY, body_of, cleaned, escape_tags
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tool_calls import has_content
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
+
+
+# Whose message holds the memory for a chat engine that puts its question later.
+EngineRole: TypeAlias = Literal["system", "user"]
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -134,6 +139,31 @@ def add_media(media: list[ContentBlock], content: list[ContentBlock], turn: list
     else:
         question = next(message for message in reversed(turn) if message.role == MessageRole.USER)
         question.blocks = [*media, *question.blocks]
+
+
+# Follows the memory in a user's message, so that user and assistant take turns.
+_ACKNOWLEDGED = ChatMessage(role=MessageRole.ASSISTANT, content="I have read the conversation so far.")
+
+
+def before_question(content: list[ContentBlock], role: EngineRole) -> list[ChatMessage]:
+    """Returns the content as messages that stand in front of a question that is still to come; [] for none."""
+    if not content:
+        return []
+    memory = ChatMessage(role=role, blocks=content)
+    return [memory, _ACKNOWLEDGED] if role == MessageRole.USER.value else [memory]
+
+
+def tokens_of_role(role: EngineRole, tokens: Callable[[ChatMessage], int]) -> int:
+    """Returns the tokens that ``before_question`` adds to the content."""
+    return tokens(_ACKNOWLEDGED) if role == MessageRole.USER.value else 0
+
+
+def without_blank_texts(message: ChatMessage) -> ChatMessage:
+    """Returns the message without blank texts beside its other blocks: Anthropic refuses them."""
+    blocks = [block for block in message.blocks if not (isinstance(block, TextBlock) and not block.text.strip())]
+    if len(blocks) == len(message.blocks) or not has_content(message):
+        return message
+    return message.model_copy(update={"blocks": blocks})
 
 
 def without_our_tags(message: ChatMessage) -> ChatMessage:

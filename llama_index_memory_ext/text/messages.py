@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from pydantic import TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import MessageError, SettingError
@@ -24,11 +33,13 @@ from llama_index_memory_ext.text.tool_calls import (
     HIDDEN,
     RESULT_ROLES,
     calls_of,
-    to_json,
+    fields_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.tool_calls import Counted, Json
@@ -42,21 +53,32 @@ _TIME = TypeAdapter(datetime)
 def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
     """Returns the times (UTC) among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
 
-    A time is a ``datetime``, an ISO text, or a Unix time in seconds or milliseconds; without a zone it is in UTC.
-    Everything else is left out.
+    A time is a ``datetime``, an ISO text, a text as mails have it (RFC 2822), or a Unix time in seconds or
+    milliseconds; without a zone it is in UTC. Everything else is left out.
 
     >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
     '2023-05-08T14:00:00+00:00'
     """
     found: dict[str, datetime] = {}
     for key in TIME_KEYS:
-        with suppress(ValidationError, OverflowError):
-            time = _TIME.validate_python(values.get(key))
+        # Of a strange text the reader of mails raises the others.
+        with suppress(ValueError, OverflowError, IndexError, TypeError):
+            time = _time_of(values.get(key))
             time = time.replace(tzinfo=time.tzinfo or timezone.utc).astimezone(timezone.utc)
             # A smaller number is no time in seconds, but a place in a list or a duration.
             if time.timestamp() >= 100_000_000:  # noqa: PLR2004
                 found[key] = time
     return found
+
+
+def _time_of(value: object) -> datetime:
+    """Returns a time; a ValueError if it is none."""
+    try:
+        return _TIME.validate_python(value)
+    except ValidationError:
+        if not isinstance(value, str):
+            raise
+    return parsedate_to_datetime(value)
 
 
 # Stands between the memory and the user's message. benchmarks/one_message.py measures what it does.
@@ -120,11 +142,13 @@ CLOSING = "</message>\n"
 # What LlamaIndex's Memory counts for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
-# Shown by a block or by the tags of an entry, or added by LlamaIndex for its own use, as by its Anthropic class.
-_SHOWN_ELSEWHERE = frozenset({*CALL_KEYS, ID_KEY, SPEAKER_KEY, _HOSTS_KEY, "tool_call_id", "name", "images"})
-_SHOWN_ELSEWHERE |= {"usage", "stop_reason", "thinking_delta"}
+# Where ``additional_kwargs`` hold words, besides tool calls. Providers add numbers and signatures under other keys.
+_REFUSAL_KEY = "refusal"
+_SOURCES_KEYS = ("citations", "annotations")
+# What a reader wants to know of a source, by the names of several providers.
+_SOURCE_FIELDS = ("title", "document_title", "filename", "url", "cited_text")
 # Where a message holds what was said, or thought, or asked of a tool.
-_SAID_KEYS = frozenset({"text", "content", "tool_kwargs", *ARGUMENTS_KEYS})
+_SAID_KEYS = frozenset({"text", "content", "tool_kwargs", *ARGUMENTS_KEYS, _REFUSAL_KEY, *_SOURCES_KEYS})
 
 _ROLE = "<message role="
 _SHOWN_ROLE = re.compile(r'<message (?:role=")?(\w+)')
@@ -272,17 +296,17 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
 
 
 def body_of(message: ChatMessage) -> str:
-    """Returns the texts and tool calls of a message and a mark for each medium; not escaped, without thinking."""
+    """Returns the texts and tool calls of a message and a mark for each medium; not escaped, without thinking.
+
+    Of its ``additional_kwargs`` only tool calls, a refusal and the sources of an answer are shown.
+    """
     heads = ((f"[tool call {call.id}]" if call.id else "[tool call]", call) for call in calls_of(message))
     calls = (f"{head} {call.name}({call.arguments})" for head, call in heads)
     lines: list[str] = []
     for block in message.blocks:
         lines += [next(calls)] if isinstance(block, ToolCallBlock) else _block_lines(block)
     lines += calls
-    if kwargs := message.additional_kwargs:
-        hidden = _SHOWN_ELSEWHERE.union(times_in(kwargs))
-        extra = {key: value for key, value in kwargs.items() if key not in hidden and value not in (None, "", [], {})}
-        lines += [f"[{to_json(extra)}]"] if extra else []
+    lines += _lines_in_kwargs(message.additional_kwargs)
     return "\n".join(filter(None, lines))
 
 
@@ -419,7 +443,19 @@ def tokens_of(messages: Iterable[Counted]) -> int:
 
 def storable(message: ChatMessage) -> dict[str, Json]:
     """Returns the message as ``cleaned`` JSON values. The message itself is not changed."""
-    return dict(cleaned(message.model_dump(mode="json")))
+    blocks = list(map(_without_bytes, message.blocks))
+    return dict(cleaned(message.model_copy(update={"blocks": blocks}).model_dump(mode="json")))
+
+
+def _without_bytes(block: ContentBlock) -> ContentBlock:
+    """Returns a block of thinking with its signature in base64: Gemini's is bytes, which JSON cannot hold."""
+    if not isinstance(block, ThinkingBlock):
+        return block
+    details = dict(block.additional_information)
+    for name, value in details.items():
+        if isinstance(value, bytes):
+            details[name] = b64encode(value).decode()
+    return block.model_copy(update={"additional_information": details})
 
 
 def cleaned(value: Json) -> Json:
@@ -466,6 +502,23 @@ def extract_conversation_context(messages: Iterable[ChatMessage], max_turns: int
     """
     turns = turns_in(as_taken(messages))
     return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[max(len(turns) - max_turns, 0) :])
+
+
+def _lines_in_kwargs(kwargs: Mapping[str, Json]) -> Iterator[str]:
+    """Yields a refusal, and a line for each source of an answer."""
+    refusal = kwargs.get(_REFUSAL_KEY)
+    if isinstance(refusal, str):
+        yield refusal
+    for key in _SOURCES_KEYS:
+        sources = kwargs.get(key)
+        for source in sources if isinstance(sources, list) else ():
+            fields = fields_of(source)
+            # OpenAI's Chat Completions have one more level.
+            fields = fields_of(fields.get("url_citation") or fields)
+            words = [source] if isinstance(source, str) else [fields.get(name) for name in _SOURCE_FIELDS]
+            text = " ".join(word for word in words if isinstance(word, str) and word)
+            if text:
+                yield f"[citation: {text}]"
 
 
 @lru_cache(maxsize=64)

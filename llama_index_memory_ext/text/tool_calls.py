@@ -21,6 +21,8 @@ RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION
 CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
+# Of OpenAI's two APIs, and of Bedrock.
+_ID_KEYS = ("id", "call_id", "toolUseId")
 ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 # More of an answer about a conversation is not read: the longest that was asked for has a tenth of it. To read much
 # more would hold the interpreter's lock, and so every thread, for longer than a tenth of a second.
@@ -56,10 +58,11 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
     calls = [ToolCall(block.tool_call_id or "", block.tool_name, to_json(block.tool_kwargs)) for block in blocks]
     # In the format of any provider; a value in no known format becomes the name.
     for _, value in [] if calls else _calls_in_kwargs(message):
-        fields = _fields(value)
-        function = _fields(fields.get("function") or fields.get("custom") or fields)
+        fields = fields_of(value)
+        function = fields_of(fields.get("function") or fields.get("custom") or fields)
         arguments: Json = next((function[key] for key in ARGUMENTS_KEYS if key in function), {})
-        call_id, name = fields.get("id") or fields.get("call_id") or "", function.get("name") or ""
+        call_id = next(filter(None, map(fields.get, _ID_KEYS)), "")
+        name = function.get("name") or ""
         calls.append(ToolCall(str(call_id), str(name), to_json(arguments)))
     return calls
 
@@ -153,7 +156,8 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
         yield "function_call", message.additional_kwargs["function_call"]
 
 
-def _fields(value: Json) -> dict[str, Json]:
+def fields_of(value: Json) -> dict[str, Json]:
+    """Returns the fields of an object or a dict; any other value is its ``name``."""
     plain = value if isinstance(value, dict) else _plain(value)
     return plain if isinstance(plain, dict) else {"name": value}
 

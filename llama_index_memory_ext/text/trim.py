@@ -271,5 +271,5 @@ def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[
 def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:
     """Returns a copy with these blocks alone, and without what its provider has added to it."""
     kwargs = {key: value for key, value in message.additional_kwargs.items() if key in _NEEDED_KWARGS}
-    kept = [block for block in blocks if block is not None]
+    kept = [block for block in blocks if block and not (isinstance(block, TextBlock) and not block.text.strip())]
     return message.model_copy(update={"blocks": kept, "additional_kwargs": kwargs})

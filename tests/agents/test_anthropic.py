@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, TextBlock
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    ImageBlock,
+    TextBlock,
+    ToolCallBlock,
+)
 from llama_index.llms.anthropic import Anthropic
 
 from benchmarks.prompt_caches import Blocks
 from tests.anthropic_server import AnthropicServer, marks_of, serve
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, say
+from tests.record.test_limits import PIXEL
 
 StartClaude = Callable[..., tuple[Anthropic, AnthropicServer]]
 
@@ -108,6 +116,24 @@ async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
     # What is written after a cut is found in the next turn.
     assert all(server.usages[i].written > 4_096 for i in cuts)
     assert [i for i in range(cuts[0], 60) if server.usages[i].found < 4_096] == cuts
+
+
+async def test_blank_texts_beside_pictures_are_left_out(start_claude: StartClaude, open_memory: OpenMemory) -> None:
+    """In the turn that goes on and in the next, of users, of assistants that call tools, and of tools' results."""
+    llm, server = start_claude(lambda messages, tools: say("A dot."))
+    memory, picture = open_memory(), ImageBlock(image=PIXEL)
+    blank = [TextBlock(text=" \n"), picture, TextBlock(text="")]
+    call_block = ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={})
+    for i in range(3):
+        await memory.aput(ChatMessage(role="user", blocks=[*blank, TextBlock(text="What?")][: 3 + i % 2]))
+        await memory.aput(ChatMessage(role="assistant", blocks=[TextBlock(text="\n\n"), call_block]))
+        await memory.aput(ChatMessage(role="tool", blocks=blank, additional_kwargs={"tool_call_id": "c1"}))
+        asked = await memory.aget()
+        assert all(block.text.strip() for message in asked for block in message.blocks if isinstance(block, TextBlock))
+        await memory.aput((await llm.achat(asked)).message)
+    assert server.refusals == []
+    assert len(server.requests) == 3
+    assert len((await memory.aget_all())[0].blocks) == 3
 
 
 async def test_a_ttl_reaches_the_server(start_claude: StartClaude, open_memory: OpenMemory) -> None:

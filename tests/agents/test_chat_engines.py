@@ -11,6 +11,8 @@ from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 
 from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.text.messages import message_tokens
 from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, OpenAIServer, say, serve
@@ -186,6 +188,49 @@ async def test_closing_leaves_a_question_without_an_answer_where_it_is(
     (prompt,) = await open_memory().aget(input="Two?")
     assert shown(prompt.content or "") == [("user", "One?"), ("assistant", "One.")]
     assert (prompt.content or "").endswith("Two?")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", [ChatMode.CONTEXT, ChatMode.CONDENSE_PLUS_CONTEXT])
+async def test_a_model_that_takes_one_system_message_gets_the_memory_as_a_users(
+    open_memory: OpenMemory, mode: ChatMode
+) -> None:
+    """A short answer follows, so that user and assistant take turns; as the templates of Qwen 3.5 demand."""
+
+    def complain(body: Message) -> str | None:
+        roles = [message["role"] for message in body["messages"]]
+        turns = roles[1:] if roles[0] == "system" else roles
+        expected = ["user", "assistant"] * len(turns)
+        return None if turns == expected[: len(turns)] else "System message must be at the beginning."
+
+    memory = open_memory(chat_engine_role="user")
+    await memory.facts.aadd(FACT)
+    with serve(model) as server:
+        server.complain = complain
+        engine = engine_of(mode, server, memory)
+        for turn, question in enumerate(QUESTIONS):
+            assert await achat(engine, question) == f"I heard: {question}"
+            context, shown_memory, answer, asked = texts(server.requests[-1])
+            assert (context[0], shown_memory[0], asked) == ("system", "user", ("user", question))
+            assert answer == ("assistant", "I have read the conversation so far.")
+            assert shown(shown_memory[1]) == said_before(turn)
+        assert server.refusals == []
+    kept = [(message.role.value, message.content) for message in await memory.aget_all()]
+    assert kept == said_before(len(QUESTIONS))
+
+
+async def test_the_short_answer_stands_within_the_limit_and_only_behind_a_memory(open_memory: OpenMemory) -> None:
+    limits = {"token_limit": 300, "condensed_token_limit": 300, "facts_token_limit": 0}
+    memory = open_memory(chat_engine_role="user", **limits)
+    assert await memory.aget(input="One?") == []
+    for i in range(30):
+        await memory.aput_messages([user(f"Number {i}?"), assistant("word " * i)])
+        prompt = await memory.aget(input="Two?")
+        tokens = sum(message_tokens(message, memory.tokenizer_fn) for message in [*prompt, user("Two?")])
+        assert [message.role.value for message in prompt] == ["user", "assistant"]
+        assert tokens <= 300
+    with pytest.raises(SettingError, match="chat_engine_role must be 'system' or 'user'"):
+        open_memory(chat_engine_role="tool")
 
 
 async def test_a_question_to_come_has_its_room_within_the_limit(open_memory: OpenMemory) -> None:

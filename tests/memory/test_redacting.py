@@ -71,6 +71,15 @@ async def test_texts_and_the_arguments_of_calls_are_changed_before_they_are_stor
     assert "Ann" not in await stored(database_uri)
 
 
+async def test_a_refusal_and_the_sources_of_an_answer_are_changed_too(
+    open_memory: OpenMemory, database_uri: str
+) -> None:
+    memory = open_memory(redact=without_ann)
+    added = {"refusal": "Ann, I cannot.", "citations": [{"title": "About Ann"}], "thought_signatures": ["Ann="]}
+    await memory.aput(ChatMessage(role="assistant", additional_kwargs=added))
+    assert (await stored(database_uri)).count("Ann") == 1
+
+
 async def test_the_model_is_shown_what_is_stored_and_the_question_is_known_as_its_own(open_memory: OpenMemory) -> None:
     memory = open_memory(redact=without_ann)
     await memory.aput_messages([user("I am Ann."), assistant("Hello Ann.")])

@@ -49,6 +49,7 @@ def text_of(message: ChatMessage) -> str:
 
 OPENAI_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TWICE = calling(("call_1", "add", '{"a": 1}'))
+CITED = {"title": "A page", "url": "https://a.example/"}
 TWICE.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
 HIDDEN: list[Any] = [ThinkingBlock(content="secret"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
 MEDIA = [
@@ -115,14 +116,21 @@ def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
         ({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, '[tool call] add({"a": 1})'),
         ({"tool_calls": ["strange"]}, "[tool call] strange({})"),
         ({"tool_calls": {"function": "odd"}}, "[tool call] odd({})"),
-        ({"session_id": "s", "mood": "good", "n": None}, '[{"mood": "good"}]'),
-        ({"timestamp": 1_683_554_400, "created_at": "2023-05-08T14:00:00Z", "date": "soon"}, '[{"date": "soon"}]'),
-        # LlamaIndex's Anthropic class adds these for its own use when it streams.
-        ({"usage": {"input_tokens": 91}, "stop_reason": "end_turn", "thinking_delta": "Hm"}, ""),
+        ({"tool_calls": [{"toolUseId": "t1", "name": "add", "input": {"a": 1}}]}, '[tool call t1] add({"a": 1})'),
+        ({"refusal": "I cannot help with that."}, "I cannot help with that."),
+        ({"refusal": None, "annotations": [], "citations": "none"}, ""),
+        ({"citations": ["https://a.example/"]}, "[citation: https://a.example/]"),
+        ({"annotations": [CITED | {"start_index": 3}]}, "[citation: A page https://a.example/]"),
+        ({"annotations": [{"type": "url_citation", "url_citation": CITED}]}, "[citation: A page https://a.example/]"),
+        ({"citations": [{"document_title": "A", "cited_text": "Rain.", "file_id": "f"}]}, "[citation: A Rain.]"),
+        ({"citations": [{"start": 0, "document_ids": ["doc_1"]}, 7, None, {"title": 3}]}, ""),
+        ({"session_id": "s", "mood": "good", "usage": {"input_tokens": 91}, "date": "soon"}, ""),
+        ({"stop_reason": "end_turn", "thinking_delta": "Hm", "cache_control": {"type": "ephemeral"}}, ""),
+        ({"thought_signatures": [b"\xff", None, "AAEC"], "prompt_tokens": 7, "reference_audio_id": "a"}, ""),
     ],
 )
-def test_other_kwargs_are_kept_compactly(kwargs: dict[str, Any], body: str) -> None:
-    """Old and unknown calls, too; when it was said, and what LlamaIndex has added, are no part of the text."""
+def test_only_words_are_shown_of_the_kwargs(kwargs: dict[str, Any], body: str) -> None:
+    """Old and unknown calls, refusals, sources; nothing else that a provider or a program adds."""
     assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == body
 
 
@@ -259,6 +267,7 @@ SECONDS = int(NOON.timestamp())
     [
         NOON, NOON.replace(tzinfo=None), "2023-05-08T12:00:00Z", "2023-05-08 12:00", "2023-05-08T14:00:00.000+02:00",
         SECONDS, SECONDS * 1_000, float(SECONDS), str(SECONDS), "2023-05-08", date(2023, 5, 8),
+        "Mon, 08 May 2023 14:00:00 +0200", "8 May 2023 12:00 GMT", "Mon, 08 May 2023 12:00:00 -0000 (UTC)",
     ],
 )  # fmt: skip
 def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
@@ -271,7 +280,8 @@ def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
     "value",
     [
         None, "", True, 3, 2.5, "3", -1, 10**30, float("nan"), float("inf"), "soon", "May 8", "1970-01-01", [],
-        {"a": 1}, "9999-12-31T23:59:59-12:00", b"\xff", object(),
+        {"a": 1}, "9999-12-31T23:59:59-12:00", b"\xff", object(), " ", ",", "Mon,", "(", "31 Feb 2023 12:00:00",
+        "Mon, 08 May 2023 12:00:00 +99999999999999", "Fri, 31 Dec 9999 23:59:59 -1200", "1 May 2023 " + "9" * 5_000,
     ],
 )  # fmt: skip
 def test_what_is_no_time_of_a_message_is_left_out(value: object) -> None:
