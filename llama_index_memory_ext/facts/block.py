@@ -25,7 +25,6 @@ from llama_index_memory_ext.fact import (
     SIMILARITY_WEIGHT,
     AgentView,
     Fact,
-    ReviewThen,
     Scope,
     utc_now,
     view_of,
@@ -71,8 +70,6 @@ class FactsOptions(TypedDict, total=False):
     max_facts: int | None
     min_confidence: float
     review: bool
-    review_days: float | None
-    review_then: ReviewThen
     show_metadata: Sequence[str]
     similarity_weight: float
     confidence_weight: float
@@ -137,8 +134,6 @@ class RelevantFactsBlock(LogBlock):
     retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
-    review_days: float | None = Field(default=None, gt=0, le=36_500, description="So long at most; None: any time.")
-    review_then: ReviewThen = Field(default="retire", description='After them it goes, or by "count" it holds.')
     show_metadata: tuple[str, ...] = Field(default=(), description="Keys of facts' metadata that the model is shown.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
@@ -333,7 +328,7 @@ class RelevantFactsBlock(LogBlock):
             verify=self.verify,
             categories=self.categories,
             instructions=self.extraction_prompt,
-            review=(self.review_days, self.review_then) if self.review else None,
+            review=self.review,
             at_once=at_once,
         )
 
