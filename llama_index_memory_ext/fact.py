@@ -164,7 +164,7 @@ class Fact(BaseModel):
         default=None, description="When retention deleted messages that state it, or are around it, and their words."
     )
     imported_from: Visible | None = Field(
-        default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
+        default=None, description="The program whose export it was converted from; None: none."
     )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Visible | None = Field(default=None, description="Why it is no longer true.")

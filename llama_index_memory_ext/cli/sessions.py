@@ -107,10 +107,10 @@ def import_(
 ) -> None:
     """Add messages to a session, or facts to a user.
 
-    A database that does not exist is created. With --session the file holds messages as LlamaIndex, OpenAI's API,
-    LangChain, LangGraph or Zep write them, and --user says whose they are. With --user alone it holds facts as
-    `export --user` writes them, or an export of mem0, LangGraph's store or Zep. Facts of imported messages are
-    extracted when the session is next used.
+    A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
+    write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them.
+    Facts of imported messages are extracted when the session is next used. The guide "Coming from elsewhere" has
+    scripts that convert what LangChain, LangGraph, mem0 and Zep write.
     """
     if session is None and user is None:
         raise UsageError("say --session ID for messages, or --user ID for facts.")

@@ -15,7 +15,6 @@ from typing_extensions import Unpack
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
-    CATEGORIES,
     Fact,
     FactFields,
     FactState,
@@ -27,7 +26,6 @@ from llama_index_memory_ext.fact import (
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.language.words import visible
@@ -280,14 +278,14 @@ class FactBook:
         return await asyncio.to_thread(lambda: "\n".join([head, *(fact.model_dump_json() for fact in facts), ""]))
 
     async def aimport(self, lines: str) -> int:
-        """Store what ``aexport`` wrote, or an export of mem0, of LangGraph's store or of Zep; returns how many facts.
+        """Store the facts of JSON Lines as ``aexport`` writes them; returns how many there are.
 
-        Of an export with the facts of several users, only those of this namespace. A fact with a known id replaces
-        that. Where no shared facts are seen, shared ones become the agent's own. A FactError for what is no fact
-        or is another agent's; nothing is stored then.
+        A fact with a known id replaces that. Where no shared facts are seen, shared ones become the agent's own. A
+        FactError for what is no fact or is another agent's; nothing is stored then. The guide "Coming from elsewhere"
+        has scripts that convert the exports of mem0, LangGraph and Zep.
         """
         # A long export takes a while to read, for which the event loop must not be blocked.
-        facts = await asyncio.to_thread(_parse, lines, self.namespace, self.categories, self._view)
+        facts = await asyncio.to_thread(_parse, lines, self._view)
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
@@ -456,24 +454,23 @@ def check_top_k(similarity_top_k: int) -> None:
         raise ValueError(f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}.")
 
 
-def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
+def _parse(lines: str, view: AgentView) -> list[Fact]:
     """Return the facts of an export, which are the agent's own where no shared ones are seen."""
-    is_own = _SCHEMA in lines.partition("\n")[0]
-    facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
-    if facts is None:
-        facts = []
-        for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
-            try:
-                values = json.loads(line)
-                is_head = number == 1 and isinstance(values, dict) and "version" in values
-                facts += [] if is_head else [Fact.model_validate(values)]
-            except ValueError as error:
-                seen = type(error).__name__
-                problem = f"Line {number} is no fact ({seen}); expected {EXPORTS}. Nothing was imported."
-                raise FactError(problem) from None
-            if is_head and values["version"] != _SCHEMA_VERSION:
-                raise FactError(
-                    f"These facts have schema version {values['version']!r}, and this package knows version "
-                    f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
-                )
+    facts = []
+    for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
+        try:
+            values = json.loads(line)
+            is_head = number == 1 and isinstance(values, dict) and "version" in values
+            facts += [] if is_head else [Fact.model_validate(values)]
+        except ValueError as error:
+            raise FactError(
+                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
+                'Convert an export of mem0, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
+                "(docs/recipes). Nothing was imported."
+            ) from None
+        if is_head and values["version"] != _SCHEMA_VERSION:
+            raise FactError(
+                f"These facts have schema version {values['version']!r}, and this package knows version "
+                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+            )
     return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts]

@@ -478,7 +478,7 @@ class CondensedMemory(Memory):
         it twice, but for messages with ids. With ``extract_facts`` its facts are extracted in the background.
 
         Args:
-            source: JSON in the format of LlamaIndex, OpenAI, LangChain or Zep; see ``messages_from_json``.
+            source: JSON in the format of LlamaIndex or OpenAI; see ``messages_from_json``.
             show_progress: Whether a bar is shown.
 
         Returns:
