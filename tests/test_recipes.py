@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import utc_now
 from tests.test_docs import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
 SAVED = re.compile(
-    r"[Ss]ave (?:it|them|the script) as\s+`([\w.]+)`(?:(?!```).)*?^```(?:python|json)\n(.*?)^```$",
+    r"[Ss]ave\s+(?:it|them|the\s+script)\s+as\s+`([\w.]+)`(?:(?!```).)*?^```(?:python|json)\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -57,8 +57,8 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def memory_in(folder: Path) -> CondensedMemory:
-    store = MemoryStore(f"sqlite+aiosqlite:///{folder}/memory.db")
-    return CondensedMemory.from_defaults("chat-17", user_id="ann", chat_store=store, extract_facts=False)
+    uri = f"sqlite+aiosqlite:///{folder}/memory.db"
+    return CondensedMemory.from_defaults("chat-17", user_id="ann", async_database_uri=uri, extract_facts=False)
 
 
 @pytest.mark.parametrize(
