@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.language.words import visible
@@ -18,7 +17,7 @@ from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import cleaned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 # What kinds of facts a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -242,35 +241,6 @@ class Fact(BaseModel):
             return "pending"
         is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
         return "past" if is_over else "present"
-
-
-class FactFields(TypedDict, total=False):
-    """What can be said of a fact when it is added or changed: fields of ``Fact``, which documents them."""
-
-    id: str
-    content: str
-    category: str
-    confidence: float
-    created_at: datetime
-    updated_at: datetime
-    valid_from: date | None
-    valid_until: date | None
-    expires_at: datetime | None
-    session_id: str | None
-    message_ids: tuple[int, ...]
-    quote: str
-    said_as: SaidAs | None
-    about: About | None
-    source: str
-    retired_at: datetime | None
-    retired_reason: str | None
-    replaced_by: str | None
-    retired_by: RetiredBy | None
-    past_retirements: tuple[PastRetirement, ...]
-    pinned: bool
-    tags: Sequence[str]
-    metadata: Mapping[str, Any]
-    agent_id: str | None
 
 
 def retire(

@@ -10,13 +10,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
     Fact,
-    FactFields,
     FactState,
     Utc,
     approved,
@@ -175,8 +173,8 @@ class FactBook:
 
         return [*(await asyncio.to_thread(taken) if wanted else found)[:similarity_top_k]]
 
-    @unpacked(FactFields, Fact)
-    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
+    @unpacked(Fact, Fact)
+    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
 
         It is the agent's own if the book's agent keeps facts to itself; ``agent_id=None`` shares it with all agents of
@@ -192,7 +190,7 @@ class FactBook:
                 that of one of its facts, no field takes such a value, or the ``ttl`` is not more than 0, is no
                 timedelta, or stands beside ``expires_at``.
         """
-        values = self._checked(ttl, dict(fields))
+        values = self._checked(ttl, fields)
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
         elif not isinstance(fact, Fact):
@@ -210,8 +208,8 @@ class FactBook:
         await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
-    @unpacked(FactFields, Fact, with_defaults=False)
-    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
+    @unpacked(Fact, Fact, with_defaults=False)
+    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Change fields of a fact; returns it as stored. What is not named stays, and ``agent_id=None`` shares it.
 
         Args:
@@ -222,7 +220,7 @@ class FactBook:
         Raises:
             FactError: There is no fact with this id, and as for ``aadd``.
         """
-        changed = {"updated_at": utc_now(), **self._checked(ttl, dict(fields))}
+        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
         return await self._change(fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:

@@ -27,7 +27,6 @@ from llama_index_memory_ext.memory.search import MemorySearchResult, check_searc
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
     check_cache_points,
-    keep_for_cache,
     limits_for,
     place_of,
 )
@@ -269,8 +268,6 @@ class CondensedMemory(Memory):
             video_token_size_estimate=video_token_size_estimate,
         )
         memory._owns_store = chat_store is None or temporary
-        is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
-        keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         if chat_history is not None:
             memory.set(chat_history)
         return memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sqlite3
 import subprocess
 import sys
@@ -217,21 +216,6 @@ def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None
     assert "first" in cli("sessions", "list", *ANN).stdout
     assert "second" not in cli("sessions", "list", *ANN).stdout
     assert cli("sessions", "list", "--user", "bob").stdout == "No sessions of bob.\n"
-
-
-def test_a_session_is_shown_with_its_newest_messages(cli: Here) -> None:
-    cli("chat", "--session", "a", *ANN, stdin="I live in Rome.\nWhat is 12 + 30?\n")
-    shown = cli("sessions", "show", "a", COLUMNS="120")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("users     ann\nmessages  6, the newest 6 are shown\n")
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d  user +I live in Rome\.", shown.stdout)
-    assert re.search(r"  tool +42", shown.stdout)
-    told = json.loads(cli("sessions", "show", "a", "--last", "2", "--json").stdout)
-    assert [(one["role"], one["text"]) for one in told["log"]] == [("tool", "42"), ("assistant", "12 + 30 = 42")]
-    assert (told["messages"], told["user_ids"]) == (6, ["ann"])
-    missing = cli("sessions", "show", "c", "--json")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert "There is no session 'c'" in json.loads(missing.stderr)["error"]
 
 
 @pytest.mark.parametrize("layout", ["llama_index", "openai"])
@@ -535,7 +519,6 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
         ("facts", "retire", "x", *ANN),
         ("facts", "forget", "--all", *ANN, "--yes"),
         ("sessions", "list"),
-        ("sessions", "show", "s"),
         ("export", "--session", "s"),
         ("export", *ANN),
         ("forget", *ANN, "--yes"),
@@ -673,7 +656,7 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
         await store.aclose()
 
     asyncio.run(fill())
-    assert "I like coffee." in cli("sessions", "show", "old").stdout
+    assert "I like coffee." in cli("export", "--session", "old").stdout
     done = cli("forget", "--user", user_id, "--yes")
     assert (done.returncode, "Likes" in done.stderr) == (0, False)
     assert done.stdout.startswith("Deleted 1 message,")
