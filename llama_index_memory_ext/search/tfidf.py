@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from array import array
 from bisect import bisect_left
@@ -55,10 +54,6 @@ FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
 # The weight of all words that are related to one of a query, if the query has no more different words than that: a
 # longer one has enough of its own.
 _RELATED_WEIGHT, _SHORT_QUERY = 0.05, 8
-# A name that opens at least this share of the texts (it says who speaks, or who a text is about), and the factor of
-# these texts for a question that has one such name.
-_OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
-_NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
 # So many rows are removed one by one, and so many gaps may stay where rows were.
 _FEW, _MOST_GAPS = 64, 64
 # So many answers are kept until a document changes: the turns before a question are asked for again with the next one.
@@ -202,9 +197,6 @@ class TfidfRanker:
     A query of at most eight words in English, or in no language that is told, also finds what its words are related to
     by WordNet, with a twentieth of their weight: "profession" finds "nurse", and "allergies" finds "allergic".
 
-    Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
-    name in a question count 1.6 times.
-
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         feedback_weight: At least 0; 0 switches the second query off.
@@ -245,10 +237,7 @@ class TfidfRanker:
         # By row, with gaps where documents were removed.
         self._places = _Places()
         self._row_words: list[frozenset[Word]] = []
-        self._lengths, self._openings = array("d"), array("i")
-        # The number of each name that opens a text, and how many texts it opens.
-        self._names: dict[str, int] = {}
-        self._opened: Counter[int] = Counter()
+        self._lengths = array("d")
         # In how many documents each word is; of each language that was asked for, the words by their stems, also those
         # that no document has any more; and of how many documents the last languages were prepared.
         self._documents: Counter[Word] = Counter()
@@ -261,7 +250,7 @@ class TfidfRanker:
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; one with a known id replaces the document before."""
-        added: dict[str, tuple[dict[str, float], frozenset[Word], str]] = {}
+        added: dict[str, tuple[dict[str, float], frozenset[Word]]] = {}
         for document in documents:
             words = [*self._words(document.text), *self._words(document.date)]
             weights = defaultdict[str, float](float, Counter(word.term for word in words))
@@ -270,14 +259,11 @@ class TfidfRanker:
                 words += around
                 for term, count in Counter(word.term for word in around).items():
                     weights[term] += share * (1 + log(count))
-            # The name with which the text begins, if it begins with one.
-            first = _NAME.search(document.text[:100])
-            names = self._words(first.group()) if first and first.group()[0].isupper() else []
-            added[document.id] = weights, frozenset(words), names[0].term if len(names) == 1 else ""
+            added[document.id] = weights, frozenset(words)
         with self._lock:
             self.remove(added)
             self._forget_answers()
-            for document_id, (counts, kept, opening) in added.items():
+            for document_id, (counts, kept) in added.items():
                 row = len(self._row_words)
                 for term, weight in counts.items():
                     self._postings[term].rows.append(row)
@@ -288,13 +274,10 @@ class TfidfRanker:
                 self._places.ids.append(document_id)
                 self._row_words.append(kept)
                 self._lengths.append(sum(counts.values()))
-                self._openings.append(self._names.setdefault(opening, len(self._names)))
-                self._opened[self._openings[-1]] += 1
             if len(self._places.rows) >= _GROWTH * self._prepared_of:
                 # What a question in these languages needs is made now, because documents are added in the background.
                 self._prepared_of = len(self._places.rows)
                 self._prepare(self._languages(""))
-                related_terms("")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove documents; unknown ids are ignored."""
@@ -311,7 +294,6 @@ class TfidfRanker:
                     self._documents[word] -= 1
                     if not self._documents[word]:
                         del self._documents[word]
-                self._opened[self._openings[row]] -= 1
                 self._lengths[row], self._row_words[row] = 0.0, frozenset()
             for term, rows in rows_by_term.items():
                 if len(rows) < len(self._postings[term].rows):
@@ -340,7 +322,7 @@ class TfidfRanker:
                     weights = self._with_related(weights)
                 scores = self._scores(weights)
                 if scores.any():
-                    scores = self._with_feedback(scores, codes) * self._subject_factors(query)
+                    scores = self._with_feedback(scores, codes)
                 # Rounded, so that documents with the same terms are equally similar after any additions and removals.
                 answer = Similarities(self._places, np.round(divided_by_best(scores), 9))
                 self._answers.put(query, answer)
@@ -422,18 +404,6 @@ class TfidfRanker:
         second = np.where(scores > 0, self._scores(common), 0.0)
         return first + self._feedback_weight * divided_by_best(second)
 
-    def _subject_factors(self, query: str) -> Values | float:
-        """Return the factor of each row for whom the query is about."""
-        least, names = max(_OPENING_SHARE * len(self._places.rows), 2), set[str]()
-        for match in _NAME.finditer(query):
-            if match.group()[0].isupper():
-                name = re.sub(r"['\u2019]s?$", "", match.group())
-                # Any word may begin with a capital at the beginning of a question, but not before "'s".
-                if name != match.group() or query[: match.start()].strip():
-                    names.update(word.term for word in self._words(name))
-        asked = [self._names[name] for name in names if self._opened[self._names.get(name, -1)] >= least]
-        return np.where(view(self._openings) == asked[0], _SUBJECT_FACTOR, 1.0) if len(asked) == 1 else 1.0
-
     def _frequency(self, term: str) -> int:
         return len(self._postings[term].rows) if term in self._postings else 0
 
@@ -458,7 +428,6 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in kept)
         self._row_words = [self._row_words[row] for row in kept]
-        self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
 
 
