@@ -76,7 +76,6 @@ class FactsOptions(TypedDict, total=False):
     recency_weight: float
     context_turns: int
     min_similarity: float | None
-    general_facts: int
     ranker_factory: Callable[[], FactRanker]
 
 
@@ -122,7 +121,6 @@ class RelevantFactsBlock(LogBlock):
         description="Facts that concern the question less are left out; None: those with less than a tenth of the "
         "best one's similarity, but for 12; 0: none is.",
     )
-    general_facts: int = Field(default=3, ge=0, description="Preferences that `min_similarity` does not leave out.")
     embed_model: EmbedModel = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Callable[[], Any] = Field(
         default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
@@ -199,7 +197,7 @@ class RelevantFactsBlock(LogBlock):
             return ""
         # Fields may be set at any time.
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
-        settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
+        settings = (*weights, checked_languages(self.languages), self.token_limit)
         key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
         key += (self.show_metadata,)
         text = cached = self._shown.get(key)
@@ -412,7 +410,7 @@ class RelevantFactsBlock(LogBlock):
     def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         ranking = showable.rank(question, context, weights, checked_languages(self.languages))
-        return ranking._replace(min_similarity=self.min_similarity, general_facts=self.general_facts)
+        return ranking._replace(min_similarity=self.min_similarity)
 
     @property
     def _room(self) -> int:

@@ -1,4 +1,4 @@
-"""Finds documents by their words, and tells how much a text concerns a question."""
+"""Finds documents by their words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import chain, repeat
-from math import log, sqrt
+from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -28,10 +27,8 @@ from llama_index_memory_ext.language.tokens import (
     languages_in,
     languages_of,
     term_of,
-    words_in,
 )
 from llama_index_memory_ext.settings import shown
-from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -455,81 +452,3 @@ def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> Values:
 def divided_by_best(values: Values) -> Values:
     """Returns the values, at least 0, divided by the highest; zeros as they are."""
     return values / (values.max(initial=0.0) or 1.0)
-
-
-# The weight of a word that only the turns before the question have, and of one that is only related to the question's.
-_EARLIER_SHARE, _RELATED_SHARE = 0.5, 0.8
-_COUNTER = TokenCounter()
-
-
-class Asked:
-    """What is asked: the words of a question and of the turns before it, by their terms, each with its rarity.
-
-    Terms are stems in the language of the question, of ``languages`` if that is not None.
-    """
-
-    def __init__(self, question: str, context: Sequence[str] = (), languages: tuple[str, ...] | None = None) -> None:
-        earlier = "\n".join(context)
-        self._codes = languages_of(question, languages) or languages_of(earlier, languages)
-        self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
-        self._question = _rarities(question, self._codes)
-        self._rarities |= self._question
-        # By what the rarity of each term of the question is divided.
-        self._divisors = dict.fromkeys(self._question, min(1.0, sqrt(sum(self._question.values()))))
-
-    def concerns(self, texts: Mapping[str, str]) -> dict[str, float]:
-        """Returns how much each text concerns it, 0..1, by key: the sum of the rarities of the words in common.
-
-        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1, whatever else is known. If those of the
-        question have a sum below 1, its root divides them: most words of a short question are enough. If no text has a
-        word of a short one in English, what is related to its words counts, with 0.8 of their rarity.
-
-        A text is missing if another one has all that it has in common with the question, and more. In a short question
-        in English, it has a word that no text has if it has a related one.
-
-        >>> asked = Asked("Which guitar do I want to play at work?")
-        >>> found = asked.concerns({"a": "Owns a guitar", "b": "Likes her work", "c": "Tea"})
-        >>> {key: round(concern, 1) for key, concern in found.items()}
-        {'a': 0.6, 'b': 0.1}
-        """
-        common = {key: self._common(text) for key, text in texts.items()}
-        if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
-            known = self._question.keys() & set().union(*common.values())
-            for term in self._question.keys() - known:
-                related = set(related_terms(term))
-                weight = 0.0 if known else _RELATED_SHARE * self._question[term] / self._divisors[term]
-                for key, text in texts.items():
-                    if not related.isdisjoint(_rarities(text, self._codes)):
-                        common[key][term] = weight
-        found = {frozenset(terms) for terms in common.values()}
-        ahead = [key for key, terms in common.items() if not any(terms.keys() < other for other in found)]
-        return {key: min(1.0, sum(common[key].values())) for key in ahead}
-
-    def _common(self, text: str) -> dict[str, float]:
-        """Return the terms of a text that are asked for, each with its rarity."""
-        own, asked, divisors = _rarities(text, self._codes), self._rarities, self._divisors
-        return {term: min(own[term], asked[term]) / divisors.get(term, 1.0) for term in own.keys() & asked.keys()}
-
-
-@lru_cache(maxsize=10_000)
-def _rarities(text: str, codes: tuple[str, ...]) -> Mapping[str, float]:
-    """The rarity of each term of a text, by the commonest of its words and, in English, itself."""
-    found: dict[str, float] = {}
-    is_english = not codes or codes[0] == "en"
-    for word in words_in(text, codes):
-        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else 1.0)
-        found[word.term] = min(rarity, found.get(word.term, 1.0))
-    return found
-
-
-@lru_cache(maxsize=100_000)
-def _rarity(word: str) -> float:
-    """The rarity of a word, 0.05..1. The numbers of tokens grow with the rarity of what they stand for."""
-    tokens = _COUNTER(f" {word}")
-    # Those of the commonest English words that are no stop words are about as the first, none is above the second.
-    common, rare = log(660), log(200_000)
-    # A word of several tokens is rare; the vocabulary has few words of other scripts.
-    number = log(max(tokens[0], 1)) if len(tokens) == 1 and word.isascii() else rare
-    # Of scripts without spaces, what two texts have in common by chance is often a pair of characters.
-    is_pair = not word.isascii() and len(word) <= 2  # noqa: PLR2004
-    return min(max((number - common) / (rare - common), 0.05), 1.0) * (0.5 if is_pair else 1.0)
