@@ -410,9 +410,10 @@ def question_shares(
     earlier = "\n".join(context)
     codes = languages_of(question, languages) or languages_of(earlier, languages)
     asked = _terms(question, codes)
+    before = _terms(earlier, codes)
     terms = {key: _terms(text, codes) for key, text in texts.items()}
     frequency = Counter(chain.from_iterable(terms.values()))
-    common = {key: own & (asked | _terms(earlier, codes)) for key, own in terms.items()}
+    common = {key: own & (asked | before) for key, own in terms.items()}
     if len(asked) <= _SHORT_QUESTION and codes[:1] in ((), ("en",)):
         for term in asked:
             if not frequency[term]:
@@ -423,18 +424,18 @@ def question_shares(
 
     def weight(term: str) -> float:
         idf = 1 + log((1 + len(texts)) / (1 + frequency[term]))
-        if term not in asked:
-            return _EARLIER_TURN_WEIGHT * idf
         return idf if frequency[term] else _UNKNOWN_WEIGHT * idf
 
     most = _MOST_ASKED * (1 + log((1 + len(texts)) / 2))
-    total = min(sum(map(weight, asked or _terms(earlier, codes))), most)
+    total = min(sum(map(weight, asked or before)), most)
     covered = set(common.values())
-    return {
-        key: min(1.0, sum(map(weight, words)) / total)
-        for key, words in common.items()
-        if words and not any(words < other for other in covered)
-    }
+    shares = {}
+    for key, words in common.items():
+        if words and not any(words < other for other in covered):
+            from_question = sum(map(weight, words & asked))
+            from_earlier = _EARLIER_TURN_WEIGHT * sum(map(weight, words - asked))
+            shares[key] = min(1.0, (from_question + from_earlier) / total)
+    return shares
 
 
 @lru_cache(maxsize=10_000)
