@@ -110,18 +110,24 @@ def corrections_of(folder: Path) -> Iterator[Case]:
 def locomo_cases(conversations: Sequence[Conversation]) -> Iterator[Case]:
     """The observations of each conversation as facts: each with the turns that it is about, and their answers."""
     for number, conversation in enumerate(conversations):
-        turns = conversation["pools"]["turns"]
+        # The facts name the speakers, so that their names must have been said.
+        turns = [{**turn, "text": f"{turn['speaker']}: {turn['text']}"} for turn in conversation["pools"]["turns"]]
         places = {turn["id"]: i for i, turn in enumerate(turns)}
         for observation in conversation["pools"]["observations"]:
             sources = [places[name] for name in observation["source"] if name in places]
             if not sources:
                 continue
             first = turns[sources[0]]
-            fact = {"label": "n1", "content": observation["text"], "quote": first["text"], "confidence": 0.9}
+            fact = {"label": "n1", "content": observation["text"], "quote": said_in(first["text"]), "confidence": 0.9}
             lines = [line for i in sources for line in _turn(turns, i)]
             now = datetime.strptime(first["time"], "%d %B, %Y").replace(tzinfo=timezone.utc)
             reply = {"new_facts": [fact], "retired": []}
             yield Case("LoCoMo", _lines(lines), reply, now=now, conversation=number)
+
+
+def said_in(turn: str) -> str:
+    """A turn of LoCoMo without the name of its speaker."""
+    return turn.split(": ", 1)[1]
 
 
 def _turn(turns: Sequence[dict[str, Any]], i: int) -> Iterator[tuple[str, str]]:

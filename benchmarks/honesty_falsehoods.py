@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from benchmarks.honesty_cases import Case
+from benchmarks.honesty_cases import Case, said_in
 
 LABELS = ("stated", "asked", "supposed", "denied", "quoted")
 SHARE_OF_WRONG_LABELS = 0.1
@@ -75,7 +75,7 @@ def _negated(case: Case, _: Case) -> Falsehood | None:
 
 def _assistants(case: Case, _: Case) -> Falsehood | None:
     answers = [line.text for line in case.lines if not line.is_users]
-    return (with_content(case, answers[0]), "quoted", "user") if answers else None
+    return (with_content(case, said_in(answers[0])), "quoted", "user") if answers else None
 
 
 def _of_another_turn(case: Case, other: Case) -> Falsehood | None:
