@@ -8,8 +8,8 @@ questions that no fact answers, questions in other words, several facts of one t
 that several facts answer, and many facts. They were written before any rule. What ``min_similarity`` does was chosen on
 every other user, from the first on; the rest is reported apart.
 
-The figure is the number of questions for which the shown facts are those that answer, no fewer and no more. Preferences
-that are shown whatever is asked (``general_facts``) are switched off. It is told with words alone.
+The figure is the number of questions for which the shown facts are those that answer, no fewer and no more. It is told
+with words alone.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ def corrections_of(folder: Path) -> Iterator[Case]:
 def locomo_cases(conversations: Sequence[Conversation]) -> Iterator[Case]:
     """The observations of each conversation as facts: each with the turns that it is about, and their answers."""
     for number, conversation in enumerate(conversations):
-        turns = conversation["pools"]["turns"]
+        # The facts name the speakers, so that their names must have been said.
+        turns = [{**turn, "text": f"{turn['speaker']}: {turn['text']}"} for turn in conversation["pools"]["turns"]]
         places = {turn["id"]: i for i, turn in enumerate(turns)}
         for observation in conversation["pools"]["observations"]:
             sources = [places[name] for name in observation["source"] if name in places]

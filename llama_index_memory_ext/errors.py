@@ -64,14 +64,6 @@ class LayoutError(MemoryExtError, ValueError):
     """A layout of messages that is unknown, or cannot hold what was asked for."""
 
 
-class RoleError(MemoryExtError, ValueError):
-    """The name of an unknown message role."""
-
-
-class SplitterError(MemoryExtError, ValueError):
-    """A text splitter that cannot split a text."""
-
-
 class FactError(MemoryExtError, ValueError):
     """A fact that does not exist, or an imported entry that is no fact."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from typing_extensions import TypedDict
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.language.words import visible
@@ -18,7 +17,7 @@ from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import cleaned
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
 # What kinds of facts a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -61,8 +60,6 @@ About: TypeAlias = Literal["user", "other"]
 # What a fact is at a time: it holds; it was true before; it is not shown any more, but kept; its time is up; it waits
 # for somebody's yes.
 FactState: TypeAlias = Literal["present", "past", "retired", "expired", "pending"]
-# What becomes of a fact that nobody has approved in time.
-ReviewThen: TypeAlias = Literal["retire", "count"]
 
 Text = Annotated[str, BeforeValidator(cleaned)]
 # What a model reads holds nothing that a person does not see.
@@ -72,6 +69,8 @@ Utc = Annotated[AwareDatetime, AfterValidator(lambda value: value.astimezone(tim
 Tag = Annotated[Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)]
 
 _METADATA_BYTES = 2_048
+# Facts that earlier versions have stored or exported may have these fields; a pending fact has no deadline any more.
+_REMOVED_FIELDS = frozenset({"review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
@@ -164,7 +163,7 @@ class Fact(BaseModel):
         default=None, description="When messages that state it, or are around it, were deleted, and their words here."
     )
     imported_from: Visible | None = Field(
-        default=None, description="The memory whose export it was read from: mem0, LangGraph or Zep; None: none."
+        default=None, description="The program whose export it was converted from; None: none."
     )
     retired_at: Utc | None = Field(default=None, description="Since when it is no longer true.")
     retired_reason: Visible | None = Field(default=None, description="Why it is no longer true.")
@@ -181,8 +180,6 @@ class Fact(BaseModel):
     tags: tuple[Tag, ...] = Field(default=(), max_length=20, description="To find it by, of 100 characters at most.")
     metadata: Metadata = Field(default_factory=dict, description="A program's own, as JSON of at most 2,048 bytes.")
     pending: bool = Field(default=False, description="Whether somebody must approve it before it counts.")
-    review_until: Utc | None = Field(default=None, description="Until when it is pending; None: until it is decided.")
-    review_then: ReviewThen = Field(default="retire", description="What becomes of it then: it goes, or it counts.")
     ends_facts: dict[str, dict[str, str | None]] = Field(default_factory=dict, description="What it ends, and how.")
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
@@ -195,8 +192,12 @@ class Fact(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _updated_when_created(cls, values: object) -> object:
-        if not isinstance(values, dict) or "updated_at" in values:
+    def _as_this_version_has_it(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        if not _REMOVED_FIELDS.isdisjoint(values):
+            values = {name: value for name, value in values.items() if name not in _REMOVED_FIELDS}
+        if "updated_at" in values:
             return values
         created_at = values.get("created_at", utc_now())
         return {**values, "created_at": created_at, "updated_at": created_at}
@@ -224,10 +225,6 @@ class Fact(BaseModel):
         """Whether its time is up: from ``expires_at`` on it is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
-    def is_due(self, now: datetime) -> bool:
-        """Whether it was pending, and its time to be approved is over."""
-        return self.pending and not self.retired and self.review_until is not None and self.review_until <= now
-
     def state(self, now: datetime) -> FactState:
         """What it is at a time: "present", "past", "retired", "expired" or "pending".
 
@@ -240,39 +237,10 @@ class Fact(BaseModel):
         if self.retired:
             replaced = self.retired_by is None and self.replaced_by is not None
             return "past" if not self.pending and (replaced or self.retired_by == "change") else "retired"
-        if self.pending and (self.review_then == "retire" or not self.is_due(now)):
-            return "retired" if self.is_due(now) else "pending"
+        if self.pending:
+            return "pending"
         is_over = self.valid_until is not None and self.valid_until < now.astimezone(timezone.utc).date()
         return "past" if is_over else "present"
-
-
-class FactFields(TypedDict, total=False):
-    """What can be said of a fact when it is added or changed: fields of ``Fact``, which documents them."""
-
-    id: str
-    content: str
-    category: str
-    confidence: float
-    created_at: datetime
-    updated_at: datetime
-    valid_from: date | None
-    valid_until: date | None
-    expires_at: datetime | None
-    session_id: str | None
-    message_ids: tuple[int, ...]
-    quote: str
-    said_as: SaidAs | None
-    about: About | None
-    source: str
-    retired_at: datetime | None
-    retired_reason: str | None
-    replaced_by: str | None
-    retired_by: RetiredBy | None
-    past_retirements: tuple[PastRetirement, ...]
-    pinned: bool
-    tags: Sequence[str]
-    metadata: Mapping[str, Any]
-    agent_id: str | None
 
 
 def retire(
@@ -324,7 +292,7 @@ def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact
 
 # A pending fact of this kind of saying ends facts, and is none itself.
 ONLY_ENDS: SaidAs = "denied"
-_DECIDED: dict[str, Any] = {"pending": False, "review_until": None, "ends_facts": {}}
+_DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 
 def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
@@ -335,19 +303,6 @@ def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]
     ended = [(facts[name], end) for name, end in fact.ends_facts.items() if name in facts and not facts[name].retired]
     values = [{**old.model_dump(), **{name: end.get(name) for name in ENDING}} for old, end in ended]
     return [held, *(Fact(**{**old, "updated_at": now}) for old in values)]
-
-
-def settled(facts: Iterable[Fact], now: datetime) -> dict[str, Fact]:
-    """Returns facts by id, in their order, with what the clock has decided of those that nobody has approved in time.
-
-    Those that count then have ended others; those that go are retired.
-    """
-    known = {fact.id: fact for fact in facts}
-    for fact in [one for one in known.values() if one.is_due(now)]:
-        at, counts = fact.review_until or now, fact.review_then == "count"
-        gone = retire(fact, "nobody has approved it in time", at, by="limit")
-        known |= {one.id: one for one in (approved(fact, known, at) if counts else [gone])}
-    return known
 
 
 def raised(fact: Fact, now: datetime) -> Fact:

@@ -284,8 +284,8 @@ def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) 
     assert locomo.file_in(tmp_path) == file
     (read,) = locomo.conversations_in(file)
     assert [(turn["id"], turn["text"], turn["time"]) for turn in read["pools"]["turns"]] == [
-        ("D1:1", "Ann: I keep goats.", "8 May, 2023"),
-        ("D1:2", "Ben: Look! [shares a photo of a barn]", "8 May, 2023"),
+        ("D1:1", "I keep goats.", "8 May, 2023"),
+        ("D1:2", "Look! [shares a photo of a barn]", "8 May, 2023"),
     ]
     facts = [(fact["id"], fact["text"], fact["source"]) for fact in read["pools"]["observations"]]
     assert facts == [("O1:0", "Ann keeps goats.", ["D1:1"]), ("O1:1", "Ben has a barn.", ["D1:2"])]

@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+# Scripts that read what other programs have exported; tests/test_recipes.py runs them.
+RECIPES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))}
+ALL_PAGES = PAGES | RECIPES
 # Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
 KINDS = {"python", "bash", "json", "text", "sql"}
 # Whoever runs the tests has installed the package, and is running the tests.
@@ -122,12 +125,12 @@ def test_a_block_of_commands_runs(
     assert "CONNECTS TO" not in done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_no_block_is_of_a_kind_that_nothing_checks(page: str) -> None:
-    fences = re.findall(r"^ *```(\w*)$", PAGES[page], flags=re.MULTILINE)
+    fences = re.findall(r"^ *```(\w*)$", ALL_PAGES[page], flags=re.MULTILINE)
     assert {kind for kind in fences if kind} <= KINDS
     assert len(fences) == 2 * len([kind for kind in fences if kind])
-    for text in blocks("json", PAGES[page]):
+    for text in blocks("json", ALL_PAGES[page]):
         json.loads(text)
 
 
@@ -138,12 +141,14 @@ def test_every_extra_that_is_named_exists() -> None:
     assert {extra for names in named for extra in names.split(",")} <= extras
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     folder = ROOT if page == "README.md" else ROOT / "docs"
+    if page in RECIPES:
+        folder /= "recipes"
     lost = []
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", PAGES[page]):
-        text = PAGES[Path(target).name if target else page] if anchor else ""
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", ALL_PAGES[page]):
+        text = ALL_PAGES[Path(target).name if target else page] if anchor else ""
         headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
         anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         if not (folder / target).exists() or (anchor and anchor not in anchors):
@@ -154,6 +159,12 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
 def test_the_readme_is_short_and_names_every_guide() -> None:
     assert README.count("\n") <= 150
     assert [name for name in PAGES if name not in {"README.md", "figures.md"} and f"docs/{name}" not in README] == []
+
+
+def test_every_recipe_is_named_in_a_guide_and_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    guides = "\n".join(PAGES.values())
+    assert [name for name in RECIPES if f"(recipes/{name}" not in guides or f"recipes/{name}" not in navigation] == []
 
 
 def test_every_setting_is_on_its_page() -> None:

@@ -31,7 +31,7 @@ memory      condensed_memory > settings turns > search stats template     # pres
 ---
 record      block > summary > recall > window > text                      # within the limit
 facts       backfill > block > extraction > verification > validation > checks > riders source >
-            book known > consolidation > foreign prompt ranking > history reply         # learned, kept, ranked
+            book known > consolidation > prompt ranking > history reply         # learned, kept, ranked
 ---
 .           reader_block                                                  # what both blocks share: they read one log
 ---
@@ -62,7 +62,6 @@ MOST_FILES, MOST_LEVELS = 100, 12
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
-    "facts/foreign.py": "knows the layouts of other programs",
     "facts/verification.py": "is a request of its own, which is off by default",
     "inspector/server.py": "needs the extra inspect",
     "language/related.py": "is a dictionary of its own, which few tokens of a text need",
@@ -176,7 +175,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 LOADED_WITH_THE_PRESET = {
     "": "errors events fact reader_block settings",
     "background": "jobs locks loop",
-    "facts": "block book foreign history known prompt ranking reply",
+    "facts": "block book history known prompt ranking reply",
     "formats": "layouts",
     "language": "dates detection loading related tokens words",
     "memory": "condensed_memory search settings stats template turns",

@@ -64,7 +64,7 @@ def test_each_public_call_shows_the_arguments_that_it_takes() -> None:
     own = set(llama_index_memory_ext.__all__) - {"OfflineModel"}
     names = [(name, getattr(llama_index_memory_ext, name)) for name in sorted(own)]
     # Questions to blocks of others, and what the host's templates and models take. Errors and protocols have no own.
-    handed_on = {"aget", "get", "format_messages", "structured_predict", "astructured_predict"}
+    handed_on = {"aget", "get", "format_messages"}
     hidden = []
     for name, owner in [*names, *parts, ("FactBook", FactBook)]:
         no_signature = inspect.isclass(owner) and (

@@ -17,7 +17,6 @@ from llama_index_memory_ext import (
     MemoryStore,
     TfidfRanker,
     messages_from_json,
-    trim,
 )
 
 FEBRUARY, JANUARY = datetime(2026, 2, 1, tzinfo=timezone.utc), datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -58,7 +57,6 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY), "before until", "saw 2026-02-01", "Exchange"),
     (lambda memory: memory.abranch("chat"), "a new session", "'chat' was used before", "Name another one"),
     (lambda memory: memory.abackfill(session_ids=["x"]), "There is no session", "'x'", "get_keys()` lists those"),
-    (lambda _: trim([ChatMessage("a")], start_on="nobody"), "roles of messages", "names 'nobody'", "Use one of these"),
     (lambda _: messages_from_json("{"), A_JSON, "saw 1 characters", "To read a file, pass its bytes"),
     (lambda _: MemoryStore("sqlite:///x.db", pool_size=0), "equal to 1", "saw 0", "Leave it out for 5"),
     (lambda _: MemoryRetriever("memory"), "asks a CondensedMemory", "this is a str", "Build one with"),  # type: ignore[arg-type]

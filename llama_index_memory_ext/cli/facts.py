@@ -1,20 +1,17 @@
 """The commands under ``facts``: show and change what is known about a user."""
 
 # No annotation is a string here: Typer reads those of the commands, through the signatures that ``command`` makes.
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Parameter, Signature, signature
-from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
 
-from llama_index_memory_ext.cli import TIMEOUT, TerminalError, UsageError, one_line, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, Timeout, User, Yes
+from llama_index_memory_ext.cli.app import Agent, Db, Embed, Json, Model, Output, Session, User, Yes
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
@@ -35,7 +32,6 @@ _Some = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of facts
 _Ttl = Annotated[float | None, typer.Option("--ttl", metavar="DAYS", help="After how many days it is shown no more.")]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Pin = Annotated[bool, typer.Option("--pin", help="Show it before facts that match better.")]
-_File = Annotated[Path, typer.Argument(metavar="FILE", help="Messages as JSON or JSON Lines.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
 _Apply = Annotated[bool, typer.Option("--apply", help="Retire them.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
@@ -226,75 +222,6 @@ async def consolidate(
     retired = await book.aapply(proposals) if apply else 0
     told = f"Retired {count}." if apply else f"Nothing was changed; --apply retires {count}."
     return {"proposals": proposals, "retired": retired}, f"{shown}\n{told}".lstrip()
-
-
-@app.command("check")
-def check(file: _File, *, model: Model = None, timeout: Timeout = TIMEOUT, json: Json = False) -> None:
-    """Measure what of a conversation your model would have stored, with and without a second reading.
-
-    FILE holds messages as `import --session` reads them; nothing is stored. With OPENAI_API_KEY set a model of OpenAI's
-    reads them (OPENAI_API_BASE for another address), else a small offline one. What is kept and what is rejected, why,
-    and at which cost, is for you to judge by your own conversations.
-    """
-    try:
-        content = file.expanduser().read_bytes()
-    except OSError as error:
-        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
-    cli.show(asyncio.run(_checked(content, model, timeout)), as_json=json)
-
-
-async def _checked(content: bytes, model: str | None, timeout: float) -> Output:
-    # Imported here: they import LlamaIndex.
-    from openai import DefaultAsyncHttpxClient
-
-    from llama_index_memory_ext import CondensedMemory, messages_from_json
-    from llama_index_memory_ext.cli.demo import choose_model, describe_model
-
-    messages = messages_from_json(content)
-    if not messages:
-        raise TerminalError("there is no message in it: expected a conversation with at least one message of the user.")
-    found: list[dict[str, Any]] = []
-    async with DefaultAsyncHttpxClient() as client:
-        llm = choose_model(model, client, timeout)
-        for verify in (False, True):
-            async with CondensedMemory.from_defaults(user_id="user", llm=llm, verify=verify) as memory:
-                started = perf_counter()
-                await memory.aput_messages(messages)
-                await memory.aflush()
-                stats, facts = await memory.astats(), await memory.facts.alist(with_retired=True)
-                counted = stats.usage.values()
-                found.append(
-                    {
-                        "verify": verify,
-                        "kept": facts,
-                        "rejected": stats.rejections,
-                        "failures": {name: failure.error for name, failure in stats.failures.items()},
-                        "calls": sum(one.calls for one in counted),
-                        "tokens_sent": sum(one.prompt_tokens for one in counted),
-                        "tokens_received": sum(one.completion_tokens for one in counted),
-                        "seconds": round(perf_counter() - started, 2),
-                    }
-                )
-    numbers = [
-        {"facts kept": len(run["kept"])}
-        | {f"rejected as {reason}": count for reason, count in sorted(run["rejected"].items())}
-        | {name.replace("_", " "): run[name] for name in ("calls", "tokens_sent", "tokens_received", "seconds")}
-        | {f"failed: {name} ({error})": 1 for name, error in run["failures"].items()}
-        for run in found
-    ]
-    rows = [[name, *(str(one.get(name, 0)) for one in numbers)] for name in numbers[0] | numbers[1]]
-    without, with_ = ({_content(fact): fact for fact in run["kept"]} for run in found)
-    rows_of_facts = []
-    for text, fact in (with_ | without).items():
-        kept = ("yes" if text in without else "", "yes" if text in with_ else "")
-        rows_of_facts.append([text, *kept, fact.said_as or "", fact.quote])
-    shown = Group(
-        f"model: {describe_model(llm)}\n",
-        cli.table(["", "without verify", "with verify"], rows),
-        "",
-        cli.table(["fact", "without", "with", "said as", "the user's words"], rows_of_facts, empty="No fact was kept."),
-    )
-    return {"model": describe_model(llm), "runs": found}, shown
 
 
 def _changed(what: str, fact: "Fact") -> Output:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from json import detect_encoding
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Group
-from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, plain, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-_Id = Annotated[str, typer.Argument(metavar="SESSION", help="The id of a session. `sessions list` shows them.")]
-_LAST_HELP = "So many of the newest messages; 0 for none."
-_Last = Annotated[int, typer.Option("--last", metavar="NUMBER", min=0, help=_LAST_HELP)]
 _Format = Annotated[Literal["llama_index", "openai"], typer.Option("--format", help="How messages are written.")]
 _To = typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.", show_default=False)
 _Output = Annotated[typer.FileBinaryWrite, _To]
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-cli.app.add_typer(app, name="sessions", help="The conversations: list them, look at one.")
+cli.app.add_typer(app, name="sessions", help="The conversations: list them.")
 
 
 @app.command("list")
@@ -41,33 +35,6 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
         rows = [(info.session_id, str(info.messages), ", ".join(info.user_ids), _time(info.last_at)) for info in found]
         empty = "No sessions." if user is None else f"No sessions of {user}."
         return found, cli.table(["session", "messages", "user", "last used"], rows, empty=empty)
-
-    cli.run(db, read, as_json=json)
-
-
-@app.command("show")
-def show(session: _Id, *, last: _Last = 50, db: Db = None, json: Json = False) -> None:
-    """Show one session: its users, and its newest messages with their times.
-
-    Long messages are cut here: --json and `export --session` have all of their text.
-    """
-
-    async def read(store: ext.MemoryStore) -> Output:
-        # Imported here: they import LlamaIndex.
-        from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
-        from llama_index_memory_ext.text.messages import body_of
-
-        info = next(iter(await store.sessions(session_ids=[session])), None)
-        if info is None:
-            raise TerminalError(f"There is no session {session!r}. `sessions list` shows those that there are.")
-        rows = await store.readers.find(session, (ACTIVE, ARCHIVED), limit=last, offset=max(0, info.messages - last))
-        log = [{"at": row.said_at, "role": row.role, "text": body_of(row.message)} for row in rows]
-        users = ", ".join(info.user_ids) or "unknown: only LlamaIndex's own Memory has written to it"
-        shown = Text(f"users     {one_line(users)}\nmessages  {info.messages}, the newest {len(rows)} are shown\n")
-        table = cli.table(
-            ["time", "role", "message"], [(_time(row.said_at), row.role, body_of(row.message)) for row in rows]
-        )
-        return {**asdict(info), "log": log}, Group(shown, table)
 
     cli.run(db, read, as_json=json)
 
@@ -107,10 +74,10 @@ def import_(
 ) -> None:
     """Add messages to a session, or facts to a user.
 
-    A database that does not exist is created. With --session the file holds messages as LlamaIndex, OpenAI's API,
-    LangChain, LangGraph or Zep write them, and --user says whose they are. With --user alone it holds facts as
-    `export --user` writes them, or an export of mem0, LangGraph's store or Zep. Facts of imported messages are
-    extracted when the session is next used.
+    A database that does not exist is created. With --session the file holds messages as LlamaIndex or OpenAI's API
+    write them, and --user says whose they are. With --user alone it holds facts as `export --user` writes them.
+    Facts of imported messages are extracted when the session is next used. The guide "Coming from elsewhere" has
+    scripts that convert what LangChain, LangGraph, mem0 and Zep write.
     """
     if session is None and user is None:
         raise UsageError("say --session ID for messages, or --user ID for facts.")

@@ -25,7 +25,6 @@ from llama_index_memory_ext.fact import (
     SIMILARITY_WEIGHT,
     AgentView,
     Fact,
-    ReviewThen,
     Scope,
     utc_now,
     view_of,
@@ -73,15 +72,12 @@ class FactsOptions(TypedDict, total=False):
     max_facts: int | None
     min_confidence: float
     review: bool
-    review_days: float | None
-    review_then: ReviewThen
     show_metadata: Sequence[str]
     similarity_weight: float
     confidence_weight: float
     recency_weight: float
     context_turns: int
     min_similarity: float | None
-    general_facts: int
     ranker_factory: Callable[[], FactRanker]
 
 
@@ -127,7 +123,6 @@ class RelevantFactsBlock(LogBlock):
         description="Facts that concern the question less are left out; None: those with less than a tenth of the "
         "best one's similarity, but for 12; 0: none is.",
     )
-    general_facts: int = Field(default=3, ge=0, description="Preferences that `min_similarity` does not leave out.")
     embed_model: EmbedModel = Field(default=None, exclude=True, repr=False, description="None: words alone.")
     ranker_factory: Callable[[], Any] = Field(
         default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
@@ -145,8 +140,6 @@ class RelevantFactsBlock(LogBlock):
     retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
     verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
     review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
-    review_days: float | None = Field(default=None, gt=0, le=36_500, description="So long at most; None: any time.")
-    review_then: ReviewThen = Field(default="retire", description='After them it goes, or by "count" it holds.')
     show_metadata: tuple[str, ...] = Field(default=(), description="Keys of facts' metadata that the model is shown.")
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
@@ -224,7 +217,7 @@ class RelevantFactsBlock(LogBlock):
             return ""
         # Fields may be set at any time.
         weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
-        settings = (*weights, self.general_facts, checked_languages(self.languages), self.token_limit)
+        settings = (*weights, checked_languages(self.languages), self.token_limit)
         key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
         key += (self.show_metadata,)
         text = cached = self._shown.get(key)
@@ -361,7 +354,7 @@ class RelevantFactsBlock(LogBlock):
             verify=self.verify,
             categories=self.categories,
             instructions=self.extraction_prompt,
-            review=(self.review_days, self.review_then) if self.review else None,
+            review=self.review,
             is_own=self._own_namespace is not None,
             at_once=at_once,
         )
@@ -461,7 +454,7 @@ class RelevantFactsBlock(LogBlock):
     def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
         weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
         ranking = showable.rank(question, context, weights, checked_languages(self.languages))
-        return ranking._replace(min_similarity=self.min_similarity, general_facts=self.general_facts)
+        return ranking._replace(min_similarity=self.min_similarity)
 
     @property
     def _room(self) -> int:

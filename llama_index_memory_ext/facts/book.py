@@ -10,14 +10,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from typing_extensions import Unpack
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
-    CATEGORIES,
     Fact,
-    FactFields,
     FactState,
     Utc,
     approved,
@@ -27,7 +24,6 @@ from llama_index_memory_ext.fact import (
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.foreign import EXPORTS, foreign_facts
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.language.words import visible
@@ -178,8 +174,8 @@ class FactBook:
 
         return [*(await asyncio.to_thread(taken) if wanted else found)[:similarity_top_k]]
 
-    @unpacked(FactFields, Fact)
-    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
+    @unpacked(Fact, Fact)
+    async def aadd(self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
 
         It is the agent's own if the book's agent keeps facts to itself; ``agent_id=None`` shares it with all agents of
@@ -195,7 +191,7 @@ class FactBook:
                 that of one of its facts, no field takes such a value, or the ``ttl`` is not more than 0, is no
                 timedelta, or stands beside ``expires_at``.
         """
-        values = self._checked(ttl, dict(fields))
+        values = self._checked(ttl, fields)
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
         elif not isinstance(fact, Fact):
@@ -213,8 +209,8 @@ class FactBook:
         await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
-    @unpacked(FactFields, Fact, with_defaults=False)
-    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Unpack[FactFields]) -> Fact:
+    @unpacked(Fact, Fact, with_defaults=False)
+    async def aupdate(self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any) -> Fact:
         """Change fields of a fact; returns it as stored. What is not named stays, and ``agent_id=None`` shares it.
 
         Args:
@@ -225,7 +221,7 @@ class FactBook:
         Raises:
             FactError: There is no fact with this id, and as for ``aadd``.
         """
-        changed = {"updated_at": utc_now(), **self._checked(ttl, dict(fields))}
+        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
         return await self._change(fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed}))
 
     async def aretire(self, fact_id: str, reason: str = "retired by hand", replaced_by: str | None = None) -> Fact:
@@ -281,15 +277,15 @@ class FactBook:
         return await asyncio.to_thread(lambda: "\n".join([head, *(fact.model_dump_json() for fact in facts), ""]))
 
     async def aimport(self, lines: str) -> int:
-        """Store what ``aexport`` wrote, or an export of mem0, of LangGraph's store or of Zep; returns how many facts.
+        """Store the facts of JSON Lines as ``aexport`` writes them; returns how many there are.
 
-        Of an export with the facts of several users, only those of this namespace. A fact with a known id replaces
-        that. Where no shared facts are seen, shared ones become the agent's own. A FactError for what is no fact
-        or is another agent's; nothing is stored then. All are stored in one transaction, which may take the
-        ``operation_timeout`` of the store for each 500 facts.
+        A fact with a known id replaces that. Where no shared facts are seen, shared ones become the agent's own. A
+        FactError for what is no fact or is another agent's; nothing is stored then. All are stored in one transaction,
+        which may take the ``operation_timeout`` of the store for each 500 facts. The guide "Coming from elsewhere"
+        has scripts that convert the exports of mem0, LangGraph and Zep.
         """
         # A long export takes a while to read, for which the event loop must not be blocked.
-        facts = await asyncio.to_thread(_parse, lines, name_of(self.namespace), self.categories, self._view)
+        facts = await asyncio.to_thread(_parse, lines, self._view)
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
@@ -460,24 +456,23 @@ def check_top_k(similarity_top_k: int) -> None:
         raise ValueError(f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}.")
 
 
-def _parse(lines: str, namespace: str, categories: Sequence[str] | None, view: AgentView) -> list[Fact]:
+def _parse(lines: str, view: AgentView) -> list[Fact]:
     """Return the facts of an export, which are the agent's own where no shared ones are seen."""
-    is_own = _SCHEMA in lines.partition("\n")[0]
-    facts = None if is_own else foreign_facts(lines, namespace, categories or CATEGORIES)
-    if facts is None:
-        facts = []
-        for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
-            try:
-                values = json.loads(line)
-                is_head = number == 1 and isinstance(values, dict) and "version" in values
-                facts += [] if is_head else [Fact.model_validate(values)]
-            except ValueError as error:
-                seen = type(error).__name__
-                problem = f"Line {number} is no fact ({seen}); expected {EXPORTS}. Nothing was imported."
-                raise FactError(problem) from None
-            if is_head and values["version"] != _SCHEMA_VERSION:
-                raise FactError(
-                    f"These facts have schema version {values['version']!r}, and this package knows version "
-                    f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
-                )
+    facts = []
+    for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
+        try:
+            values = json.loads(line)
+            is_head = number == 1 and isinstance(values, dict) and "version" in values
+            facts += [] if is_head else [Fact.model_validate(values)]
+        except ValueError as error:
+            raise FactError(
+                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
+                'Convert an export of mem0, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
+                "(docs/recipes). Nothing was imported."
+            ) from None
+        if is_head and values["version"] != _SCHEMA_VERSION:
+            raise FactError(
+                f"These facts have schema version {values['version']!r}, and this package knows version "
+                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+            )
     return [fact.model_copy(update={"agent_id": view.owner(fact.agent_id)}) for fact in facts]

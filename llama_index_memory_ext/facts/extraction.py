@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import RetiredBy, ReviewThen
+    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
@@ -57,10 +57,6 @@ _CONTEXT_ROWS, _CONTEXT_CHARACTERS = 10, 1_000
 # What is done after a failure: ask again at once, or after a pause, also where nothing pauses otherwise ("stop"), or
 # leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
-
-
-# For how many days something is pending, None for any, and what becomes of it then.
-Review: TypeAlias = tuple[float | None, "ReviewThen"]
 
 
 # Days and rejections that a cursor keeps.
@@ -175,10 +171,10 @@ class Extracted(NamedTuple):
 class Extractor:
     """Extracts the facts of one user (those ``known``) from the log of one session, as this ``reader`` of it.
 
-    Its settings are those of the ``block``. With a ``review`` what it learns is pending: for so many days, None for
-    any, and then it goes or counts. ``rejections`` counts the entries of replies that are not stored, by
-    reason, and ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried again without a pause,
-    because nothing else would try it. ``is_own``: the user is that of the memory, who never stands for a team.
+    Its settings are those of the ``block``. With ``review`` what it learns is pending. ``rejections`` counts the
+    entries of replies that are not stored, by reason, and ``usage`` the calls by their kind. ``at_once``: what depends
+    on a turn is tried again without a pause, because nothing else would try it. ``is_own``: the user is that of the
+    memory, who never stands for a team.
     """
 
     known: UserFacts
@@ -193,7 +189,7 @@ class Extractor:
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
-    review: Review | None = None
+    review: bool = False
     is_own: bool = False
 
     async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
@@ -377,7 +373,7 @@ class Extractor:
                 places = range(1, len(related) + 1)
                 quotes = {related[one.number - 1].id: one.quote for one in reply.retired if one.number in places}
                 valid = await self._verified(valid, batch, quotes)
-            learned = Extracted(*self._changes(valid, self.review), perf_counter() - started)
+            learned = Extracted(*self._changes(valid, review=self.review), perf_counter() - started)
             reasons, rows = [one.reason for one in learned.reply.rejected], batch.unread.rows
             progress = progress.noting(utc_now().date(), sum(batch.spent, Usage()), reasons, rows[0].id, rows[-1].id)
         stored = await self.known.store.facts.write_extracted(
@@ -493,7 +489,7 @@ class Extractor:
             return valid
         return verification.verified(valid, judgements, batch.lines)
 
-    def _changes(self, valid: ValidatedReply, review: Review | None = None) -> tuple[list[Fact], ValidatedReply]:
+    def _changes(self, valid: ValidatedReply, *, review: bool = False) -> tuple[list[Fact], ValidatedReply]:
         """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
 
         New facts are the agent's own, but what takes the place of a shared fact is shared, too.
@@ -502,7 +498,8 @@ class Extractor:
         shared_ids = {fact.replaced_by for fact in valid.retired if fact.agent_id is None}
         new = (fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own}) for fact in valid.accepted)
         valid = replace(valid, accepted=tuple(new))
-        valid = valid if review is None else self._pending(valid, *review)
+        if review:
+            valid = self._pending(valid)
         self.rejections.update(valid.rejections)
         changed = {fact.id: fact for fact in (*valid.accepted, *valid.confirmed, *valid.retired)}
         if self.max_facts is not None:
@@ -515,15 +512,14 @@ class Extractor:
             changed |= {fact.id: retire(fact, "over max_facts", now, by="limit") for fact in over}
         return list(changed.values()), valid
 
-    def _pending(self, valid: ValidatedReply, days: float | None, then: ReviewThen) -> ValidatedReply:
+    def _pending(self, valid: ValidatedReply) -> ValidatedReply:
         """Return a validated reply of which what is new, and what that ends, is pending; what was rejected is left out.
 
         What ends without a replacement waits as a fact that says so. What the user wants forgotten does not wait.
         """
         facts, waiting = self.known.facts, {fact.id: fact for fact in self.known.pending}
         decided = {normalised(fact.content): fact.id for fact in (*waiting.values(), *self.known.refused)}
-        until = None if days is None else utc_now() + timedelta(days=days)
-        fields: dict[str, Any] = {"pending": True, "review_until": until, "review_then": then}
+        fields: dict[str, Any] = {"pending": True}
         new, at_once = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}, []
         for one in valid.retired:
             old, name = facts[one.id], one.replaced_by or ""

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import thread_lock
-from llama_index_memory_ext.fact import AgentView, Fact, settled, utc_now
+from llama_index_memory_ext.fact import AgentView, Fact, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
@@ -108,7 +108,6 @@ class UserFacts:
             now = utc_now()
             facts = dict(self.facts) if changes.fresh else {}
             facts |= {fact.id: fact for fact in changes.facts}
-            facts = settled(facts.values(), now)
             active = tuple(fact for fact in facts.values() if fact.state(now) == "present")
             past = tuple(past_facts(facts, now))
             changed = {fact.id for fact in changes.facts}
@@ -160,11 +159,9 @@ class UserFacts:
 
 
 def _ends_of(fact: Fact) -> Iterator[datetime]:
-    """Yield when a fact expires, is no longer pending, and is true no longer, as far as that is known."""
+    """Yield when a fact expires, and is true no longer, as far as that is known."""
     if fact.expires_at:
         yield fact.expires_at
-    if fact.pending and fact.review_until:
-        yield fact.review_until
     if fact.valid_until and fact.valid_until < date.max and not fact.retired:
         yield datetime.combine(fact.valid_until + timedelta(days=1), time(), timezone.utc)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from itertools import chain, islice
 from json import dumps
+from math import log
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,12 +19,12 @@ from numpy.typing import NDArray
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
 from llama_index_memory_ext.language.dates import date_words
+from llama_index_memory_ext.language.related import related_terms
 from llama_index_memory_ext.language.tokens import languages_of, terms_in, words_in
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
-    Asked,
     Document,
     Similarities,
     TfidfRanker,
@@ -50,8 +52,9 @@ _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
 # Where nothing else is set, a fact with less of the best one's similarity does not concern a question, and so many such
 # facts are shown all the same.
 _FLOOR, _MOST_GENERAL = 0.1, 12
-# With ``min_similarity``, less of the best one's similarity leaves a fact out.
-_STRICT_FLOOR = 0.4
+# With ``min_similarity``: most that a question weighs, in words that a single fact has; what a word weighs that no fact
+# has, and one of an earlier turn. Up to so many words have related ones. Chosen on exact_facts; see docs/ranking.md.
+_MOST_ASKED, _UNKNOWN_WEIGHT, _EARLIER_TURN_WEIGHT, _SHORT_QUESTION = 2, 0.5, 0.5, 8
 # What the fact before on its day and the best one of its day add to a fact, while something is going on, and to which
 # power the length of a fact, with that of its tags, divides it then.
 _DAY_SHARE, _LENGTH_POWER, _TAG_BYTES = 0.2, 0.15, 80
@@ -290,7 +293,6 @@ class Ranking(NamedTuple):
     # The least similarity of facts that concern the question; 0 where similarities tell nothing.
     floor: float
     min_similarity: float | None = None
-    general_facts: int = 0
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good ones the newest first."""
@@ -308,10 +310,9 @@ class Ranking(NamedTuple):
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
         """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
-        A fact concerns it by its words or its embedding. One is left out that has less than 0.4 of the best one's
-        similarity, or only a part of the words that another one has in common with the question. Pinned facts stay in
-        any case, and so do so many ``general_facts``: preferences that do not concern it. Behind the best facts no
-        others are looked for.
+        A fact concerns it by its words or its embedding. One is left out that has only a part of the words that
+        another one has in common with the question. Pinned facts stay in any case. Behind the best facts no others are
+        looked for.
 
         None: those with a tenth of the best one's similarity, those of the time that the question asks for, and the
         best 12 others. 0: all of them.
@@ -319,16 +320,17 @@ class Ranking(NamedTuple):
         if not (self.floor if self.min_similarity is None else self.min_similarity):
             yield from ranked
             return
-        others, category = _MOST_GENERAL, None
+        others = 0
         if self.min_similarity is None:
             ids = self._close()
+            others = _MOST_GENERAL
         else:
-            ids, others, category = self._near(self.min_similarity), self.general_facts, "preference"
+            ids = self._near(self.min_similarity)
         for entry in ranked:
             if entry.fact.id in ids:
                 ids.remove(entry.fact.id)
                 yield entry
-            elif others and category in (None, entry.fact.category):
+            elif others:
                 others -= 1
                 yield entry
             elif not ids and not others:
@@ -346,14 +348,12 @@ class Ranking(NamedTuple):
     def _near(self, least: float) -> set[str]:
         question, *context = self.asked
         best, ranker = list(islice(self.best_first(), _BEST)), self.showable.ranker
-        concerns = Asked(question, context, self.languages).concerns({one.fact.id: one.fact.content for one in best})
+        texts = {entry.fact.id: entry.fact.content for entry in best}
+        shares = question_shares(texts, question, context, self.languages)
+        near = {fact_id for fact_id, share in shares.items() if share >= least}
         if isinstance(ranker, EmbeddingRanker):
             closeness = ranker.closeness(question)
-            concerns = {
-                one.fact.id: max(concerns.get(one.fact.id, 0.0), closeness.get(one.fact.id, 0.0)) for one in best
-            }
-        floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
-        near = {one.fact.id for one in best if concerns.get(one.fact.id, 0.0) >= least and one.similarity >= floor}
+            near |= {fact_id for fact_id in texts if closeness.get(fact_id, 0.0) >= least}
         return near | {fact.id for fact in self.showable.facts if fact.pinned}
 
     def fit(self, limit: int) -> list[RankedFact]:
@@ -393,6 +393,54 @@ class Ranking(NamedTuple):
                 recency=one.recencies[i].item(),
                 languages=self.languages,
             )
+
+
+def question_shares(
+    texts: Mapping[str, str], question: str, context: Sequence[str] = (), languages: tuple[str, ...] | None = None
+) -> dict[str, float]:
+    """Return the share of a question that each text covers, 0..1, by key; words are weighted by their idf.
+
+    ``share = idf of the words in common / min(idf of all words of the question, 2 * idf of a word that one text has)``.
+    A text without a word of the question is missing, and so is one with a part of the words of another text.
+
+    >>> shares = question_shares({"a": "Owns a guitar", "b": "Plays at home", "c": "Tea"}, "Which guitar do I play?")
+    >>> {key: round(share, 1) for key, share in shares.items()}
+    {'a': 0.5, 'b': 0.5}
+    """
+    earlier = "\n".join(context)
+    codes = languages_of(question, languages) or languages_of(earlier, languages)
+    asked = _terms(question, codes)
+    before = _terms(earlier, codes)
+    terms = {key: _terms(text, codes) for key, text in texts.items()}
+    frequency = Counter(chain.from_iterable(terms.values()))
+    common = {key: own & (asked | before) for key, own in terms.items()}
+    if len(asked) <= _SHORT_QUESTION and codes[:1] in ((), ("en",)):
+        for term in asked:
+            if not frequency[term]:
+                related = frozenset(related_terms(term))
+                for key, own in terms.items():
+                    if not related.isdisjoint(own):
+                        common[key] |= {term}
+
+    def weight(term: str) -> float:
+        idf = 1 + log((1 + len(texts)) / (1 + frequency[term]))
+        return idf if frequency[term] else _UNKNOWN_WEIGHT * idf
+
+    most = _MOST_ASKED * (1 + log((1 + len(texts)) / 2))
+    total = min(sum(map(weight, asked or before)), most)
+    covered = set(common.values())
+    shares = {}
+    for key, words in common.items():
+        if words and not any(words < other for other in covered):
+            from_question = sum(map(weight, words & asked))
+            from_earlier = _EARLIER_TURN_WEIGHT * sum(map(weight, words - asked))
+            shares[key] = min(1.0, (from_question + from_earlier) / total)
+    return shares
+
+
+@lru_cache(maxsize=10_000)
+def _terms(text: str, codes: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(word.term for word in words_in(text, codes))
 
 
 def rank(

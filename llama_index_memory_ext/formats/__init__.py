@@ -1,4 +1,4 @@
-"""Reads and writes conversations as JSON, in LlamaIndex's layout, OpenAI's, and those of other memories."""
+"""Reads and writes conversations as JSON, in LlamaIndex's layout and OpenAI's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llama_index.core.utils import get_tqdm_iterable
 from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
-from llama_index_memory_ext.formats.layouts import described, from_foreign, from_openai, state_of, to_openai
-from llama_index_memory_ext.text.messages import ID_KEY, checked_messages, cleaned, storable, times_in
+from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
+from llama_index_memory_ext.text.messages import checked_messages, cleaned, storable, times_in
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.tool_calls import Json
@@ -30,27 +30,30 @@ _LONGEST = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
+_OTHERS = (
+    'Convert messages of LangChain, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
+    "(docs/recipes)."
+)
 
 
 def messages_from_json(source: str | bytes | Iterable[Json], *, show_progress: bool = False) -> list[ChatMessage]:
     """Returns the messages of a conversation that LlamaIndex, or another program, has written as JSON.
 
-    Each message may be in the format of OpenAI's Chat Completions, in LlamaIndex's own
-    (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``), in LangChain's (``model_dump``,
-    ``messages_to_dict`` or ``dumpd``) or in Zep's. A tool call becomes a ``ToolCallBlock``, the id of the call that a
-    result belongs to ``additional_kwargs["tool_call_id"]``, and a refusal a text. A part that LlamaIndex has no block
-    for becomes a text that names and quotes it, without encoded data; thoughts in LangChain's are left out. A time
-    under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into ``additional_kwargs``, where a memory
-    reads when the message was said, and so does the id of LangChain's and Zep's as ``message_id``, by which a memory
-    stores it once; other keys are left out. Lone surrogates and NUL become U+FFFD.
+    Each message may be in the format of OpenAI's Chat Completions or in LlamaIndex's own
+    (``ChatMessage.model_dump(mode="json")``, also the older one with a ``content``). A tool call becomes a
+    ``ToolCallBlock``, the id of the call that a result belongs to ``additional_kwargs["tool_call_id"]``, and a refusal
+    a text. A part that LlamaIndex has no block for becomes a text that names and quotes it, without encoded data. A
+    time under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into ``additional_kwargs``, where a
+    memory reads when the message was said, and so does a ``message_id``, by which a memory stores it once; other keys
+    are left out. Lone surrogates and NUL become U+FFFD. The guide "Coming from elsewhere" has scripts that convert
+    messages of LangChain, LangGraph and Zep.
 
     Nothing is opened here, but a model that is sent a message later may open the files and addresses in it: take
     messages with files only from sources that you trust.
 
     Args:
-        source: The text or the bytes of a JSON list, of an object with ``messages`` (also a state or a checkpoint of
-            LangGraph), or of JSON Lines with a message in each; or what ``json.loads`` made of one; or messages of
-            LangChain themselves. An empty list gives [].
+        source: The text or the bytes of a JSON list, of an object with ``messages``, or of JSON Lines with a message in
+            each; or what ``json.loads`` made of one. An empty list gives [].
         show_progress: Whether a progress bar is shown.
 
     Raises:
@@ -110,7 +113,6 @@ def messages_to_json(messages: Sequence[ChatMessage], *, layout: Layout = "llama
 def _values(source: Json) -> list[Json]:
     value = loaded_json(source) if isinstance(source, str | bytes | bytearray) else source
     if isinstance(value, Mapping):
-        value = state_of(value)
         value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
@@ -148,14 +150,11 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def _read(value: Json) -> ChatMessage:
     if isinstance(value, BaseModel):  # A ChatMessage, or what a client of OpenAI's API returns.
         value = value.model_dump(mode="json")
-    theirs = None
     if isinstance(value, dict):
         _check_values(value, _MAX_LEVELS)
         value = dict(cleaned(value))
-        theirs = from_foreign(value)
-        value = theirs or value
     if not isinstance(value, dict) or value.get("role") is None:
-        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}.")
+        raise MessageError(f"Expected an object with a 'role'; saw {described(value)}. {_OTHERS}")
     role = value["role"]
     if role not in _ROLES:
         is_shown = isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST
@@ -165,8 +164,6 @@ def _read(value: Json) -> ChatMessage:
     # A number or a text, which say the same once they are stored.
     told = {key: value[key] for key in times_in(value)}
     message.additional_kwargs = {**told, **message.additional_kwargs}
-    if theirs and ID_KEY in theirs:
-        message.additional_kwargs[ID_KEY] = theirs[ID_KEY]
     return message
 
 

@@ -1,20 +1,16 @@
-"""Converts messages of OpenAI, LangChain, LangGraph and Zep to LlamaIndex's, and LlamaIndex's to OpenAI's."""
+"""Converts messages of OpenAI to LlamaIndex's, and LlamaIndex's to OpenAI's."""
 
 from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.messages import ID_KEY, body_of, cleaned, times_in
+from llama_index_memory_ext.text.messages import ID_KEY, body_of, cleaned
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, Json, calls_of, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and raises KeyError for an image
 # without a "detail"; to_openai_message_dict loses names and downloads documents that have an address.
@@ -27,14 +23,6 @@ _INLINE = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
 # In JSON, a thousand characters without a space or a quote are encoded data.
 _ENCODED = re.compile("[!#-~]{1001,}")
 _SHOWN_KEYS = 10
-
-# The types of LangChain's messages, and the roles that they stand for; that of a "chat" message is its own.
-_ROLES = {"human": "user", "ai": "assistant", "chat": ""}
-_ROLES |= {name: name for name in ("system", "developer", "tool", "function")}
-# Parts of a content that are calls, which stand in "tool_calls" as well, and what a model thinks.
-_CALL = "tool_use"
-_HIDDEN = frozenset({_CALL, "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta"})
-_HIDDEN |= {"reasoning", "thinking", "redacted_thinking"}
 
 
 def described(value: Json) -> str:
@@ -61,7 +49,7 @@ def from_openai(message: dict[str, Json]) -> ChatMessage:
         raise MessageError(f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}.")
     for call_id, name, kwargs in calls:
         blocks.append(ToolCallBlock(tool_call_id=call_id or None, tool_name=name, tool_kwargs=kwargs))
-    names = {key: _text(message, key) for key in _NAMES if message.get(key) is not None}
+    names = {key: _text(message, key) for key in (*_NAMES, ID_KEY) if message.get(key) is not None}
     return ChatMessage(role=message["role"], blocks=blocks or [TextBlock(text="")], additional_kwargs=names)
 
 
@@ -162,101 +150,3 @@ def _medium(block: types.ContentBlock) -> dict[str, Json] | None:
 
 def _data_url(mimetype: str | None, data: bytes) -> str:
     return f"data:{mimetype or ''};base64,{data.decode()}"
-
-
-def state_of(value: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Returns what holds the messages of a thread's state or a checkpoint of LangGraph; any other object as it is."""
-    for key in ("checkpoint", "values", "channel_values"):
-        inner = value.get(key)
-        value = inner if isinstance(inner, dict) else value
-    return value
-
-
-def from_foreign(value: dict[str, Json]) -> dict[str, Json] | None:
-    """Returns a message of LangChain's or Zep's in OpenAI's format, its times and ``message_id`` beside it.
-
-    None for any other object; a MessageError for ``additional_kwargs`` that are no object.
-    """
-    kind, fields = _langchain(value)
-    if kind:
-        message = _from_langchain(kind, fields)
-    elif value.keys().isdisjoint(("role_type", "uuid", "uuid_")) or "content" not in value:
-        return None
-    else:
-        # Zep's older "role" is any name, beside a "role_type".
-        role_type, role = value.get("role_type"), value.get("role")
-        message = {
-            "role": role_type or role,
-            "content": value["content"],
-            "name": value.get("name") or (role if role_type and role != role_type else None),
-            # The time that the program has given, before that at which Zep has received it.
-            "created_at": value.get("reference_time") or value.get("created_at"),
-            ID_KEY: value.get("uuid") or value.get("uuid_"),
-        }
-    if isinstance(name := message.get("name"), str):
-        # What OpenAI's API does not take in a name.
-        message["name"] = re.sub(r"[\s<|\\/>]+", "_", name)[:64]
-    return {key: entry for key, entry in message.items() if entry not in (None, "") or key == "content"}
-
-
-def _langchain(value: dict[str, Json]) -> tuple[str, dict[str, Json]]:
-    """Returns the type of a message and its fields, as ``model_dump``, ``message_to_dict`` or ``dumpd`` gives them."""
-    kind, fields = value.get("type"), value.get("data", value)
-    if value.get("lc") and kind == "constructor":
-        path = value.get("id")
-        kind, fields = path[-1] if isinstance(path, list) and path else "", value.get("kwargs")
-    # "AIMessageChunk" is a type, too, and "AIMessage" the end of a path.
-    kind = re.sub(r"Message(?:Chunk)?$", "", kind).lower() if isinstance(kind, str) else ""
-    is_message = kind in _ROLES and isinstance(fields, dict) and "content" in fields
-    return (kind, fields) if is_message else ("", {})
-
-
-def _from_langchain(kind: str, fields: dict[str, Json]) -> dict[str, Json]:
-    kwargs, content = fields.get("additional_kwargs") or {}, fields["content"]
-    if not isinstance(kwargs, dict):
-        raise MessageError(f"Expected 'additional_kwargs' of LangChain to be an object; saw {described(kwargs)}.")
-    told = fields.get("response_metadata")
-    times = {**(told if isinstance(told, dict) else {}), **kwargs, **fields}
-    calls: Json = [*_listed(fields.get("tool_calls")), *_listed(fields.get("invalid_tool_calls"))]
-    # Older versions have them in ``additional_kwargs``, or in the content alone.
-    calls = calls or kwargs.get("tool_calls") or [part for part in _listed(content) if _kind(part) == _CALL]
-    if isinstance(content, list):
-        content = [_as_openais(part) for part in content if _kind(part) not in _HIDDEN]
-    return {
-        "role": _ROLES[kind] or fields.get("role"),
-        "content": content,
-        "tool_calls": calls,
-        "function_call": None if calls else kwargs.get("function_call"),
-        **{key: fields.get(key) for key in ("name", "tool_call_id")},
-        **{key: times[key] for key in times_in(times)},
-        ID_KEY: fields.get("id"),
-    }
-
-
-def _listed(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else [value] if value else []
-
-
-def _kind(part: Json) -> str:
-    return str(part.get("type")) if isinstance(part, dict) else ""
-
-
-def _as_openais(part: Json) -> Json:
-    """Returns a part of a content as OpenAI writes it. What is not known here is left as it is."""
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    kind = _kind(part)
-    if kind not in ("image", "audio", "file"):
-        return part
-    # Anthropic writes the data into an object of their own.
-    source = part["source"] if isinstance(part.get("source"), dict) else part
-    mimetype = str(source.get("mime_type") or source.get("media_type") or "")
-    data, url = source.get("base64") or source.get("data"), source.get("url")
-    encoded = f"data:{mimetype};base64,{data}" if data else url
-    if kind == "image" and encoded:
-        return {"type": "image_url", "image_url": {"url": encoded}}
-    if not data:
-        return part
-    if kind == "audio":
-        return {"type": "input_audio", "input_audio": {"data": data, "format": mimetype.rpartition("/")[2]}}
-    return {"type": "file", "file": {"file_data": encoded, "filename": source.get("filename")}}

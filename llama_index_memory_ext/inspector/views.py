@@ -59,7 +59,8 @@ class Views:
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
         """Returns the sessions whose name, or a user's, holds the text ``q``; the one that was used last is first."""
-        wanted, user = query.get("q", "").casefold(), query.get("user")
+        wanted = query.get("q", "").casefold()
+        user = query.get("user")
         found = [
             info
             for info in await self.store.sessions(user)
@@ -68,8 +69,8 @@ class Views:
         page = page_of(query.get("page", ""), len(found))
         shown = found[page["skipped"] :][:PAGE_ROWS]
         namespaces = await namespaces_of(self.store, shown)
-        query = {"q": query.get("q", ""), "user": user}
-        return {"sessions": shown, "page": page, "namespaces": namespaces, **query}
+        asked = {"q": query.get("q", ""), "user": user}
+        return {"sessions": shown, "page": page, "namespaces": namespaces, **asked}
 
     async def users(self, query: Mapping[str, str]) -> Context:
         """Returns the users by name: how many sessions and facts each has, and the last message."""

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from functools import cache
+import os
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from importlib.resources.abc import Traversable
 
 
-def related_terms(term: str) -> Sequence[str]:
-    """Return the terms of English words that belong to those of a term, in alphabetical order; [] for none.
+@lru_cache(maxsize=1_000)
+def related_terms(term: str) -> tuple[str, ...]:
+    """Return the terms of English words that belong to those of a term, in alphabetical order; () for none.
+
+    The lines of the file are sorted, so that a line is found by bisection and the file is never loaded. Comments stand
+    before all of them.
 
     >>> "allerg" in related_terms("allergi"), "daughter" in related_terms("child"), related_terms("xyzzy")
-    (True, True, [])
+    (True, True, ())
     """
-    return _lines().get(term, "").split()
+    if term.startswith("#"):
+        return ()
+    start = f"{term} ".encode("utf-8", "replace")
+    with _file().open("rb") as file:
+        low, high = 0, file.seek(0, os.SEEK_END)
+        # Of the lines that begin behind `low` and up to `high`, one may be the line of the term.
+        while low < high:
+            middle = (low + high) // 2
+            file.seek(middle)
+            file.readline()
+            line = file.readline()
+            if line.startswith(start):
+                return tuple(line[len(start) :].decode().split())
+            if line and line < start:
+                low = middle + 1
+            else:
+                high = middle
+    return ()
 
 
 @cache
-def _lines() -> Mapping[str, str]:
-    # A line is split when it is asked for: all words of all lines would take ten times as long, and as much memory.
-    text = (files("llama_index_memory_ext.language") / "data" / "related.txt").read_text("utf-8")
-    return dict(line.split(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+def _file() -> Traversable:
+    return files("llama_index_memory_ext.language") / "data" / "related.txt"

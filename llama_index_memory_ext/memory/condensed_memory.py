@@ -27,7 +27,6 @@ from llama_index_memory_ext.memory.search import MemorySearchResult, check_searc
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
     check_cache_points,
-    keep_for_cache,
     limits_for,
     place_of,
 )
@@ -280,8 +279,6 @@ class CondensedMemory(Memory):
         )
         memory.facts_block.belong_to(namespace)
         memory._owns_store = chat_store is None or temporary
-        is_chosen = not settings.keys().isdisjoint({"keep_ratio", "keep_messages"})
-        keep_for_cache(memory.condensed_block, cache_points, is_chosen=is_chosen)
         memory._is_used = False
         warn_of_server_history(memory.facts_block.known_llm())
         if chat_history is not None:
@@ -503,7 +500,7 @@ class CondensedMemory(Memory):
         it twice, but for messages with ids. With ``extract_facts`` its facts are extracted in the background.
 
         Args:
-            source: JSON in the format of LlamaIndex, OpenAI, LangChain or Zep; see ``messages_from_json``.
+            source: JSON in the format of LlamaIndex or OpenAI; see ``messages_from_json``.
             show_progress: Whether a bar is shown.
 
         Returns:

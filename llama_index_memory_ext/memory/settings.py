@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.memory.memory import generate_chat_store_key
@@ -10,13 +9,7 @@ from llama_index.core.memory.memory import generate_chat_store_key
 from llama_index_memory_ext.errors import LayoutError, LimitError, SettingError, StoreError
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
-from llama_index_memory_ext.models.prompt_caches import (
-    least_cacheable,
-    name_of,
-    needs_cache_points,
-    warn_of_short_prompts,
-    warn_without_cache_points,
-)
+from llama_index_memory_ext.models.prompt_caches import name_of, warn_without_cache_points
 from llama_index_memory_ext.reader_block import llm_of_settings
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, shown
@@ -25,7 +18,6 @@ from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 if TYPE_CHECKING:
     from llama_index.core.llms.llm import LLM
 
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock
     from llama_index_memory_ext.record.window import CachePoints
 
 
@@ -37,8 +29,6 @@ _WINDOW_SHARE = 0.75
 _TURN_TOKENS = 8_000
 # With less, a quarter for the turn and an eighth for the facts leave no room for a record.
 _LEAST = 80
-# A cut leaves whole messages, so up to a tenth less than it may. Above the second share it would come too often.
-_CUT_SPARE, _MOST_KEPT = 1.1, 0.75
 
 
 def limits_for(
@@ -105,25 +95,6 @@ def check_cache_points(cache_points: CachePoints, memory_blocks_template: object
             "cache_points=True needs the record in text blocks of its own, which only MemoryBlocksTemplate keeps; "
             f"memory_blocks_template is a {type(memory_blocks_template).__name__}. Leave one of the two out."
         )
-
-
-def keep_for_cache(record: CondensedMemoryBlock, cache_points: CachePoints, *, is_chosen: bool) -> None:
-    """Raises ``keep_ratio`` until the model's prompt cache keeps what a cut leaves; warns where there is no room.
-
-    It stays if the program has chosen it, or if the cache finds nothing for want of cache points.
-    """
-    llm = record.known_llm()
-    name = "" if llm is None else name_of(llm)
-    least, room = least_cacheable(name), record.token_limit - record.recall_limit
-    wanted = math.ceil(least * _CUT_SPARE)
-    if needs_cache_points(name) and not cache_points:
-        return
-    if not is_chosen and room * record.keep_ratio < wanted <= room * _MOST_KEPT:
-        record.keep_ratio = wanted / room
-    if room * record.keep_ratio < least:
-        # What is recalled has a share of it.
-        limit = math.ceil(wanted / _MOST_KEPT * record.token_limit / room)
-        warn_of_short_prompts(name, record.token_limit, int(room * record.keep_ratio), limit)
 
 
 def place_of(chat_store: MemoryStore | None, session_id: str | None, **place: Any) -> tuple[MemoryStore, str]:

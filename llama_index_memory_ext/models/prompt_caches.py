@@ -1,4 +1,4 @@
-"""Tells whose prompt caches find the record only at cache points, and which prompts are too short for any."""
+"""Tells whose prompt caches find the record only at cache points."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 _OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
-# Below so many tokens nothing is kept; where sources of autumn 2026 differ (Opus 4.7, Sonnet 4.6), the more.
-# https://platform.claude.com/docs/en/build-with-claude/prompt-caching, https://ai.google.dev/gemini-api/docs/caching,
-# https://developers.openai.com/api/docs/guides/prompt-caching,
-# https://docs.aws.amazon.com/bedrock/latest/userguide/prompt-caching.html
-_LEAST_CACHEABLE = (
-    (4_096, re.compile(r"gemini-(?:[3-9]|\d\d)(?!\d)|claude-(?:opus-4[-.][567]|haiku-4[-.]5)(?!\d)")),
-    (2_048, re.compile(r"gemini-2[-.]5(?!\d)|claude-(?:sonnet-4[-.]6(?!\d)|3(?:[-.]5)?-haiku)")),
-    (1_024, re.compile(rf"{_CLAUDE_NAME.pattern}|{_NOVA_NAME.pattern}|{_OPENAI_NAME.pattern}")),
-)
 _warned: set[str] = set()
 
 
@@ -62,16 +53,6 @@ def takes_cache_points(model_name: str) -> bool:
     return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(model_name.lower())
 
 
-def least_cacheable(model_name: str) -> int:
-    """Returns the tokens of the shortest prompt that the model's prompt cache keeps; 0 if that is not known.
-
-    Examples:
-        >>> least_cacheable("anthropic/claude-opus-4.6"), least_cacheable("gpt-5.5"), least_cacheable("llama3.3:70b")
-        (4096, 1024, 0)
-    """
-    return next((least for least, name in _LEAST_CACHEABLE if name.search(model_name.lower())), 0)
-
-
 def how_to_mark(family: str) -> str:
     """Returns what a program has to say so that a family of models finds the record in its cache."""
     wanted = "CondensedMemory.from_defaults(cache_points=True)"
@@ -91,21 +72,6 @@ def warn_without_cache_points(llm: LLM | None) -> None:
             "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
             family,
             how_to_mark(family),
-        )
-
-
-def warn_of_short_prompts(model_name: str, limit: int, kept: int, wanted: int) -> None:
-    """Logs one warning in a process for each model whose cache keeps nothing of the tokens that a cut has ``kept``."""
-    if model_name not in _warned:
-        _warned.add(model_name)
-        logger.warning(
-            "The prompt cache of %s finds nothing in prompts of less than %d tokens, and a record with a limit of %d "
-            "is cut to %d: these are paid in full. Say condensed_token_limit=%d or more, and leave keep_ratio out.",
-            model_name,
-            least_cacheable(model_name),
-            limit,
-            kept,
-            wanted,
         )
 
 

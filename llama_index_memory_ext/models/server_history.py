@@ -54,7 +54,7 @@ def without_history(llm: LLM) -> LLM:
     if kept is None:
         weakref.finalize(llm, _copies.pop, id(llm), None)
     _copies[id(llm)] = _Copy(copy, dict(vars(llm)))
-    return copy
+    return _copies[id(llm)].model
 
 
 def warn_of_server_history(llm: LLM | None) -> None:

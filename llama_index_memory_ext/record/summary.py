@@ -18,7 +18,7 @@ from llama_index_memory_ext.language.dates import MONTH_PATTERN, with_english_da
 from llama_index_memory_ext.language.detection import language_of
 from llama_index_memory_ext.language.names import missing_names
 from llama_index_memory_ext.language.numbers import missing_numbers
-from llama_index_memory_ext.language.tokens import keywords, term_of
+from llama_index_memory_ext.language.tokens import keywords
 from llama_index_memory_ext.language.words import sentences_in, visible
 from llama_index_memory_ext.models.ask import ask_with, context_window, token_bound, tokens_left
 from llama_index_memory_ext.models.responses import Usage, usage_of, was_refused, was_truncated
@@ -59,25 +59,8 @@ _WRAPPING = re.compile(
 )
 _MOST_LAYERS = 8
 
-# Who speaks, in the languages in which summaries are written most.
-_ROLES = """user assistant Nutzer Nutzerin Benutzer Benutzerin Assistent Assistentin utilisateur utilisatrice assistante
-    usuario usuaria asistente usuário assistente utente gebruiker пользователь ассистент 用户 用戶 助手 ユーザー
-    アシスタント 사용자 어시스턴트"""
-_ROLE_WORDS = keywords(_ROLES)
-# The least said of 268 summaries of other people's words had 0.67 of its words from them, the least said of 2,600
-# sentences 0.44; of a refusal or an error message after a short conversation few have more than a tenth. Of characters
-# of scripts without spaces fewer are the same.
-_SHARE, _UNSPACED_SHARE = 0.4, 0.2
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
-# A heading, or a sentence with so few telling words, has hardly any that were said.
-_FEW_WORDS = 4
-# Among many words that were said are those of a refusal. Then a text about them has more of them than a refusal has,
-# one for each so many, and a name or a number.
-_WORDS_FOR_ONE, _MOST_NEEDED = 50, 4
-# What a text in another language must have of the names, the numbers and the speakers.
-_FEWEST_ANCHORS = 2
 # Behind another word or a comma a capital tells a name.
-_ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w+|\d+")
+_ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
 # A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. ", "- **Budget:** ".
 _LABEL = re.compile(
     r"\s*#+ .*|\s*(?:[-*\u2022>]\s+|\d{1,3}[.)]\s+)*"
@@ -88,8 +71,6 @@ _TAG_OR_ADDRESS = re.compile(r"</?[A-Za-z][\w:.-]{0,40}>|(?<!\w)\w{1,20}://[^\s<
 _TERMINAL = re.compile("[.!?\u2026\u3002\uff01\uff1f\u0964\u061f][\"'\u201d\u2019)\\]*_`\u300d\u300f\uff09]*\\s*$")
 # A table or a long line is no sentence.
 _LONGEST_SENTENCE = 5_000
-# An answer of which less is left, without the sentences that nobody said, is no summary.
-_FEWEST_LEFT = 0.5
 # A summary that fills half of its room is replaced by an answer that has this share of its telling words.
 _FULL, _KEPT = 0.5, 0.2
 
@@ -104,108 +85,88 @@ _LIST_NUMBER = re.compile(r"(?m)(?:^\s*(?:[-*\u2022]\s+)?|(?<=[.!?\u3002]))\s*\d
 def checked_summary(
     reply: str, previous: str, said: str, counter: TokenCounter, *, is_cut: bool = False, token_limit: int = 0
 ) -> str:
-    """Returns the summary in a model's answer: the sentences that stand on what was said, or on the summary before.
+    """Returns the summary in a model's answer, without sentences that have a name or a number that nobody said.
 
-    It replaces ``previous`` if all of its sentences do, and if what it changes or leaves out of that is what a message
+    It replaces ``previous`` if no sentence was left out, and if what it changes or leaves out of that is what a message
     is about. Otherwise, or if it was cut off (``is_cut``), what is new in it is added. A previous summary that has
     filled half of ``token_limit`` may be worded anew. ``said`` are the entries that are summarised.
 
     Raises:
-        SummaryReplyError: The answer is empty, repeats itself or the prompt, or does not tell what was said, as
-            refusals and error messages do not.
+        SummaryReplyError: The answer is empty, repeats itself or the prompt, or has no name or number that was said, as
+            refusals and error messages have none.
     """
     messages, text = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS), visible(reply).strip()
     for _ in range(_MOST_LAYERS):
         text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text).strip()
-    source, new, known = f"{messages}\n{previous}", keywords(messages), keywords(previous)
-    is_translated = language_of(text) not in (language_of(messages), language_of(previous), None)
-    reason = _rejection_reason(text, source, new | known, is_translated)
+    reason = _rejection_reason(text)
     if reason:
         raise SummaryReplyError(reply, reason)
     # Our tags are escaped in the prompt from which the model has copied them.
     text = unescape_tags(text, PROMPT_TAGS)
+    is_translated = language_of(text) not in (language_of(messages), language_of(previous), None)
     pieces = sentences_in(text)
-    taken = _supported(pieces, previous, source, new | known, is_translated)
-    if _share_kept(text, "".join(taken)) < _FEWEST_LEFT:
-        raise SummaryReplyError(reply, "it tells what nobody said")
+    taken = _supported(pieces, previous, f"{messages}\n{previous}", is_translated=is_translated)
+    if not _tells("".join(taken), f"{messages}\n{previous}"):
+        raise SummaryReplyError(reply, "it does not tell what was said")
     if len(taken) == len(pieces) and not is_cut:
         is_full = counter.count(previous) > _FULL * token_limit > 0
-        if _share_kept(previous, text) >= _KEPT if is_full else not _changes_unasked(pieces, previous, new):
+        if _share_kept(previous, text) >= _KEPT if is_full else not _changes_unasked(pieces, previous, messages):
             return text
     if is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1]):
         taken.pop()
+    news = keywords(messages) - keywords(previous)
     added = ""
     for piece in taken:
-        words = keywords(piece) - _ROLE_WORDS
-        # About something in the messages that is not known, or mostly about the messages.
-        is_news = words & new - known or 2 * len(words & new) >= max(len(words), 1)
-        if is_news and piece.strip() not in previous:
+        if piece.strip() not in previous and not keywords(piece).isdisjoint(news):
             added += piece
     if not added.strip() and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
     return "\n".join(filter(None, (previous, added.strip())))
 
 
-def _rejection_reason(text: str, source: str, heard: frozenset[str], is_translated: bool) -> str:
-    """Returns why a text is no summary of what was said; "" if it may be one.
-
-    Enough of its telling words were said; in another language, some names and numbers were.
-    """
+def _rejection_reason(text: str) -> str:
+    """Returns why a text is no summary of anything; "" if it may be one."""
     if not re.search(r"\w", text):
         return "it is empty"
     unnumbered = _LIST_NUMBER.sub(" ", text)
     for part in (unnumbered.encode(), unnumbered[-_END:].encode()):
         if len(part) >= _FEWEST_BYTES and len(zlib.compress(part)) < _LEAST_SHARE * len(part):
             return "it repeats itself"
-    if _PROMPT.search(text):
-        return "it repeats the prompt"
-    text = unescape_tags(text, PROMPT_TAGS)
-    words, anchors = keywords(text), {anchor for anchor in _ANCHOR.findall(source) if anchor in text}
-    has_role = not _ROLE_WORDS.isdisjoint(words)
-    if is_translated and len(anchors) + has_role >= _FEWEST_ANCHORS:
-        return ""
-    needed = min(len(heard) // _WORDS_FOR_ONE, _MOST_NEEDED)
-    is_about = not needed or has_role or anchors or text == text.lower()
-    if is_about and _is_said(words, heard) and len(words & heard - _ROLE_WORDS) >= needed:
-        return ""
-    return "it does not tell what was said"
+    return "it repeats the prompt" if _PROMPT.search(text) else ""
 
 
-def _is_said(words: frozenset[str], heard: frozenset[str]) -> bool:
-    # Each word once: a stem stands beside the word with its ending.
-    words = frozenset(map(term_of, words))
-    is_unspaced = 2 * sum(map(bool, map(_UNSPACED.match, words))) > len(words)
-    return len(words & (heard | _ROLE_WORDS)) >= (_UNSPACED_SHARE if is_unspaced else _SHARE) * max(len(words), 1)
+def _tells(text: str, source: str) -> bool:
+    """Returns whether a text has a name or a number of its source, or a word of a source that has none of these."""
+    anchors = frozenset(_ANCHOR.findall(source))
+    if anchors:
+        return any(anchor in text for anchor in anchors)
+    return not keywords(text).isdisjoint(keywords(source))
 
 
-def _supported(
-    pieces: Sequence[str], previous: str, source: str, heard: frozenset[str], is_translated: bool
-) -> list[str]:
-    """Returns the sentences with no number, name, address or tag that nobody said, and enough words that were."""
+def _supported(pieces: Sequence[str], previous: str, source: str, *, is_translated: bool) -> list[str]:
+    """Returns the sentences with no number, name, address or tag that nobody said."""
     evidence = with_english_days(source)[0]
     taken: list[str] = []
     for piece in pieces:
-        words = keywords(piece)
         if piece.strip() not in previous:
-            if len(piece) > _LONGEST_SENTENCE or any(one not in source for one in _TAG_OR_ADDRESS.findall(piece)):
-                continue
-            if not (is_translated or len(words) <= _FEW_WORDS or _is_said(words, heard)):
+            if len(piece) > _LONGEST_SENTENCE or any(tag not in source for tag in _TAG_OR_ADDRESS.findall(piece)):
                 continue
             plain = re.sub("[*`]", "", _LABEL.sub("", with_english_days(piece)[0], count=1))
             if missing_numbers(_MONTH.sub(" ", plain), evidence):
                 continue
+            # Another language may have other names.
             if not is_translated and missing_names(plain, evidence):
                 continue
         taken.append(piece)
     return taken
 
 
-def _changes_unasked(pieces: Sequence[str], previous: str, new: frozenset[str]) -> bool:
+def _changes_unasked(pieces: Sequence[str], previous: str, messages: str) -> bool:
     """Returns whether sentences differ from those of the summary before, though no message is about them."""
-    text = "".join(pieces)
+    text, words = "".join(pieces), keywords(messages)
     changed = [piece for piece in pieces if piece.strip() not in previous] if previous else []
     changed += [piece for piece in sentences_in(previous) if piece.strip() not in text]
-    return any((keywords(piece) - _ROLE_WORDS).isdisjoint(new) for piece in changed)
+    return any(keywords(piece).isdisjoint(words) for piece in changed)
 
 
 def _share_kept(before: str, after: str) -> float:

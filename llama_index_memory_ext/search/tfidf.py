@@ -1,17 +1,15 @@
-"""Finds documents by their words, and tells how much a text concerns a question."""
+"""Finds documents by their words."""
 
 from __future__ import annotations
 
 import logging
-import re
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import chain, repeat
-from math import log, sqrt
+from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -28,10 +26,8 @@ from llama_index_memory_ext.language.tokens import (
     languages_in,
     languages_of,
     term_of,
-    words_in,
 )
 from llama_index_memory_ext.settings import shown
-from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -54,10 +50,6 @@ FEEDBACK_WEIGHT, _FEEDBACK_TEXTS, _FEEDBACK_TERMS = 0.4, 5, 15
 # The weight of all words that are related to one of a query, if the query has no more different words than that: a
 # longer one has enough of its own.
 _RELATED_WEIGHT, _SHORT_QUERY = 0.05, 8
-# A name that opens at least this share of the texts (it says who speaks, or who a text is about), and the factor of
-# these texts for a question that has one such name.
-_OPENING_SHARE, _SUBJECT_FACTOR = 0.1, 1.6
-_NAME = re.compile(r"[^\W\d_][\w'\u2019-]*")
 # So many rows are removed one by one, and so many gaps may stay where rows were.
 _FEW, _MOST_GAPS = 64, 64
 # So many answers are kept until a document changes: the turns before a question are asked for again with the next one.
@@ -201,9 +193,6 @@ class TfidfRanker:
     A query of at most eight words in English, or in no language that is told, also finds what its words are related to
     by WordNet, with a twentieth of their weight: "profession" finds "nurse", and "allergies" finds "allergic".
 
-    Where at least a tenth of the documents begin with the same name, as with "Ann: Hello", the documents of the one
-    name in a question count 1.6 times.
-
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         feedback_weight: At least 0; 0 switches the second query off.
@@ -244,10 +233,7 @@ class TfidfRanker:
         # By row, with gaps where documents were removed.
         self._places = _Places()
         self._row_words: list[frozenset[Word]] = []
-        self._lengths, self._openings = array("d"), array("i")
-        # The number of each name that opens a text, and how many texts it opens.
-        self._names: dict[str, int] = {}
-        self._opened: Counter[int] = Counter()
+        self._lengths = array("d")
         # In how many documents each word is; of each language that was asked for, the words by their stems, also those
         # that no document has any more; and of how many documents the last languages were prepared.
         self._documents: Counter[Word] = Counter()
@@ -260,7 +246,7 @@ class TfidfRanker:
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; one with a known id replaces the document before."""
-        added: dict[str, tuple[dict[str, float], frozenset[Word], str]] = {}
+        added: dict[str, tuple[dict[str, float], frozenset[Word]]] = {}
         for document in documents:
             words = [*self._words(document.text), *self._words(document.date)]
             weights = defaultdict[str, float](float, Counter(word.term for word in words))
@@ -269,14 +255,11 @@ class TfidfRanker:
                 words += around
                 for term, count in Counter(word.term for word in around).items():
                     weights[term] += share * (1 + log(count))
-            # The name with which the text begins, if it begins with one.
-            first = _NAME.search(document.text[:100])
-            names = self._words(first.group()) if first and first.group()[0].isupper() else []
-            added[document.id] = weights, frozenset(words), names[0].term if len(names) == 1 else ""
+            added[document.id] = weights, frozenset(words)
         with self._lock:
             self.remove(added)
             self._forget_answers()
-            for document_id, (counts, kept, opening) in added.items():
+            for document_id, (counts, kept) in added.items():
                 row = len(self._row_words)
                 for term, weight in counts.items():
                     self._postings[term].rows.append(row)
@@ -287,13 +270,10 @@ class TfidfRanker:
                 self._places.ids.append(document_id)
                 self._row_words.append(kept)
                 self._lengths.append(sum(counts.values()))
-                self._openings.append(self._names.setdefault(opening, len(self._names)))
-                self._opened[self._openings[-1]] += 1
             if len(self._places.rows) >= _GROWTH * self._prepared_of:
                 # What a question in these languages needs is made now, because documents are added in the background.
                 self._prepared_of = len(self._places.rows)
                 self._prepare(self._languages(""))
-                related_terms("")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove documents; unknown ids are ignored."""
@@ -310,7 +290,6 @@ class TfidfRanker:
                     self._documents[word] -= 1
                     if not self._documents[word]:
                         del self._documents[word]
-                self._opened[self._openings[row]] -= 1
                 self._lengths[row], self._row_words[row] = 0.0, frozenset()
             for term, rows in rows_by_term.items():
                 if len(rows) < len(self._postings[term].rows):
@@ -339,7 +318,7 @@ class TfidfRanker:
                     weights = self._with_related(weights)
                 scores = self._scores(weights)
                 if scores.any():
-                    scores = self._with_feedback(scores, codes) * self._subject_factors(query)
+                    scores = self._with_feedback(scores, codes)
                 # Rounded, so that documents with the same terms are equally similar after any additions and removals.
                 answer = Similarities(self._places, np.round(divided_by_best(scores), 9))
                 self._answers.put(query, answer)
@@ -395,7 +374,10 @@ class TfidfRanker:
             values.append(weight * self._idf(len(rows)) ** 2 * shares)
         # All at once: of many short arrays each takes longer than its numbers.
         size = len(self._row_words)
-        return np.bincount(np.concatenate(all_rows), np.concatenate(values), size) if values else np.zeros(size)
+        if not values:
+            return np.zeros(size)
+        sums: Values = np.bincount(np.concatenate(all_rows), weights=np.concatenate(values), minlength=size).astype(float)
+        return sums
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
         """Return the scores with those for what the best documents have in common; the best score is about 1."""
@@ -421,18 +403,6 @@ class TfidfRanker:
         second = np.where(scores > 0, self._scores(common), 0.0)
         return first + self._feedback_weight * divided_by_best(second)
 
-    def _subject_factors(self, query: str) -> Values | float:
-        """Return the factor of each row for whom the query is about."""
-        least, names = max(_OPENING_SHARE * len(self._places.rows), 2), set[str]()
-        for match in _NAME.finditer(query):
-            if match.group()[0].isupper():
-                name = re.sub(r"['\u2019]s?$", "", match.group())
-                # Any word may begin with a capital at the beginning of a question, but not before "'s".
-                if name != match.group() or query[: match.start()].strip():
-                    names.update(word.term for word in self._words(name))
-        asked = [self._names[name] for name in names if self._opened[self._names.get(name, -1)] >= least]
-        return np.where(view(self._openings) == asked[0], _SUBJECT_FACTOR, 1.0) if len(asked) == 1 else 1.0
-
     def _frequency(self, term: str) -> int:
         return len(self._postings[term].rows) if term in self._postings else 0
 
@@ -457,7 +427,6 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in kept)
         self._row_words = [self._row_words[row] for row in kept]
-        self._openings = array("i", (self._openings[row] for row in kept))
         self._lengths = array("d", (self._lengths[row] for row in kept))
 
 
@@ -485,81 +454,3 @@ def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> Values:
 def divided_by_best(values: Values) -> Values:
     """Returns the values, at least 0, divided by the highest; zeros as they are."""
     return values / (values.max(initial=0.0) or 1.0)
-
-
-# The weight of a word that only the turns before the question have, and of one that is only related to the question's.
-_EARLIER_SHARE, _RELATED_SHARE = 0.5, 0.8
-_COUNTER = TokenCounter()
-
-
-class Asked:
-    """What is asked: the words of a question and of the turns before it, by their terms, each with its rarity.
-
-    Terms are stems in the language of the question, of ``languages`` if that is not None.
-    """
-
-    def __init__(self, question: str, context: Sequence[str] = (), languages: tuple[str, ...] | None = None) -> None:
-        earlier = "\n".join(context)
-        self._codes = languages_of(question, languages) or languages_of(earlier, languages)
-        self._rarities = {term: _EARLIER_SHARE * rarity for term, rarity in _rarities(earlier, self._codes).items()}
-        self._question = _rarities(question, self._codes)
-        self._rarities |= self._question
-        # By what the rarity of each term of the question is divided.
-        self._divisors = dict.fromkeys(self._question, min(1.0, sqrt(sum(self._question.values()))))
-
-    def concerns(self, texts: Mapping[str, str]) -> dict[str, float]:
-        """Returns how much each text concerns it, 0..1, by key: the sum of the rarities of the words in common.
-
-        A rare word or a name has a rarity of about 1, "guitar" 0.6, "work" 0.1, whatever else is known. If those of the
-        question have a sum below 1, its root divides them: most words of a short question are enough. If no text has a
-        word of a short one in English, what is related to its words counts, with 0.8 of their rarity.
-
-        A text is missing if another one has all that it has in common with the question, and more. In a short question
-        in English, it has a word that no text has if it has a related one.
-
-        >>> asked = Asked("Which guitar do I want to play at work?")
-        >>> found = asked.concerns({"a": "Owns a guitar", "b": "Likes her work", "c": "Tea"})
-        >>> {key: round(concern, 1) for key, concern in found.items()}
-        {'a': 0.6, 'b': 0.1}
-        """
-        common = {key: self._common(text) for key, text in texts.items()}
-        if len(self._question) <= _SHORT_QUERY and self._codes[:1] in ((), ("en",)):
-            known = self._question.keys() & set().union(*common.values())
-            for term in self._question.keys() - known:
-                related = set(related_terms(term))
-                weight = 0.0 if known else _RELATED_SHARE * self._question[term] / self._divisors[term]
-                for key, text in texts.items():
-                    if not related.isdisjoint(_rarities(text, self._codes)):
-                        common[key][term] = weight
-        found = {frozenset(terms) for terms in common.values()}
-        ahead = [key for key, terms in common.items() if not any(terms.keys() < other for other in found)]
-        return {key: min(1.0, sum(common[key].values())) for key in ahead}
-
-    def _common(self, text: str) -> dict[str, float]:
-        """Return the terms of a text that are asked for, each with its rarity."""
-        own, asked, divisors = _rarities(text, self._codes), self._rarities, self._divisors
-        return {term: min(own[term], asked[term]) / divisors.get(term, 1.0) for term in own.keys() & asked.keys()}
-
-
-@lru_cache(maxsize=10_000)
-def _rarities(text: str, codes: tuple[str, ...]) -> Mapping[str, float]:
-    """The rarity of each term of a text, by the commonest of its words and, in English, itself."""
-    found: dict[str, float] = {}
-    is_english = not codes or codes[0] == "en"
-    for word in words_in(text, codes):
-        rarity = min(_rarity(word.written), _rarity(word.term) if is_english else 1.0)
-        found[word.term] = min(rarity, found.get(word.term, 1.0))
-    return found
-
-
-@lru_cache(maxsize=100_000)
-def _rarity(word: str) -> float:
-    """The rarity of a word, 0.05..1. The numbers of tokens grow with the rarity of what they stand for."""
-    tokens = _COUNTER(f" {word}")
-    # Those of the commonest English words that are no stop words are about as the first, none is above the second.
-    common, rare = log(660), log(200_000)
-    # A word of several tokens is rare; the vocabulary has few words of other scripts.
-    number = log(max(tokens[0], 1)) if len(tokens) == 1 and word.isascii() else rare
-    # Of scripts without spaces, what two texts have in common by chance is often a pair of characters.
-    is_pair = not word.isascii() and len(word) <= 2  # noqa: PLR2004
-    return min(max((number - common) / (rare - common), 0.05), 1.0) * (0.5 if is_pair else 1.0)

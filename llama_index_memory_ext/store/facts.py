@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Connection, String, bindparam, delete, or_, select, update
 
-from llama_index_memory_ext.background.locks import Recent
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import (
-    ONLY_ENDS,
-    SHARED,
-    AgentView,
-    Fact,
-    normalised,
-    retire,
-    settled,
-    utc_now,
-    without_reasons,
-)
+from llama_index_memory_ext.fact import ONLY_ENDS, SHARED, AgentView, Fact, normalised, retire, utc_now, without_reasons
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import LogPage, Row, Statement, one_of, speaker_of, upsert, vectors_namespace
 
@@ -93,8 +82,6 @@ class Facts:
         put = upsert(facts, database.backend, "change", "agent_id", "data")
         # What a fact becomes later changes nothing about whose words it was learned from.
         self._put = put.values(said_by=speaker)
-        # The epoch of a namespace, and its last change up to which no fact waits for a day.
-        self._unlimited: Recent[str, tuple[int, int]] = Recent(1_000)
 
     @reads
     def read(
@@ -108,9 +95,7 @@ class Facts:
         seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
         rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
         change = max([last, *(row.change for row in rows)])
-        facts = [Fact.model_validate(row.data) for row in rows]
-        facts = facts if seen_change["seen"] else list(settled(facts, utc_now()).values())
-        return FactChanges(epoch, change, fresh, facts)
+        return FactChanges(epoch, change, fresh, [Fact.model_validate(row.data) for row in rows])
 
     async def write(
         self, namespace: str, facts: Sequence[Fact], seen: FactChanges | None = None, *, view: AgentView = SHARED
@@ -158,9 +143,8 @@ class Facts:
         """Change facts as they are stored now, in one transaction; returns those that ``changed`` makes of them.
 
         It is given those with the ``ids`` that exist, None: all, by their ids. If it raises an error nothing is
-        written; what the clock has decided of pending facts is, also where it returns [].
+        written.
         """
-        self._settle(conn, namespace)
         query, which = (self._changed, {"seen": 0}) if ids is None else (self._known, {"names": list(ids)})
         rows = conn.execute(self._in_view(query, view), {"ns": namespace, **which})
         known = {row.id: Fact.model_validate(row.data) for row in rows}
@@ -200,7 +184,6 @@ class Facts:
         self, conn: Connection, namespace: str, ids: Sequence[str] | None = None, *, view: AgentView = SHARED
     ) -> int:
         """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
-        self._settle(conn, namespace)
         facts, count = self._tables.facts, 0
         seen = self._in_view(select(facts.c.id).where(facts.c.namespace == namespace), view)
         # An embedding says not whose its fact is, and goes before it.
@@ -292,24 +275,6 @@ class Facts:
             counts[kind] += conn.execute(delete(table).where(*these), {"names": [*ids]}).rowcount
         conn.execute(self._set_user, {"ns": namespace, "epoch": time.time_ns()})
 
-    def _settle(self, conn: Connection, namespace: str) -> None:
-        """Store what the clock has decided of pending facts, before something is made of that.
-
-        Where no fact waits for a day, only later changes are looked through the next time.
-        """
-        epoch, last = self._epoch_and_change(conn, namespace)
-        known_epoch, seen = self._unlimited.get(namespace) or (epoch, 0)
-        limited = self._changed.where(self._tables.facts.c.data["review_until"].as_string().is_not(None))
-        which = {"ns": namespace, "seen": seen if known_epoch == epoch else 0}
-        now, rows = utc_now(), conn.execute(limited, which).all()
-        if not rows:
-            self._unlimited.put(namespace, (epoch, last))
-        if any(Fact.model_validate(row.data).is_due(now) for row in rows):
-            rows = conn.execute(self._changed, {"ns": namespace, "seen": 0}).all()
-            before = {row.id: Fact.model_validate(row.data) for row in rows}
-            after = settled(before.values(), now)
-            self._put_all(conn, namespace, [fact for fact in after.values() if fact is not before[fact.id]])
-
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         return query if view.names is None else query.where(self._tables.facts.c.agent_id.in_(view.names))
 
@@ -325,7 +290,6 @@ class Facts:
         if seen.epoch not in (0, epoch):
             conn.rollback()
             return False
-        self._settle(conn, namespace)
         found = conn.execute(self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change})
         newer = {row.id: Fact.model_validate(row.data) for row in found}
         contents = {normalised(fact.content): fact.id for fact in newer.values() if not fact.retired}

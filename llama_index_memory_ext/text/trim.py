@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, dropwhile
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index.core.base.llms.types import CachePoint, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
 
-from llama_index_memory_ext.errors import RoleError, SplitterError
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens, tokens_of
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
     from llama_index.core.base.llms.types import ChatMessage, ContentBlock
-    from llama_index.core.node_parser import TextSplitter
 
     from llama_index_memory_ext.text.tokens import Tokenizer
 
-    Splitter: TypeAlias = TextSplitter | Callable[[str], list[str]]
     Group: TypeAlias = Sequence["_Counted"]
     Groups: TypeAlias = Sequence[Group]
     Blocks: TypeAlias = Sequence[ContentBlock | None]
@@ -41,9 +37,6 @@ def trim(
     token_limit: int | None = None,
     max_messages: int | None = None,
     allow_partial: bool = False,
-    text_splitter: Splitter | None = None,
-    start_on: str | Sequence[str] | None = None,
-    end_on: str | Sequence[str] | None = None,
     include_system: bool = False,
     tokenizer_fn: Tokenizer | None = None,
 ) -> list[ChatMessage]:
@@ -51,8 +44,8 @@ def trim(
 
     It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is kept without its call and no
     call without its result; a newest message that is too large alone is clipped (to its head and tail, or to its end
-    with ``allow_partial``) rather than lost; neither a large system message nor a part of a message exceeds the limit;
-    and a long turn of tool calls keeps the question that it began with.
+    with ``allow_partial``) rather than lost; and neither a large system message nor a part of a message exceeds the
+    limit.
 
     Args:
         messages: A conversation, oldest first; it is not changed. Messages that stay whole are the same objects.
@@ -61,21 +54,13 @@ def trim(
             adds to each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
         allow_partial: Whether the end of a message that does not fit is kept; never that of a tool call or a result.
-        text_splitter: A function from a text to its pieces, or one of LlamaIndex's text splitters. Only whole pieces
-            of such a message are kept.
-        start_on: One or more roles. Messages before the first one with such a role are left out. If none of these
-            fits, the newest of them is kept, clipped if necessary, with the newest messages after it.
-        end_on: One or more roles. Messages after the last one with such a role are left out first.
         include_system: Whether the first message is kept if it is the system's or the developer's. It counts towards
-            both limits, and is clipped to half of ``token_limit`` if it would leave no room for another. ``start_on``
-            and ``end_on`` ignore it.
+            both limits, and is clipped to half of ``token_limit`` if it would leave no room for another.
         tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and offline.
 
     Raises:
         LimitError: A limit is below 1, or leaves no room beside the system's message.
         MessageError: Something else than a ``ChatMessage`` is among the messages.
-        SplitterError: ``text_splitter`` cannot split a text.
-        RoleError: ``start_on`` or ``end_on`` names a role that does not exist.
 
     Examples:
         >>> from llama_index.core.llms import ChatMessage
@@ -87,25 +72,16 @@ def trim(
     """
     messages = checked_messages(messages)
     limits = Limits.checked(token_limit, max_messages, None, include_system=include_system)
-    if not (text_splitter is None or callable(text_splitter) or hasattr(text_splitter, "split_text")):
-        raise SplitterError(
-            "text_splitter must be a function from a text to its pieces, or one of LlamaIndex's text splitters; "
-            f"this is a {type(text_splitter).__name__}. str.splitlines keeps whole lines."
-        )
     counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
-    starts, ends = _checked_roles("start_on", start_on), _checked_roles("end_on", end_on)
-    trimmer = _Trimmer(counter, allow_partial, text_splitter, starts, ends)
+    trimmer = _Trimmer(counter, allow_partial)
     groups: Groups = tool_call_groups([_Counted(message, counter) for message in complete_calls(messages)])
     head: Group = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
         head, *groups = groups
-    if tokens_of(head) > limits.tokens - any(map(trimmer.is_end, groups)):
+    if tokens_of(head) > limits.tokens - bool(groups):
         head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
-    room, count = limits.tokens - tokens_of(head), limits.max_messages - len(head)
-    kept: Groups = trimmer.newest(groups, room, count)
-    if starts:
-        kept = list(dropwhile(lambda group: group[0].role not in starts, kept))
-        kept = kept or trimmer.newest_from_start(groups, room, count)
+    room = limits.tokens - tokens_of(head)
+    kept = trimmer.newest(groups, room, limits.max_messages - len(head))
     return [counted.message for counted in chain(head, *kept)]
 
 
@@ -124,27 +100,18 @@ class _Counted:
 class _Trimmer:
     """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown.
 
-    A group is a message, or a call with its results. No roles stand for any.
+    A group is a message, or a call with its results.
     """
 
     counter: TokenCounter
     allow_partial: bool
-    text_splitter: Splitter | None
-    starts: frozenset[str]
-    ends: frozenset[str]
-
-    def is_end(self, group: Group) -> bool:
-        """Returns whether a group may be the last one."""
-        return not self.ends or group[-1].role in self.ends
 
     def newest(self, groups: Groups, room: int, count: int) -> Groups:
-        """Returns the newest groups within the limits up to an end, the newest one shortened if it is too large."""
+        """Returns the newest groups within the limits, the newest one shortened if it is too large."""
         kept: list[Group] = []
         for group in reversed(groups):
             if count <= 0 or (kept and len(group) > count):
                 break
-            if not kept and not self.is_end(group):
-                continue
             is_newest = not kept
             part = self.fitted(group, room, shortened=is_newest)
             if part:
@@ -154,19 +121,6 @@ class _Trimmer:
             if part is not group and not is_newest:
                 break
         return kept[::-1]
-
-    def newest_from_start(self, groups: Groups, room: int, count: int) -> Groups:
-        """Returns the newest group of ``starts``, shortened if necessary, and the newest groups after it."""
-        last = max((i for i, group in enumerate(groups) if self.is_end(group)), default=-1)
-        for i in reversed(range(last + 1)):
-            if groups[i][0].role in self.starts:
-                # The newest group gets up to half of the room.
-                after = tokens_of(groups[last]) if i < last else 0
-                start = self.fitted(groups[i], max(room - after, room // 2), shortened=True)
-                kept = [start, *self.newest(groups[i + 1 :], room - tokens_of(start), count - len(start))]
-                if start and self.is_end(kept[-1]):
-                    return kept
-        return []
 
     def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
         """Returns the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
@@ -223,49 +177,12 @@ class _Trimmer:
         end, block = message.blocks[first:], message.blocks[first - 1] if first else None
         if not isinstance(block, TextBlock):
             return end
-        text = clip_start(block.text, limit - self.tokens(message, end), self.counter, self.text_splitter)
+        text = self.counter.tail(block.text, limit - self.tokens(message, end))
         return [block.model_copy(update={"text": text}) if text else None, *end]
 
     def tokens(self, message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> int:
         """Returns the tokens that the message has with these blocks alone."""
         return message_tokens(_with_blocks(message, blocks), self.counter)
-
-
-def clip_start(text: str, limit: int, counter: TokenCounter, text_splitter: Splitter | None = None) -> str:
-    """Returns the end of the text with at most ``limit`` tokens; "" for a limit of 0 or less.
-
-    With a ``text_splitter`` it begins where a piece begins; "" if not even the last piece fits.
-
-    >>> from llama_index_memory_ext import TokenCounter
-    >>> clip_start("one two. three four. five", 3, TokenCounter(), lambda text: text.split(". "))
-    'five'
-    """
-    longest = counter.tail(text, limit)
-    if text_splitter is None or longest in ("", text):
-        return longest
-    # LlamaIndex's splitters can be called too, but with documents.
-    split = text_splitter.split_text if hasattr(text_splitter, "split_text") else text_splitter
-    start, first = -1, len(text) - len(longest)
-    for piece in filter(str.strip, split(text)):
-        found = text.find(piece, start + 1)
-        start = max(start, found)
-        if found >= first and counter.count(text[found:]) <= limit:
-            return text[found:]
-    return ""
-
-
-def _checked_roles(option: str, roles: str | Sequence[str] | None) -> frozenset[str]:
-    if roles is None:
-        return frozenset()
-    names = roles if isinstance(roles, Iterable) and not isinstance(roles, str) else [roles]
-    known = [role.value for role in MessageRole]
-    for name in names:
-        if name not in known:
-            # The names that other libraries have for these roles.
-            other = {"human": "user", "ai": "assistant"}.get(str(name).lower())
-            hint = f"Use {other!r} instead." if other else "Use one of these."
-            raise RoleError(f"{option} must name roles of messages: {', '.join(known)}; it names {name!r}. {hint}")
-    return frozenset(names)
 
 
 def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:

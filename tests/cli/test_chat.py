@@ -258,6 +258,6 @@ def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, 
     done = command("chat", "--db", address, *S, stdin="What is my name?\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert "attempt to write a readonly database. Nothing was changed: see who may write" in done.stderr
-    shown = command("sessions", "show", "s", "--db", address)
+    shown = command("export", "--session", "s", "--db", address)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "My name is Logan." in shown.stdout

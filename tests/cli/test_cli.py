@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sqlite3
 import subprocess
 import sys
@@ -118,7 +117,7 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
     done = command(*names, "--help")
     assert done.returncode == 0
     assert "--database" not in done.stdout
-    assert ("--db DB" in done.stdout) == (names not in (("demo",), ("facts", "check")))
+    assert ("--db DB" in done.stdout) == (names != ("demo",))
     assert "--dance" in command(*names, "--dance").stderr
 
 
@@ -219,21 +218,6 @@ def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None
     assert cli("sessions", "list", "--user", "bob").stdout == "No sessions of bob.\n"
 
 
-def test_a_session_is_shown_with_its_newest_messages(cli: Here) -> None:
-    cli("chat", "--session", "a", *ANN, stdin="I live in Rome.\nWhat is 12 + 30?\n")
-    shown = cli("sessions", "show", "a", COLUMNS="120")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("users     ann\nmessages  6, the newest 6 are shown\n")
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d  user +I live in Rome\.", shown.stdout)
-    assert re.search(r"  tool +42", shown.stdout)
-    told = json.loads(cli("sessions", "show", "a", "--last", "2", "--json").stdout)
-    assert [(one["role"], one["text"]) for one in told["log"]] == [("tool", "42"), ("assistant", "12 + 30 = 42")]
-    assert (told["messages"], told["user_ids"]) == (6, ["ann"])
-    missing = cli("sessions", "show", "c", "--json")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert "There is no session 'c'" in json.loads(missing.stderr)["error"]
-
-
 @pytest.mark.parametrize("layout", ["llama_index", "openai"])
 def test_messages_that_were_exported_are_imported_as_they_were(
     cli: Here, database: Path, tmp_path: Path, layout: str
@@ -245,22 +229,6 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     first, second = (cli("export", "--session", name, "--format", layout).stdout for name in ("s", "t"))
     assert json.loads(first) == json.loads(second)
     assert json.loads(cli("sessions", "list", *ANN, "--json").stdout)[0]["session_id"] == "t"
-
-
-def test_what_a_model_keeps_of_a_conversation_is_measured(cli: Here, tmp_path: Path) -> None:
-    talk, empty = tmp_path / "talk.json", tmp_path / "empty.json"
-    said = [{"role": "user", "content": "I like tea. I live in Oslo."}, {"role": "assistant", "content": "Fine."}]
-    talk.write_text(json.dumps(said), encoding="utf-8")
-    empty.write_text("[]", encoding="utf-8")
-    runs = json.loads(cli("facts", "check", str(talk), "--json").stdout)["runs"]
-    assert [run["verify"] for run in runs] == [False, True]
-    assert [sorted(fact["content"] for fact in run["kept"]) for run in runs] == [["Likes tea", "Lives in Oslo"]] * 2
-    assert [run["kept"][0]["said_as"] for run in runs] == ["stated"] * 2
-    assert all(run["calls"] and run["tokens_sent"] and run["seconds"] for run in runs)
-    shown = cli("facts", "check", str(talk)).stdout
-    assert "facts kept" in shown
-    assert "I live in Oslo" in shown
-    assert "there is no message in it" in cli("facts", "check", str(empty)).stderr
 
 
 def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_said(cli: Here) -> None:
@@ -287,22 +255,24 @@ def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_sai
     assert (offline.returncode, offline.stdout) == (1, "")
 
 
-def test_exports_of_other_memories_are_imported(cli: Here) -> None:
-    """Also in the encoding of another shell."""
-    mem0 = {"results": [{"id": "1", "memory": "Likes Köln", "user_id": "u7", "metadata": None}]}
-    assert cli("import", "-", *ANN, stdin=json.dumps(mem0)).stdout == "Imported 1 fact into ann.\n"
-    assert "Likes Köln" in cli("facts", "list", *ANN).stdout
-    state = json.dumps({"values": {"messages": [{"type": "human", "content": "I like Köln.", "id": "m1"}]}})
-    done = cli("import", "-", "--session", "s", *ANN, stdin=state.encode("utf-16"))
-    assert done.stdout == "Imported 1 message into s.\n"
-    assert "I like Köln." in cli("export", "--session", "s").stdout
+def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
+    messages = json.dumps([{"role": "user", "content": "I like Köln.", "message_id": "m1"}])
+    for _ in range(2):
+        done = cli("import", "-", "--session", "s", *ANN, stdin=messages.encode("utf-16"))
+        assert done.returncode == 0
+    assert cli("export", "--session", "s").stdout.count("I like Köln.") == 1
 
 
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
         (b"hello", ("--session", "s"), "saw 5 characters that are none"),
-        (b'{"chat": []}', ANN, "an export of mem0, LangGraph or Zep; entry 0: saw an object with the keys 'chat'"),
+        (b'{"results": []}', ANN, "Convert an export of mem0, LangGraph or Zep first"),
+        (
+            b'[{"type": "human", "content": "a"}]',
+            ("--session", "s"),
+            "Convert messages of LangChain, LangGraph or Zep first",
+        ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
         (b"no json", ANN, "Line 1 is no fact"),
@@ -564,7 +534,6 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
         ("facts", "retire", "x", *ANN),
         ("facts", "forget", "--all", *ANN, "--yes"),
         ("sessions", "list"),
-        ("sessions", "show", "s"),
         ("export", "--session", "s"),
         ("export", *ANN),
         ("forget", *ANN, "--yes"),
@@ -619,7 +588,6 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
-        (("facts", "check", "/no/such/file"), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
@@ -703,7 +671,7 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
         await store.aclose()
 
     asyncio.run(fill())
-    assert "I like coffee." in cli("sessions", "show", "old").stdout
+    assert "I like coffee." in cli("export", "--session", "old").stdout
     done = cli("forget", "--user", user_id, "--yes")
     assert (done.returncode, "Likes" in done.stderr) == (0, False)
     assert done.stdout.startswith("Deleted 1 message,")

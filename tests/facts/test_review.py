@@ -12,15 +12,13 @@ from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryRetriever, MemoryStore, MemoryToolSpec
 from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
-from llama_index_memory_ext.fact import settled, utc_now
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
 
 Reviewed = Callable[..., tuple[CondensedMemory, OpenAIServer]]
-# Over as soon as it has begun.
-AT_ONCE = 1e-12
 OSLO: dict[str, Any] = {"content": "Lives in Oslo", "quote": "I live in Oslo", "category": "context", "confidence": 0.9}
 ROME: dict[str, Any] = OSLO | {"content": "Lives in Rome", "quote": "I live in Rome"}
 TEA: dict[str, Any] = OSLO | {"content": "Likes tea", "quote": "I like tea"}
@@ -177,45 +175,18 @@ async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_
     assert await contents(memory) == []
 
 
-async def test_what_nobody_approves_in_time_goes_or_counts_as_set(reviewed: Reviewed, store: MemoryStore) -> None:
-    for then, user_id in (("retire", "ann"), ("count", "bob")):
-        options = {"review_days": AT_ONCE, "review_then": then, "user_id": user_id}
-        memory, _ = reviewed(moved(), **options)
-        await memory.facts.aadd("Lives in Oslo", category="context")
-        await tell(memory, "I live in Rome now, I moved.")
-        holds = "Oslo" if then == "retire" else "Rome"
-        assert await contents(memory) == [f"Lives in {holds}"], then
-        assert f"Lives in {holds}" in sent_text(await memory.aget(user("Where do I live?")))
-        assert await contents(memory, state="pending") == []
-        stats = await memory.astats()
-        assert (stats.facts, stats.retired) == (1, 1)
-    (rome,) = await memory.facts.alist()
-    (oslo,) = await memory.facts.alist(state="past")
-    # What the clock has decided is stored before something is made of it.
-    await memory.facts.arestore(oslo.id)
-    await memory.facts.aforget(rome.id)
-    assert [fact.pending for fact in (await store.facts.read("bob")).facts] == [False]
-
-
-async def test_forgetting_what_the_clock_has_let_count_does_not_bring_back_what_it_ended(reviewed: Reviewed) -> None:
-    memory, _ = reviewed(moved(), review_days=AT_ONCE, review_then="count")
-    await memory.facts.aadd("Lives in Oslo", category="context")
-    await tell(memory, "I live in Rome now, I moved.")
-    (rome,) = await memory.facts.alist()
-    await memory.facts.aforget(rome.id)
-    assert await contents(memory) == []
-
-
-async def test_the_clock_decides_in_a_process_that_has_read_the_facts_before(reviewed: Reviewed) -> None:
-    """By the time alone: nothing is written, and no other call is made."""
-    memory, _ = reviewed()
-    fact = Fact(content="Likes tea", pending=True, review_until=utc_now(), review_then="count")
-    late = fact.model_copy(update={"review_until": None})
-    await memory.sql_store.facts.write("ann", [late])
-    assert "Likes tea" not in sent_text(await memory.aget(user("tea?")))
-    assert settled([fact], utc_now())[fact.id].state(utc_now()) == "present"
-    assert fact.state(utc_now()) == "present"
-    assert late.state(utc_now()) == "pending"
+async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(store: MemoryStore) -> None:
+    """It was stored or exported with fields that this version does not have; time decides nothing."""
+    deadline = {"review_until": "2020-01-01T00:00:00Z", "review_then": "count"}
+    stored = Fact(content="Likes tea", pending=True).model_dump(mode="json") | deadline
+    book = FactBook(store, "ann")
+    assert await book.aimport(json.dumps({**stored, "namespace": "ann"}) + "\n") == 1
+    table = store.database.tables.facts
+    await store.database.run(lambda conn: conn.execute(table.update().values(data=stored | {"namespace": "ann"})))
+    assert [fact.content for fact in await FactBook(store, "ann").alist(state="pending")] == ["Likes tea"]
+    assert await book.alist() == []
+    (tea,) = await book.aapprove(stored["id"])
+    assert await book.alist() == [tea]
 
 
 async def test_all_or_none_are_approved_and_a_wrong_one_is_named(reviewed: Reviewed) -> None:
@@ -306,7 +277,7 @@ async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Revie
 
 
 def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
-    new = ("tags", "metadata", "pending", "review_until", "review_then", "ends_facts")
+    new = ("tags", "metadata", "pending", "ends_facts")
     stored = Fact(content="Likes tea").model_dump(mode="json")
     fact = Fact.model_validate({name: value for name, value in stored.items() if name not in new})
     assert (fact.tags, fact.metadata, fact.state(utc_now())) == ((), {}, "present")

@@ -17,7 +17,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
-from llama_index_memory_ext.models.prompt_caches import least_cacheable, needs_cache_points, takes_cache_points
+from llama_index_memory_ext.models.prompt_caches import needs_cache_points, takes_cache_points
 from llama_index_memory_ext.record.window import MOST_BLOCKS
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
 from tests.forked import run_forked
@@ -318,68 +318,3 @@ def test_a_memory_without_cache_points_warns_once_for_each_family(tmp_path: Path
     assert CLAUDE in claude
     assert "from_defaults(cache_points=True)" in claude
     assert "sk-secret" not in done.stderr
-
-
-# ---- which prompts are too short -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("least", "models"),
-    [
-        (4_096, "gemini-3.1-pro-preview models/gemini-3.5-flash gemini-4-argon claude-haiku-4-5@20251001"),
-        (4_096, "us.anthropic.claude-opus-4-5-20251101-v1:0 anthropic/claude-opus-4.6 claude-opus-4-7"),
-        (2_048, "gemini-2.5-flash claude-sonnet-4-6 claude-3-5-haiku-latest anthropic.claude-3-haiku-20240307-v1:0"),
-        (
-            1_024,
-            "claude-sonnet-4-5 claude-opus-4-20250514 claude-opus-4-1 claude-haiku-5-5 claude-opus-5 claude-opus-4-8",
-        ),
-        (1_024, "gpt-5.6-sol openai/gpt-4o o3-mini amazon.nova-lite-v1:0"),
-        (0, "deepseek-v4 llama3.3:70b gpt-oss-120b claude-2.1 gemini-2.0-flash mistral-large unknown"),
-    ],
-)
-def test_the_least_that_a_cache_keeps_is_known_by_the_name_of_the_model(least: int, models: str) -> None:
-    assert {name: least_cacheable(name) for name in models.split()} == dict.fromkeys(models.split(), least)
-
-
-SHORT = """
-import logging
-from llama_index.core import Settings
-from llama_index.llms.anthropic import Anthropic
-from llama_index.llms.openai import OpenAI
-from llama_index_memory_ext import CondensedMemory
-
-logging.basicConfig(format="%(levelname)s %(message)s")
-opus = Anthropic(model="claude-opus-4-5", api_key="sk-secret")
-
-
-def keep_ratio(limit, **settings):
-    memory = CondensedMemory.from_defaults(condensed_token_limit=limit, **{"cache_points": True, **settings})
-    return memory.condensed_block.keep_ratio
-
-
-print(keep_ratio(8_000), keep_ratio(8_000, llm=OpenAI(model="gpt-5.5", api_key="sk-secret"), cache_points=False))
-Settings.llm = opus
-print(keep_ratio(8_000), keep_ratio(10_000, recall_token_limit=2_000), keep_ratio(20_000))
-print(keep_ratio(8_000, keep_ratio=0.6), keep_ratio(8_000, max_messages=50, keep_messages=20, keep_ratio=0.6))
-print(keep_ratio(4_000), keep_ratio(4_000), keep_ratio(8_000, keep_ratio=0.3))
-print(keep_ratio(6_867))
-"""
-
-
-def test_a_cut_leaves_what_the_cache_keeps_or_a_warning_says_once_that_it_cannot(tmp_path: Path) -> None:
-    """A keep_ratio that the program has chosen stays."""
-    done = run_forked(SHORT, folder=tmp_path)
-    chosen = [[float(ratio) for ratio in line.split()] for line in done.stdout.splitlines()]
-    raised = [pytest.approx(4_506 / room) for room in (7_000, 8_000)]
-    assert chosen == [[0.4, 0.4], [*raised, 0.4], [0.6, 0.6], [0.4, 0.4, 0.3], [pytest.approx(0.75, abs=0.001)]]
-    (warning,) = done.stderr.splitlines()
-    assert warning.startswith("WARNING The prompt cache of claude-opus-4-5 finds nothing in prompts of less than 4096")
-    assert "a limit of 4000 is cut to 1400: these are paid in full. Say condensed_token_limit=6867" in warning
-
-
-def test_without_the_cache_points_that_it_needs_the_least_does_not_matter(tmp_path: Path) -> None:
-    program = SHORT.partition("\n\n\nprint")[0] + "\n\nprint(keep_ratio(8_000, llm=opus, cache_points=False))"
-    done = run_forked(program, folder=tmp_path)
-    assert done.stdout == "0.4\n"
-    assert len(done.stderr.splitlines()) == 1
-    assert "only at cache points" in done.stderr

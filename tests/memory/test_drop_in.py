@@ -81,7 +81,7 @@ def test_help_says_what_each_argument_is_and_in_which_range() -> None:
 def test_a_setting_reaches_its_block() -> None:
     record: CondensedOptions = {"keep_ratio": 0.7, "max_messages": 9, "include_system": True, "summary_token_limit": 99}
     facts: FactsOptions = {"max_facts": 50, "min_confidence": 0.1, "recency_weight": 0.0, "context_turns": 5}
-    facts |= {"min_similarity": 0.5, "general_facts": 1, "ranker_factory": TfidfRanker, "categories": ("diet",)}
+    facts |= {"min_similarity": 0.5, "ranker_factory": TfidfRanker, "categories": ("diet",)}
     memory = CondensedMemory.from_defaults(**record, **facts, retry_seconds=7.5)
     assert {name: getattr(memory.condensed_block, name) for name in record} == record
     assert {name: getattr(memory.facts_block, name) for name in facts} == facts

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.store.tables import Opening
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore, ask
@@ -40,27 +39,6 @@ async def test_a_turn_takes_few_statements(postgres_uri: str, open_store: OpenSt
     assert counts[-4:] == [5, 1, 1, 3]
     assert record(sent_text(await memory.aget()))[-1] == ("assistant", "Fine.")
     assert await connections_to(postgres_uri) == 1
-
-
-async def test_facts_that_wait_for_no_day_are_looked_through_once(store: MemoryStore) -> None:
-    """What comes later is looked at, and the clock decides of it before anything is changed."""
-    looked: list[int] = []
-
-    def look(*given: Any) -> None:
-        if given[2].startswith("SELECT") and "review_until" in f"{given[2]} {given[3]}":
-            looked.append(given[4].compiled_parameters[0]["seen"])
-
-    await store.facts.write("ann", [Fact(content=f"Owns book {i}") for i in range(3)])
-    event.listen(store.database.engine, "before_cursor_execute", look)
-    for _ in range(2):
-        await store.facts.change("ann", lambda _: [])
-    assert looked == [0, 3]
-    before = await store.facts.read("ann")
-    due = Fact(content="Likes tea", pending=True, review_until=utc_now(), review_then="count")
-    await store.facts.write("ann", [due])
-    await store.facts.change("ann", lambda _: [])
-    (stored,) = (await store.facts.read("ann", before)).facts
-    assert (stored.content, stored.pending) == ("Likes tea", False)
 
 
 async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(

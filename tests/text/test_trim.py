@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.base.llms.types import ImageBlock, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage
-from llama_index.core.node_parser import SentenceSplitter, TokenTextSplitter
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import MessageError, TokenCounter, trim
 from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, calls_of, tool_call_groups
-from llama_index_memory_ext.text.trim import clip_start
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import why_refused
 from tests.record.test_limits import PIXEL, messages
@@ -49,10 +47,8 @@ def write(message: ChatMessage) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_case_of_the_table_gives_what_it_says(case: Case) -> None:
-    options = dict(case.options)
-    if "text_splitter" in options:
-        options["text_splitter"] = SPLITTERS[options["text_splitter"]]
-    assert list(map(write, trim(list(map(read, case.messages)), tokenizer_fn=str.split, **options))) == case.gives
+    trimmed = trim(list(map(read, case.messages)), tokenizer_fn=str.split, **case.options)
+    assert list(map(write, trimmed)) == case.gives
 
 
 # ---- what the table does not show ----------------------------------------------------------------------
@@ -97,7 +93,7 @@ def test_media_that_do_not_fit_are_left_out() -> None:
     (trimmed,) = trim([message], token_limit=100)
     assert [block.block_type for block in trimmed.blocks] == ["text"]
     alone = [ChatMessage(role="user", blocks=[picture])]
-    assert trim(alone, token_limit=100) == trim(alone, token_limit=100, start_on="user", end_on="user") == []
+    assert trim(alone, token_limit=100) == []
     assert [block.block_type for block in message.blocks] == ["image", "text", "image"]
 
 
@@ -130,7 +126,7 @@ def test_a_long_history_is_not_counted_whole() -> None:
         return text.split()
 
     chat = [user(f"{i} w w w") for i in range(5_000)]
-    assert len(trim(chat, token_limit=40, start_on="user", tokenizer_fn=tokenize)) == 10
+    assert len(trim(chat, token_limit=40, tokenizer_fn=tokenize)) == 10
     assert len(counted) < 100
 
 
@@ -156,16 +152,12 @@ results = st.builds(
     additional_kwargs=st.one_of(st.just({}), st.fixed_dictionaries({"tool_call_id": ids})),
 )
 conversations = st.lists(st.one_of(messages, callers, results, results), max_size=8)
-roles = st.none() | st.sampled_from(["user", "assistant", ["user", "model"], MessageRole.CHATBOT])
 options_with_limits = st.fixed_dictionaries(
     {},
     optional={
         "token_limit": st.integers(1, 400),
         "max_messages": st.integers(2, 6),
         "allow_partial": st.booleans(),
-        "text_splitter": st.sampled_from([str.split, str.splitlines, None]),
-        "start_on": roles,
-        "end_on": roles,
         "include_system": st.booleans(),
         "tokenizer_fn": st.sampled_from([None, str.split, lambda text: ["begin", *text]]),
     },
@@ -258,13 +250,10 @@ openai_messages = st.one_of(
 @given(
     chat=st.lists(openai_messages, max_size=10),
     limit=st.none() | st.integers(1, 150),
-    start_on=st.sampled_from([None, "user"]),
     partial=st.booleans(),
 )
-def test_openai_refuses_nothing_of_it(
-    chat: list[ChatMessage], limit: int | None, start_on: str | None, partial: bool
-) -> None:
-    trimmed = trim(chat, token_limit=limit, start_on=start_on, allow_partial=partial)
+def test_openai_refuses_nothing_of_it(chat: list[ChatMessage], limit: int | None, partial: bool) -> None:
+    trimmed = trim(chat, token_limit=limit, allow_partial=partial)
     if trimmed:
         assert why_refused(to_openai_message_dicts(trimmed)) is None
 
@@ -282,10 +271,6 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
         ({"token_limit": "10"}, "token_limit must be a whole number of at least 1, or None for no limit; it is '10'"),
         ({"max_messages": 2.5}, "max_messages must be a whole number"),
         ({"max_messages": 1, "include_system": True}, "needs a max_messages of at least 2"),
-        ({"start_on": "human"}, "start_on .* system, developer, user, .* 'human'. Use 'user' instead"),
-        ({"start_on": 3}, "start_on must name roles of messages: .*; it names 3"),
-        ({"end_on": ["user", "nobody"]}, "end_on .* 'nobody'"),
-        ({"text_splitter": 3}, "text_splitter must be a function from a text to its pieces"),
         (
             {"tokenizer_fn": len},
             "tokenizer_fn must be a function from a text to the list of its tokens; this one gives",
@@ -296,56 +281,3 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
 def test_arguments_of_other_kinds_are_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         trim([user("one")], **options)
-
-
-# ---- the end of a text begins where a piece begins -------------------------------------------------------
-
-
-WORDS = as_counter(str.split)
-TEXT = "One is here. Two is here.  Three is there.\n\nFour was it. " * 3
-
-
-def sentences(text: str) -> list[str]:
-    """In place of LlamaIndex's own, for which NLTK is loaded."""
-    return re.findall(r"[^.]+\.?\s*|\.", text)
-
-
-SPLITTERS: dict[str, Any] = {
-    "lines": str.splitlines,
-    "words": str.split,
-    "a separator that is lost": lambda text: text.split(". "),
-    "overlapping": lambda text: [text[start : start + 10] for start in range(0, len(text), 6)],
-    "LlamaIndex's sentences": SentenceSplitter(chunk_size=12, chunk_overlap=0, chunking_tokenizer_fn=sentences),
-    "LlamaIndex's tokens, overlapping": TokenTextSplitter(chunk_size=12, chunk_overlap=4),
-    "another text": lambda text: [text.upper()],
-    "nothing": lambda text: [],
-}
-
-
-@pytest.mark.parametrize(
-    ("splitter", "limit", "end"),
-    [
-        ("lines", 5, "Four was it. "),
-        ("words", 2, "was it. "),
-        ("a separator that is lost", 8, " Three is there.\n\nFour was it. "),
-        ("LlamaIndex's sentences", 6, "Three is there.\n\nFour was it. "),
-        ("LlamaIndex's tokens, overlapping", 4, "was it. "),
-        ("another text", 50, ""),
-        ("nothing", 50, ""),
-    ],
-)
-def test_the_end_begins_where_a_piece_begins(splitter: str, limit: int, end: str) -> None:
-    """Also if the splitter strips white space or overlaps."""
-    text = TEXT if limit < 50 else TEXT * 20
-    assert clip_start(text, limit, WORDS, SPLITTERS[splitter]) == end
-
-
-@pytest.mark.parametrize("splitter", SPLITTERS)
-@given(text=st.text(alphabet="ab .\n\t日", max_size=80) | st.sampled_from([TEXT, TEXT * 4]), limit=st.integers(-1, 80))
-def test_the_end_is_the_texts_own_and_within_the_limit(splitter: str, text: str, limit: int) -> None:
-    """Whatever the splitter; a text that fits is whole."""
-    end = clip_start(text, limit, COUNTER, SPLITTERS[splitter])
-    assert text.endswith(end)
-    assert COUNTER.count(end) <= max(limit, 0)
-    if COUNTER.count(text) <= limit:
-        assert end == text

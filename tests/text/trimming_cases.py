@@ -50,60 +50,24 @@ a newest message that is too large is clipped: token_limit=20
 a newest result that is too large is clipped: token_limit=24
     u: ask | a+1: | t1: {THIRTY}
     a+1: | t1: w10 w11 w12 w13 w14 w15 w16 [... 10 tokens left out ...] w33 w34 w35 w36 w37 w38 w39
-the end of a newest message that is too large can be kept: token_limit=3, allow_partial=True, text_splitter="words"
+the end of a newest message that is too large can be kept: token_limit=3, allow_partial=True
     u: hi | u: one two three four
     u: two three four
-where no piece of the newest message fits it is clipped: token_limit=3, allow_partial=True, text_splitter="lines"
-    u: hi | u: one two three four
-    u: one two three
-the end of the first message can be kept: token_limit=3, allow_partial=True, text_splitter="words"
+no part of a result is kept: token_limit=3, allow_partial=True
+    u: ask | a+1: | t1: found this here | u: so
+    u: so
+the end of the first message can be kept: token_limit=3, allow_partial=True
     u: one two | a: three | u: four five six | a: seven
     u: five six | a: seven
-the last lines of the first message can be kept: token_limit=4, allow_partial=True, text_splitter="lines"
-    u: one two\nthree\nfour five\n | a: six
-    u: three four five | a: six
-the first block is cut where there is room for a part of it: token_limit=4, allow_partial=True, text_splitter="words"
+the first block is cut where there is room for a part of it: token_limit=4, allow_partial=True
     u: one two three / four five | a: six
     u: three / four five | a: six
-no part of a result is kept, whatever its pieces: token_limit=3, allow_partial=True, text_splitter="lines"
-    u: ask | a+1: | t1: found this\nhere\n | u: so
-    u: so
-a start is looked for behind the cut: token_limit=6, start_on="user"
-    u: one two | a: three | u: four five six | a: seven
-    u: four five six | a: seven
-a part of a message can be the start: token_limit=2, start_on="user", allow_partial=True, text_splitter="lines"
-    u: one\ntwo\n | a: three
-    u: two | a: three
-without a start nothing is left: token_limit=60, start_on="user"
-    a: one | a: two
-    -
-a long turn of calls keeps its question: token_limit=10, start_on="user"
-    u: old | a: old | u: the question | a+1: | t1: r r r | a+2: | t2: r r r
-    u: the question | a+2: | t2: r r r
-a start that is too large is clipped: token_limit=5, start_on="user"
-    u: hi | a: yes | u: one two three four five six | a: seven
-    u: one two three four | a: seven
-no result is a start: token_limit=5, start_on="tool"
-    u: ask | a+1: look | t1: found this here | a: done | u: thanks
-    -
-what stands behind the end is left out before the cut: token_limit=6, end_on="user"
-    u: one two | a: three | u: four five six | a: seven
-    u: one two | a: three | u: four five six
-a call is no end: token_limit=20, end_on="assistant"
-    u: ask | a: yes | u: so | a+1: look | t1: found this here
-    u: ask | a: yes
-the system's message stays where there is no end: token_limit=20, end_on="user", include_system=True
-    s: be nice | a: hello
-    s: be nice
 the system's message stays: token_limit=6, include_system=True
     s: be nice | u: one two | a: three | u: four five six | a: seven
     s: be nice | u: four five six | a: seven
 only the first message can be the system's: token_limit=6, include_system=True
     u: hi | s: be nice | u: one two | a: three | u: four five six | a: seven
     a: three | u: four five six | a: seven
-the system's message is no start: token_limit=7, include_system=True, start_on="user"
-    s: be nice | u: one two | a: three | u: four five six | a: seven
-    s: be nice | u: four five six | a: seven
 the system's message is one of the messages: max_messages=3, include_system=True
     s: be nice | u: one two | a: three | u: four five six | a: seven
     s: be nice | u: four five six | a: seven

@@ -1,0 +1,124 @@
+"""The recipes run as they stand there: scripts that convert what other programs have exported, and their commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.fact import utc_now
+from tests.test_docs import RECIPES, blocks
+
+# A block of code is saved under the name that the text before it says.
+SAVED = re.compile(
+    r"[Ss]ave\s+(?:it|them|the\s+script)\s+as\s+`([\w.]+)`(?:(?!```).)*?^```(?:python|json)\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@pytest.fixture(scope="module")
+def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Run the commands of a recipe in a new folder with its files, imports twice; return the folder."""
+
+    @cache
+    def run(page: str) -> Path:
+        text, folder = RECIPES[page], tmp_path_factory.mktemp("recipe")
+        files = SAVED.findall(text)
+        assert len(files) == len(blocks("python", text)) + len(blocks("json", text))
+        for name, content in files:
+            (folder / name).write_text(content, encoding="utf-8")
+        commands = "".join(blocks("bash", text)).splitlines()
+        imports = [command for command in commands if " import " in command]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "\n".join(commands + imports)],  # noqa: S607 - wherever it is
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+        (folder / "printed").write_text(done.stdout, encoding="utf-8")
+        return folder
+
+    return run
+
+
+def memory_in(folder: Path) -> CondensedMemory:
+    uri = f"sqlite+aiosqlite:///{folder}/memory.db"
+    return CondensedMemory.from_defaults("chat-17", user_id="ann", async_database_uri=uri, extract_facts=False)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (
+            "from-mem0.md",
+            {
+                "Is allergic to nuts": ("preference", "present"),
+                "Is in Rome": ("knowledge", "expired"),
+                "Likes tea": ("knowledge", "retired"),
+            },
+        ),
+        (
+            "from-langgraph.md",
+            {"Is allergic to nuts": ("preference", "present"), "Lives in Köln": ("knowledge", "present")},
+        ),
+        (
+            "from-zep.md",
+            {
+                "Ann lived in Köln": ("knowledge", "past"),
+                "Ann lives in Oslo": ("knowledge", "present"),
+                "Ann has a cat": ("knowledge", "past"),
+            },
+        ),
+    ],
+)
+async def test_a_recipe_imports_facts_once_with_their_times(
+    page: str, expected: dict[str, tuple[str, str]], cook: Callable[[str], Path]
+) -> None:
+    """Only those of the user who is named; a second import changes nothing."""
+    async with memory_in(cook(page)) as memory:
+        facts = await memory.facts.alist(state="all")
+    now = utc_now()
+    assert {fact.content: (fact.category, fact.state(now)) for fact in facts} == expected
+    assert len(facts) == len(expected)
+    assert all(fact.imported_from for fact in facts)
+    assert {fact.created_at.year for fact in facts} <= {2024, now.year}
+
+
+async def test_the_recipe_for_langchain_imports_messages_with_calls_once(cook: Callable[[str], Path]) -> None:
+    async with memory_in(cook("from-langgraph.md")) as memory:
+        question, call, result, answer = await memory.aget_all()
+    assert (question.role.value, question.content) == ("user", "How is the weather in Köln?")
+    assert [(block.tool_name, block.tool_call_id) for block in call.blocks] == [("weather", "c1")]  # type: ignore[union-attr]
+    assert (result.role.value, result.content, result.additional_kwargs["tool_call_id"]) == ("tool", "Sunny", "c1")
+    assert "".join(block.text for block in answer.blocks) == "It is sunny."  # type: ignore[union-attr]
+
+
+async def test_the_recipe_for_zep_imports_messages_with_names_and_times_once(cook: Callable[[str], Path]) -> None:
+    async with memory_in(cook("from-zep.md")) as memory:
+        question, answer = await memory.aget_all()
+        rows = (await memory.sql_store.readers.unread("chat-17", "", with_active=True)).rows
+    assert (question.role.value, question.additional_kwargs["name"]) == ("user", "Ann_Lee")
+    assert (answer.role.value, answer.content) == ("assistant", "Noted.")
+    assert [f"{row.said_at:%Y-%m-%d %H:%M:%S}" for row in rows] == ["2024-05-01 10:00:00", "2024-05-01 10:00:05"]
+
+
+def test_the_recipe_that_measures_a_model_prints_what_is_kept_and_why(cook: Callable[[str], Path]) -> None:
+    printed = (cook("what-a-model-learns.md") / "printed").read_text(encoding="utf-8")
+    assert re.findall(r"verify=(\w+)", printed) == ["False", "True"]
+    assert printed.count("kept: Lives in Oslo (stated: 'I live in Oslo')") == 2
+    assert re.search(r"\d+ calls, \d+ tokens sent, \d+ received", printed)
