@@ -10,10 +10,11 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import CachePoint, ChatMessage, LLMMetadata, MessageRole, TextBlock
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_responses_message_dict
 from openai import APIStatusError
+from pydantic import Field
 
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.prompt_caches import takes_cache_points
@@ -221,3 +222,19 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
         with self._explaining(fields):
             given = _with_fields(llm_kwargs or {}, fields)
             return await super().astructured_predict(output_cls, formatted, given)
+
+
+class AnyOpenAI(CachingOpenAI):
+    """``CachingOpenAI`` for models of any name, also those of other servers; each may call tools."""
+
+    context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """The metadata of the model. A model that LlamaIndex's class does not know is taken for a chat model."""
+        try:
+            metadata = super().metadata
+        except ValueError:
+            metadata = LLMMetadata(is_chat_model=True, model_name=self.model)
+        window = self.context_window or metadata.context_window
+        return metadata.model_copy(update={"context_window": window, "is_function_calling_model": True})
