@@ -191,7 +191,7 @@ async def _compare(model: FunctionCallingLLM, uri: str, messages: Sequence[ChatM
                     prompt = await side.memory.aget()
                     side.add_call("\n".join(map(body_of, prompt)), message)
                 await side.memory.aput(message)
-            # No agent has to wait for this. Here it makes each run show the same facts in the same turn.
+            # An agent need not wait. The demo waits, so that each run shows the same facts in the same turn.
             await ours.facts_block.await_jobs("demo")
         print(f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: an agent answers from what each memory shows it")
         for question in _QUESTIONS:
@@ -262,8 +262,9 @@ def _print_table(sides: Sequence[_Side], turns: int) -> None:
         print("{:38}{:>20}{:>20}".format(*row))
     print("""
 yes: the answer is right, and it stood in the prompt. Prices: November 2026.
-CondensedMemory asks the model once more in each turn, to learn facts. With
-extract_facts=False it does not. docs/quickstart.md: use it in your agent.""")
+CondensedMemory adds earlier messages that it finds for a question, which no
+prompt cache holds, and in each turn a call of the model that learns facts;
+extract_facts=False saves that. Use it in your agent: docs/quickstart.md""")
 
 
 def _print_labelled(label: str, text: str) -> None:
