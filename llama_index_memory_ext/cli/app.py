@@ -70,11 +70,10 @@ def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None)
 
 @app.command()
 def demo() -> None:
-    """Show a conversation, and what the model is shown in each turn.
+    """Ask this memory and LlamaIndex's Memory about a conversation of 60 turns, and compare answers and prices.
 
-    The conversation begins in one process and goes on in a second one, in a new file. With OPENAI_API_KEY set a model
-    of OpenAI's answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any
-    name), without it a small offline model.
+    Both memories have the same token_limit. With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_MODEL, default
+    gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any name), without it a small offline model.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run

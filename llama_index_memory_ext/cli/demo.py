@@ -3,57 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import subprocess
 import sys
 import tempfile
 import textwrap
-from contextlib import aclosing
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.agent.workflow import AgentInput, FunctionAgent, ToolCallResult
-from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, TextBlock
-from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.agent.workflow import AgentInput, AgentOutput, FunctionAgent, ToolCallResult
 from llama_index.core.memory import Memory
-from pydantic import Field
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TIMEOUT, model_host, open_store, pluralize
+from llama_index_memory_ext.cli import TIMEOUT, model_host, one_line, plain, pluralize
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.models.caching_openai import CachingOpenAI
 from llama_index_memory_ext.models.offline import OfflineModel
+from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from httpx import AsyncClient
+    from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
-# Between them lie turns of which nothing is asked later, so that what came first has left both memories.
-_FIRST_QUESTIONS = ("My name is Logan.", "What is (3214 * 322) / 2?", "I'm allergic to peanuts.")
-_BETWEEN = [
-    (f"I pack {i} boxes with 7 pencils each for the school. How many pencils are that?", f"That makes {i * 7} pencils.")
-    for i in range(11, 67)
-]
-_LAST_QUESTIONS = ("How did you work out (3214 * 322) / 2?",)
-_IN_A_NEW_SESSION = ("What is my name?", "May I eat a peanut cake?")
-# Tokens that the conversation may have in a prompt; LlamaIndex's own memory gets as many.
-_LIMIT = 2_000
-# Of a longer prompt the middle is left out.
-_MOST_LINES = 24
-# A cache such as OpenAI's finds the longest common beginning of two prompts, if it has so many tokens, for a tenth.
-_LEAST_FOUND, _PRICE_OF_FOUND = 1_024, 0.1
-# Names the file to the second process.
-_SECOND_PROCESS = "LLAMA_INDEX_MEMORY_EXT_DEMO_SECOND"
-_CLOSING = """
+_TOKEN_LIMIT = 3_000
+# A long prompt is printed without its middle, a long line without its end.
+_FIRST_LINES, _LAST_LINES, _COLUMNS = 4, 15, 78
+# US dollars for a million tokens, from https://developers.openai.com/api/docs/pricing in November 2026. A cached
+# token costs 0.075 less.
+_MODEL, _INPUT_PRICE, _CACHE_DISCOUNT, _OUTPUT_PRICE = "gpt-4o-mini", 0.15, 0.075, 0.60
+# OpenAI caches prompts from 1,024 tokens on, in steps of 128: https://developers.openai.com/api/docs/guides/prompt-caching
+_LEAST_CACHED, _CACHE_STEP = 1_024, 128
+_COUNTER = ext.TokenCounter()
 
-WHAT TO DO NEXT
 
-  talk to it       python -m llama_index_memory_ext chat --user you      (pip install ".[cli]" first)
-  put it to work   build one CondensedMemory, and pass memory=memory to agent.run(...): docs/quickstart.md
-  look inside      python -m llama_index_memory_ext inspect              (pip install ".[inspect]" first)"""
+class _Question(NamedTuple):
+    """A question about the past: the turn with the answer, a label, and words that the right answer contains."""
+
+    turn: int
+    label: str
+    text: str
+    answer: str
+
+
+# Its messages have fixed days, so that each run sends prompts of the same length.
+_CONVERSATION = json.loads(Path(__file__).with_name("conversation.json").read_bytes())
+_QUESTIONS = [_Question(**fields) for fields in _CONVERSATION["questions"]]
 
 
 def add(a: float, b: float) -> float:
@@ -79,22 +77,6 @@ def divide(a: float, b: float) -> float:
 TOOLS = (add, subtract, multiply, divide)
 
 
-class AnyOpenAI(CachingOpenAI):
-    """``CachingOpenAI`` for models of any name, also those of other servers; each may call tools."""
-
-    context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        """What is known of the model; one that LlamaIndex's class does not know is taken for a chat model."""
-        try:
-            known = super().metadata
-        except ValueError:
-            known = LLMMetadata(context_window=DEFAULT_CONTEXT_WINDOW, is_chat_model=True, model_name=self.model)
-        window = self.context_window or known.context_window
-        return known.model_copy(update={"context_window": window, "is_function_calling_model": True})
-
-
 def choose_model(
     name: str | None = None, http: AsyncClient | None = None, timeout: float | None = None
 ) -> FunctionCallingLLM:
@@ -103,19 +85,23 @@ def choose_model(
     With an ``OPENAI_API_BASE`` of others it may have any name; ``OPENAI_CONTEXT_WINDOW`` says its window in tokens.
     ``timeout`` is in seconds (default: ``OPENAI_TIMEOUT``).
     """
-    if not os.environ.get("OPENAI_API_KEY"):
+    variables = os.environ
+    if not variables.get("OPENAI_API_KEY"):
         return OfflineModel()
-    seconds = os.environ.get("OPENAI_TIMEOUT") or str(TIMEOUT)
+    seconds = variables.get("OPENAI_TIMEOUT") or str(TIMEOUT)
     if not seconds.replace(".", "", 1).isdecimal():
         raise SettingError(f"OPENAI_TIMEOUT must be a number of seconds such as 30, not {seconds!r}.")
     options: dict[str, Any] = {
-        "api_base": os.environ.get("OPENAI_API_BASE"),
-        "OPENAI_CONTEXT_WINDOW": os.environ.get("OPENAI_CONTEXT_WINDOW") or None,
+        "model": name or variables.get("OPENAI_MODEL") or "gpt-4o-mini",
+        "api_base": variables.get("OPENAI_API_BASE"),
+        "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
         "async_http_client": http,
         "timeout": timeout or float(seconds),
     }
-    model = name or os.environ.get("OPENAI_MODEL") or "gpt-4o-mini"
-    return AnyOpenAI(model=model, max_retries=1, **options)
+    # Imported here: OpenAI's library takes a second to start.
+    from llama_index_memory_ext.models.caching_openai import AnyOpenAI
+
+    return AnyOpenAI(max_retries=1, **options)
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
@@ -131,87 +117,156 @@ def describe_call(call: ToolCallResult) -> str:
     return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
 
-def run() -> int:
-    """Holds the conversation in a new file, the second part of it in another process; returns the exit code."""
-    model, began_in = choose_model(), os.environ.get(_SECOND_PROCESS)
-    if began_in is not None:
-        print(f"\n\nSECOND PROCESS (id {os.getpid()}), with the same database and user")
-        asyncio.run(_converse(model, open_store(began_in), "demo-2", [_IN_A_NEW_SESSION]))
-        print(_CLOSING)
-        return 0
-    file = str(Path(tempfile.mkdtemp(prefix="llama-index-memory-")) / "memory.db")
-    print("A conversation of 60 turns in two processes, and what the model is shown\n")
-    print(f"  model     {describe_model(model)}\n  database  {file}")
-    print(f"  limit     {_LIMIT:,} tokens, for this memory and for LlamaIndex's own beside it")
-    print(f"\nFIRST PROCESS (id {os.getpid()})", flush=True)
-    asyncio.run(_converse(model, open_store(file), "demo", [_FIRST_QUESTIONS, _LAST_QUESTIONS]))
-    sys.stdout.flush()
-    command = [sys.executable, "-m", "llama_index_memory_ext", "demo"]
-    return subprocess.run(command, env={**os.environ, _SECOND_PROCESS: file}, check=False).returncode  # noqa: S603 - our own command
+@dataclass
+class _Side:
+    """A memory in the comparison, and the tokens of the model's calls with it.
 
-
-async def _converse(
-    model: FunctionCallingLLM, store: ext.MemoryStore, session: str, parts: Sequence[Sequence[str]]
-) -> None:
-    """Asks the questions of a session in parts, between which messages are put, this memory and LlamaIndex's own."""
-    agent = FunctionAgent(tools=list(TOOLS), llm=model)
-    limits: Any = {"condensed_token_limit": _LIMIT, "facts_token_limit": _LIMIT // 4, "token_limit": 2 * _LIMIT}
-    async with aclosing(store):
-        ours = ext.CondensedMemory.from_defaults(session, user_id="logan", llm=model, chat_store=store, **limits)
-        plain = Memory.from_defaults(session, token_limit=_LIMIT)
-        memories: dict[str, Memory] = {"LlamaIndex's Memory": plain, "this memory": ours}
-        prompts: dict[str, list[str]] = {name: [] for name in memories}
-        async with ours:
-            print(f"\nSESSION {session!r} of the user 'logan'")
-            for i, questions in enumerate(parts):
-                if i:
-                    print(f"\n... {pluralize(len(_BETWEEN), 'turn')} about something else ...")
-                    for name, memory in memories.items():
-                        for asked, told in _BETWEEN:
-                            await memory.aput(ChatMessage(asked))
-                            prompts[name].append("\n".join(_texts_of(await memory.aget())))
-                            await memory.aput(ChatMessage(told, role="assistant"))
-                for question in questions:
-                    print(f"\nQuestion: {question}")
-                    for name, memory in memories.items():
-                        prompts[name] += await _ask(agent, memory, question, name)
-        if len(parts) > 1:
-            _print_cost(prompts)
-
-
-def _print_cost(prompts: dict[str, list[str]]) -> None:
-    """Prints the tokens of all prompts, and what they cost where a cache finds their common beginnings."""
-    count = ext.TokenCounter().count
-    print(f"\nAll prompts; what the one before began with is in a cache, for {_PRICE_OF_FOUND:.0%} of the price:")
-    for name, texts in prompts.items():
-        tokens, beginnings = [count(text) for text in texts], map(os.path.commonprefix, pairwise(texts))
-        found = sum(n for n in map(count, beginnings) if n >= _LEAST_FOUND)
-        paid = sum(tokens) - round(found * (1 - _PRICE_OF_FOUND))
-        print(f"  {name + ':':21}{sum(tokens):8,} tokens, {found:7,} of them found; paid as {paid:7,}")
-
-
-def _texts_of(messages: Sequence[ChatMessage]) -> list[str]:
-    return ["".join(block.text for block in one.blocks if isinstance(block, TextBlock)) for one in messages]
-
-
-async def _ask(agent: FunctionAgent, memory: Memory, question: str, name: str) -> list[str]:
-    """Prints what a memory shows the model first, and the answer; returns the texts of all prompts.
-
-    Of this memory's prompts the text is printed, of a long one without its middle.
+    ``cached``: tokens of the prompts that OpenAI's cache finds.
+    ``answered``: for each question, whether the model answered it from the prompt.
+    ``learning``: the calls that learn facts.
     """
-    running = agent.run(question, memory=memory)
-    events = [event async for event in running.stream_events()]
-    prompts = [_texts_of(event.input) for event in events if isinstance(event, AgentInput)]
-    tokens = pluralize(sum(map(ext.TokenCounter().count, prompts[0])), "token")
-    print(f"  {name}: {pluralize(len(prompts[0]), 'message')}, {tokens}")
-    if isinstance(memory, ext.CondensedMemory):
-        lines = "\n".join(prompts[0]).splitlines()
-        if len(lines) > _MOST_LINES:
-            left_out = f"... {len(lines) - _MOST_LINES} lines more ..."
-            lines = [*lines[: _MOST_LINES // 3], left_out, *lines[-2 * _MOST_LINES // 3 :]]
-        print(textwrap.indent("\n".join(lines), "    | ", lambda _: True))
-    for event in events:
-        if isinstance(event, ToolCallResult):
-            print(f"    tool    {describe_call(event)}")
-    print("    answer ", str(await running).replace("\n", "\n            "))
-    return ["\n".join(texts) for texts in prompts]
+
+    name: str
+    memory: Memory
+    calls: int = 0
+    sent: int = 0
+    cached: int = 0
+    received: int = 0
+    last_prompt: str = ""
+    answered: list[bool] = field(default_factory=list)
+    learning: Usage = field(default_factory=Usage)
+
+    def add_call(self, prompt: str, reply: ChatMessage) -> None:
+        """Add a call of the model. The cache finds what the prompt begins with, if the last prompt began so, too."""
+        shared = _COUNTER.count(os.path.commonprefix([self.last_prompt, prompt]))  # noqa: RUF071 - texts, not paths
+        if shared >= _LEAST_CACHED:
+            self.cached += shared - shared % _CACHE_STEP
+        self.calls += 1
+        self.sent += _COUNTER.count(prompt)
+        self.received += _COUNTER.count(body_of(reply))
+        self.last_prompt = prompt
+
+
+def run() -> int:
+    """Hold a conversation with both memories, print what each one answers and costs, and return the exit code."""
+    model = choose_model()
+    messages = ext.messages_from_json(_CONVERSATION)
+    said = [body_of(message) for message in messages if message.role == "user"]
+    turns = len(said) + len(_QUESTIONS)
+    uri = f"sqlite+aiosqlite:///{Path(tempfile.mkdtemp(prefix='demo-')).as_posix()}/memory.db"
+    print(f"A conversation of {turns} turns, with two memories that have token_limit={_TOKEN_LIMIT:,} each\n")
+    _print_labelled("model", describe_model(model))
+    _print_labelled("database", uri)
+    print(f"\n\nTURNS 1 TO {len(said)}: orders of a fruit trader, and among them:\n")
+    for question in _QUESTIONS:
+        _print_labelled(f"turn {question.turn}", said[question.turn - 1])
+    print(
+        """
+  These turns come with the demo. They are put into both memories with their
+  answers, which takes some seconds. The model is asked for one thing only:
+  which facts CondensedMemory should learn from each turn.""",
+        flush=True,
+    )
+    _print_table(asyncio.run(_compare(model, uri, messages)), turns)
+    return 0
+
+
+async def _compare(model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]) -> list[_Side]:
+    """Put the messages into both memories, ask each the questions, and return what happened."""
+    agent = FunctionAgent(tools=list(TOOLS), llm=model)
+    # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at once.
+    plain = Memory.from_defaults(
+        token_limit=_TOKEN_LIMIT, chat_history_token_ratio=1, token_flush_size=_TOKEN_LIMIT // 10
+    )
+    async with ext.CondensedMemory.from_defaults(
+        "demo", user_id="logan", llm=model, async_database_uri=uri, token_limit=_TOKEN_LIMIT
+    ) as ours:
+        sides = [_Side("LlamaIndex Memory", plain), _Side("CondensedMemory", ours)]
+        for number, message in enumerate(messages, 1):
+            if sys.stdout.isatty():
+                print(f"\r  {number} of {len(messages)} messages", end="", flush=True)
+            for side in sides:
+                if message.role == "assistant":
+                    # An agent would have sent this prompt, and got this reply.
+                    prompt = await side.memory.aget()
+                    side.add_call("\n".join(map(body_of, prompt)), message)
+                await side.memory.aput(message)
+            # An agent need not wait. The demo waits, so that each run shows the same facts in the same turn.
+            await ours.facts_block.await_jobs("demo")
+        print(f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: an agent answers from what each memory shows it")
+        for question in _QUESTIONS:
+            print(f"\nQuestion: {question.text}")
+            for side in sides:
+                await _ask(agent, side, question)
+            await ours.facts_block.await_jobs("demo")
+        sides[1].learning = (await ours.astats()).usage["facts"]
+    return sides
+
+
+async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
+    """Ask a question through the agent, and print the answer; at the first question print the prompt, too."""
+    prompts: list[str] = []
+    running = agent.run(question.text, memory=side.memory)
+    async for event in running.stream_events():
+        if isinstance(event, AgentInput):
+            prompts.append("\n".join(map(body_of, event.input)))
+            if not side.answered:
+                _print_prompt(f"{side.name}: {pluralize(len(event.input), 'message')}", prompts[0])
+        elif isinstance(event, AgentOutput):
+            side.add_call(prompts[-1], event.response)
+    answer = str(await running)
+    _print_labelled(side.name, answer)
+    # A right guess does not count.
+    side.answered.append(question.answer in prompts[0] and question.answer in answer.replace(",", ""))
+
+
+def _print_prompt(whose: str, prompt: str) -> None:
+    """Print the beginning and the end of a long prompt, without blank lines."""
+    print(f"\n  The prompt of {whose}, {_COUNTER.count(prompt):,} tokens")
+    lines = [one_line(line, _COLUMNS - 6) for line in prompt.splitlines() if line]
+    for line in (*lines[:_FIRST_LINES], "...", *lines[-_LAST_LINES:]):
+        print("    |", line)
+
+
+def _print_table(sides: Sequence[_Side], turns: int) -> None:
+    """Print what each memory answers, and what its prompts cost."""
+    # From millionths of a dollar for all turns to cents for a thousand turns.
+    scale = 0.1 / turns
+    columns = [
+        [
+            "RESULT",
+            *(question.label for question in _QUESTIONS),
+            "questions answered",
+            "mean tokens of a prompt",
+            "share that a prompt cache finds",
+            f"1,000 turns with {_MODEL}",
+            "  of these for learning facts",
+        ]
+    ]
+    for side in sides:
+        learning = side.learning.prompt_tokens * _INPUT_PRICE + side.learning.completion_tokens * _OUTPUT_PRICE
+        talking = side.sent * _INPUT_PRICE - side.cached * _CACHE_DISCOUNT + side.received * _OUTPUT_PRICE
+        columns.append(
+            [
+                side.name,
+                *("yes" if is_answered else "no" for is_answered in side.answered),
+                f"{sum(side.answered)} of {len(_QUESTIONS)}",
+                f"{side.sent / side.calls:,.0f}",
+                f"{side.cached / side.sent:.0%}",
+                f"{(talking + learning) * scale:.0f} cents",
+                f"{learning * scale:.0f} cents",
+            ]
+        )
+    print("\n")
+    for row in zip(*columns, strict=True):
+        print("{:38}{:>20}{:>20}".format(*row))
+    print("""
+yes: the answer is right, and it stood in the prompt. Prices: November 2026.
+CondensedMemory adds earlier messages that it finds for a question, which no
+prompt cache holds, and in each turn a call of the model that learns facts;
+extract_facts=False saves that. Use it in your agent: docs/quickstart.md""")
+
+
+def _print_labelled(label: str, text: str) -> None:
+    labelled = plain(f"  {label:17}  {text}")
+    print(textwrap.fill(labelled, _COLUMNS, subsequent_indent=" " * 21, break_on_hyphens=False))

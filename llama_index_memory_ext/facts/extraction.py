@@ -340,7 +340,10 @@ class Extractor:
         llm = self.block.known_llm()
         window, answer, fixed = context_window(llm) if llm else None, getattr(llm, "max_tokens", None), 0
         if window:
-            texts = [*(message.content or "" for message in self._prompt(())), *asking.form_texts(self.categories)]
+            texts = [
+                *(message.content or "" for message in self._prompt(())),
+                *asking.form_texts(tuple(self.categories)),
+            ]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return asking.room_in(window, fixed, halved=halved, answer=answer if isinstance(answer, int) else None)
 

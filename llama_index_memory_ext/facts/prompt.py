@@ -367,9 +367,10 @@ async def ask_for_facts(
     return await ask(llm, messages, tool, _FORM, read, response_format=response_format, **bounds)
 
 
-def form_texts(categories: Categories) -> tuple[str, str]:
+@lru_cache(maxsize=8)
+def form_texts(categories: tuple[str, ...]) -> tuple[str, str]:
     """Return what a request says of the form of the answer, as text and as a tool; it has one of both."""
-    metadata = _forms(tuple(categories))[0].metadata
+    metadata = _forms(categories)[0].metadata
     return _FORM, f"{metadata.description}{metadata.fn_schema_str}"
 
 

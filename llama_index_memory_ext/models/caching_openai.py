@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import CachePoint, ChatMessage, LLMMetadata, MessageRole, TextBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_responses_message_dict
 from openai import APIStatusError
+from pydantic import Field
 
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.prompt_caches import takes_cache_points
@@ -210,3 +211,19 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
     # The parent's own way sends a structured answer's prompt past `_chat`, and refuses cache points.
     structured_predict = FunctionCallingLLM.structured_predict
     astructured_predict = FunctionCallingLLM.astructured_predict
+
+
+class AnyOpenAI(CachingOpenAI):
+    """``CachingOpenAI`` for models of any name, also those of other servers; each may call tools."""
+
+    context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """The metadata of the model. A model that LlamaIndex's class does not know is taken for a chat model."""
+        try:
+            metadata = super().metadata
+        except ValueError:
+            metadata = LLMMetadata(is_chat_model=True, model_name=self.model)
+        window = self.context_window or metadata.context_window
+        return metadata.model_copy(update={"context_window": window, "is_function_calling_model": True})

@@ -64,6 +64,8 @@ _TOPICS = (
     ("i(?:['\u2019]m| am)? work(?:ing)? on", "you work on", "Works on", "context", "what (?:do|am) i work"),
     ("i use", "you use", "Uses", "context", "what do i use"),
     ("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
+    ("i bought", "you bought", "Bought", "context", "what did i buy"),
+    ("i plan to", "you planned to", "Plans to", "goal", "what did i (?:plan|say|tell)"),
 )
 _SINGLE = ("Is called", "Lives in")
 
@@ -120,10 +122,11 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
 
 
 def _elements(text: str) -> list[_Entry]:
-    """Returns the messages and facts of a memory or a transcript."""
+    """Return the messages and facts of a memory or a transcript, recalled messages first: they were said before."""
+    elements = sorted(_ELEMENT.findall(text), key=lambda parts: not parts[3])
     return [
         _Entry(role or recalled or "fact", (body or said).strip(), "".join(_CALL_ID.findall(more + of_recalled)))
-        for role, more, body, recalled, of_recalled, said in _ELEMENT.findall(text)
+        for role, more, body, recalled, of_recalled, said in elements
     ]
 
 

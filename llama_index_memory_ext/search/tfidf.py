@@ -376,7 +376,9 @@ class TfidfRanker:
         size = len(self._row_words)
         if not values:
             return np.zeros(size)
-        sums: Values = np.bincount(np.concatenate(all_rows), weights=np.concatenate(values), minlength=size).astype(float)
+        sums: Values = np.bincount(np.concatenate(all_rows), weights=np.concatenate(values), minlength=size).astype(
+            float
+        )
         return sums
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,45 +19,76 @@ from llama_index_memory_ext.facts.validation import ValidatedReply, validate_rep
 from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
 from llama_index_memory_ext.text.messages import Utterance
 from tests.cli.offline_server import model
-from tests.cli.terminal import Here, path_without, run
+from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
 from tests.openai_server import serve
 
 
-def test_it_shows_what_the_memory_knows_after_sixty_turns_and_in_a_new_session(tmp_path: Path) -> None:
-    """Without the extra, too; it says that no real model answers, and leaves the user's own database alone."""
-    own = str(tmp_path / "own.db")
-    done = run("demo", PYTHONPATH=path_without("typer", tmp_path), LLAMA_INDEX_MEMORY_DB=own, TMPDIR=str(tmp_path))
+@pytest.fixture(scope="module")
+def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints without the extra and without a key; it leaves the user's own database alone."""
+    folder = tmp_path_factory.mktemp("offline")
+    own = folder / "own.db"
+    done = run("demo", PYTHONPATH=path_without("typer", folder), LLAMA_INDEX_MEMORY_DB=str(own), TMPDIR=str(folder))
     assert (done.returncode, done.stderr) == (0, "")
-    assert not Path(own).exists()
-    assert "OPENAI_API_KEY is not set" in done.stdout
-    first, second = done.stdout.split("SECOND PROCESS")
-    begun, later = first.split("56 turns about something else")
-    assert begun.count("(3214 * 322) / 2 = 517454") >= 2
-    later, cost = later.split("All prompts; ")
-    plain, ours = later.split("this memory: 1 message, ")
-    assert "answer  I cannot see that in what I was shown." in plain
-    assert "answer  I called multiply with a=3214, b=322 and got 1034908, then divide" in ours
-    assert re.search(
-        r"LlamaIndex's Memory: +[\d,]+ tokens, .*paid as .*\n  this memory: +[\d,]+ tokens, .*paid as", cost
-    )
-    name, food = second.split("Question: May I eat a peanut cake?")
-    assert name.count("answer  ") == 2
-    assert "answer  Your name is Logan." in name
-    assert "answer  Take care: you are allergic to peanuts." in food
-    assert "| \n    | \n" not in done.stdout
-    assert len(food.split("WHAT TO DO NEXT")[1].strip().splitlines()) == 3
+    assert not own.exists()
+    return done.stdout
 
 
-def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
-    """With a key; it is printed nowhere."""
+def table_of(printed: str) -> dict[str, list[str]]:
+    """The cells of each row of the table at the end, by the label of the row."""
+    lines = printed.split("\nRESULT ")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
+    return {label: cells for label, *cells in (re.split(r"\s{2,}", line.strip()) for line in lines)}
+
+
+def test_it_asks_both_memories_about_the_past_and_ends_with_a_table(offline_demo: str) -> None:
+    assert "OPENAI_API_KEY is not set" in " ".join(offline_demo.split())
+    assert max(map(len, offline_demo.splitlines())) <= 80
+    assert offline_demo.count("I cannot see that in what I was shown.") == 5
+    for answer in ("Your name is Logan.", "You bought a blue van from Marta.", "You live in Braga."):
+        assert f"CondensedMemory    {answer}\n" in offline_demo
+    table = table_of("\n".join(offline_demo.splitlines()[-18:]))
+    answers = list(table.values())[:6]
+    assert [cells[1] for cells in answers] == ["yes"] * 6
+    assert table["questions answered"] == [f"{[cells[0] for cells in answers].count('yes')} of 6", "6 of 6"]
+    assert all(cell.endswith(" cents") for cell in table["1,000 turns with gpt-4o-mini"])
+    # Nothing of the progress, which is for a terminal.
+    assert "\r" not in offline_demo
+    assert "of 112 messages" not in offline_demo
+
+
+def test_a_turn_of_the_table_is_where_the_answer_was_said(offline_demo: str) -> None:
+    turns = dict(re.findall(r"^  turn (\d+) +(.*)$", offline_demo, re.MULTILINE))
+    words = {"1": "Logan", "2": "3214 * 322", "3": "peanuts", "5": "blue van", "15": "green", "49": "Braga"}
+    assert turns.keys() == words.keys()
+    assert all(word in turns[turn] for turn, word in words.items())
+    assert [re.findall(r"\d+$", label) for label in table_of(offline_demo)][:6] == [[turn] for turn in words]
+
+
+def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> None:
+    """With a key, which is printed nowhere. The same answers make the same prompts, in every run."""
     with serve(model) as server:
         key = "sk-not-to-be-shown"
-        done = run("demo", OPENAI_API_KEY=key, OPENAI_API_BASE=server.api_base)
+        # For models with a prompt cache that it knows the memory keeps more than for the offline model.
+        named = {"OPENAI_MODEL": "small-and-local", "OPENAI_CONTEXT_WINDOW": "128000"}
+        done = run("demo", OPENAI_API_KEY=key, OPENAI_API_BASE=server.api_base, **named)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Your name is Logan." in done.stdout
     assert key not in done.stdout
     assert server.refusals == []
+    of_prompts = [*list(table_of(offline_demo))[:6], "mean tokens of a prompt", "share that a prompt cache finds"]
+    seen = table_of(done.stdout)
+    assert {label: seen[label] for label in of_prompts} == {
+        label: table_of(offline_demo)[label] for label in of_prompts
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
+def test_at_a_terminal_it_shows_its_progress_and_can_be_interrupted(tmp_path: Path) -> None:
+    with at_terminal("demo", TMPDIR=str(tmp_path)) as terminal:
+        terminal.wait_for("  9 of 112 messages")
+        terminal.press_ctrl_c()
+        assert terminal.end() == 130
+        assert "Traceback" not in terminal.printed
 
 
 def test_a_wrong_variable_gets_one_clear_sentence(command: Here) -> None:
@@ -99,6 +131,7 @@ def ask(question: str) -> ChatMessage:
             "I'm allergic to nuts, and I have two small children.",
             "Noted: you are allergic to nuts, you have two small children.",
         ),
+        ("I bought a bike. I plan to sell it.", "Noted: you bought a bike, you planned to sell it."),
         ("I work as a nurse and I work at the clinic.", "Noted: you work as a nurse, you work at the clinic."),
         ("What is my name?", NOT_SEEN),
         ("Do I have allergies?", NOT_SEEN),
@@ -128,6 +161,12 @@ def test_the_offline_model_reads_what_is_recalled_and_knows_of_an_allergy() -> N
         ("May I have a nut cake?", "Take care: you are allergic to nuts."),
     ):
         assert ask(f"{record}{question}").content == answer
+
+
+def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_above_it() -> None:
+    newer = '<message role="user">I moved to Braga.</message>'
+    earlier = "<earlier_messages>\n<message user>I live in Porto.\n</earlier_messages>"
+    assert ask(f"<memory>\n{newer}\n{earlier}\n</memory>\n\nWhere do I live?").content == "You live in Braga."
 
 
 def test_the_offline_model_works_out_sums_and_nothing_else() -> None:

@@ -236,7 +236,7 @@ async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "read"), [(form_texts(["diet"])[0], parse_reply), (VERDICT_FORM, lambda text: parse_verdict([text], 1))]
+    ("form", "read"), [(form_texts(("diet",))[0], parse_reply), (VERDICT_FORM, lambda text: parse_verdict([text], 1))]
 )
 def test_no_part_of_the_form_is_an_answer(form: str, read: Callable[[str], Any]) -> None:
     lines = form.splitlines()
