@@ -25,9 +25,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -42,9 +44,9 @@ from benchmarks.report import Measure, publish
 from llama_index_memory_ext import CondensedMemory
 
 LIMIT = 8_000
-MOST_TRIES = 4
+MOST_TRIES = 3
 # A length that differs by less is the same.
-NEAR = 0.01
+NEAR = 0.02
 # LlamaIndex's memory keeps this share of its limit, less half of what it lets go at once.
 HOST_RATIO, HOST_FLUSH = 0.7, 3_000
 
@@ -66,6 +68,16 @@ class Counts:
     question_tokens: list[int] = field(default_factory=list)
     evidence: list[float] = field(default_factory=list)
     evidence_or_facts: list[float] = field(default_factory=list)
+
+    def add(self, other: Counts) -> None:
+        """Take the prompts of another conversation, too."""
+        self.turns += other.turns
+        self.tokens += other.tokens
+        self.found += other.found
+        self.paid += other.paid
+        self.question_tokens += other.question_tokens
+        self.evidence += other.evidence
+        self.evidence_or_facts += other.evidence_or_facts
 
     @property
     def tokens_per_turn(self) -> float:
@@ -102,13 +114,16 @@ def host(token_limit: int) -> AbstractAsyncContextManager[Memory]:
     return plain_memory(IN_MEMORY, token_limit=token_limit, tokenizer_fn=remembering_tokenizer())
 
 
-async def replay(opened: Open, conversations: Iterable[Conversation]) -> Counts:
-    """Put each conversation into a new memory, and count the prompts of its turns and questions."""
+def replay(opened: Open, conversation: Conversation) -> Counts:
+    """Put a conversation into a new memory, and count the prompts of its turns and questions."""
+    return asyncio.run(_replay(opened, conversation))
+
+
+async def _replay(opened: Open, conversation: Conversation) -> Counts:
     counts = Counts()
-    for conversation in conversations:
-        async with opened() as memory:
-            await put_all(memory, conversation, counts)
-            await ask_all(memory, conversation, counts)
+    async with opened() as memory:
+        await put_all(memory, conversation, counts)
+        await ask_all(memory, conversation, counts)
     return counts
 
 
@@ -166,27 +181,45 @@ def parts_of(prompt: Iterable[ChatMessage]) -> list[Part]:
     return [Part(prompt_text([message])) for message in prompt]
 
 
-class Hosts:
-    """LlamaIndex's memory with different limits, each replayed once."""
+class Replays:
+    """The replays of all conversations, each of which has a process of its own."""
 
-    def __init__(self, conversations: Sequence[Conversation]) -> None:
+    def __init__(self, conversations: Sequence[Conversation], pool: Executor) -> None:
         self.conversations = conversations
-        self.tried: dict[int, Counts] = {}
+        self.pool = pool
+        self.hosts: dict[int, Counts] = {}
 
-    async def like(self, wanted: float, length: Callable[[Counts], float]) -> Counts:
-        """The replay whose prompts are most nearly as long as wanted."""
+    def of(self, opened: Open) -> Counts:
+        """The counts of one side."""
+        counts = Counts()
+        for part in self.pool.map(partial(replay, opened), self.conversations):
+            counts.add(part)
+        return counts
+
+    def host_like(self, wanted: float, length: Callable[[Counts], float]) -> Counts:
+        """LlamaIndex's memory with a limit by which its prompts are most nearly as long as wanted."""
         limit = round((wanted + HOST_FLUSH / 2) / HOST_RATIO)
         for _ in range(MOST_TRIES):
-            if limit not in self.tried:
-                self.tried[limit] = await replay(partial(host, limit), self.conversations)
-            reached = length(self.tried[limit])
+            if limit not in self.hosts:
+                self.hosts[limit] = self.of(partial(host, limit))
+            reached = length(self.hosts[limit])
             if abs(reached / wanted - 1) < NEAR:
                 break
             limit += round((wanted - reached) / HOST_RATIO)
-        return min(self.tried.values(), key=lambda counts: abs(length(counts) - wanted))
+        return min(self.hosts.values(), key=lambda counts: abs(length(counts) - wanted))
 
 
-async def measure(conversations: Sequence[Conversation]) -> dict[str, Counts]:
+def per_turn(counts: Counts) -> float:
+    """The length of the prompts of the turns."""
+    return counts.tokens_per_turn
+
+
+def per_question(counts: Counts) -> float:
+    """The length of the prompts of the questions."""
+    return counts.tokens_per_question
+
+
+def measure(replays: Replays) -> dict[str, Counts]:
     """The counts of each side."""
     settings: dict[str, dict[str, Any]] = {
         DEFAULTS: {},
@@ -195,12 +228,10 @@ async def measure(conversations: Sequence[Conversation]) -> dict[str, Counts]:
     }
     counts = {}
     for side, of_side in shown(settings.items(), "sides"):
-        counts[side] = await replay(partial(ours, **of_side), conversations)
-    hosts = Hosts(conversations)
-    defaults = counts[DEFAULTS]
-    counts[HOST] = await hosts.like(defaults.tokens_per_turn, lambda counts: counts.tokens_per_turn)
-    counts[HOST_LIKE_RECORD] = await hosts.like(counts[RECORD].tokens_per_turn, lambda counts: counts.tokens_per_turn)
-    counts[HOST_ASKED] = await hosts.like(defaults.tokens_per_question, lambda counts: counts.tokens_per_question)
+        counts[side] = replays.of(partial(ours, **of_side))
+    counts[HOST] = replays.host_like(per_turn(counts[DEFAULTS]), per_turn)
+    counts[HOST_LIKE_RECORD] = replays.host_like(per_turn(counts[RECORD]), per_turn)
+    counts[HOST_ASKED] = replays.host_like(per_question(counts[DEFAULTS]), per_question)
     return counts
 
 
@@ -223,7 +254,9 @@ def main() -> int:
     conversations = load_conversations("equal_room")
     if not conversations:
         return NOT_MEASURED
-    return publish("equal_room", measures_of(asyncio.run(measure(conversations))), [])
+    with ProcessPoolExecutor(len(conversations), get_context("spawn")) as pool:
+        counts = measure(Replays(conversations, pool))
+    return publish("equal_room", measures_of(counts), [])
 
 
 if __name__ == "__main__":
