@@ -31,6 +31,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cached_prefix_by_default": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
     "consolidation": ("facts/consolidation.py",),
     "dated_questions": _PROMPT,
+    "equal_room": (*_PROMPT, *_RECALL, "facts/ranking.py"),
     "evidence_in_prompt": (*_PROMPT, *_RECALL),
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
     "exact_facts": ("facts/ranking.py", *_WORDS),

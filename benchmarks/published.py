@@ -9,7 +9,7 @@ counts of messages and other settings are words. ``{by}`` stands for the benchma
 from __future__ import annotations
 
 # Results of which no number stands in a page, and where they are shown.
-NOT_IN_A_PAGE = {"history_cost": "drawn in notebooks/benchmarks.ipynb"}
+NOT_IN_A_PAGE: dict[str, str] = {}
 # These take long, and have no results yet.
 NOT_YET_IN_A_PAGE = {"hard_days", "long_session", "many_sessions", "pauses", "recall_generated"}
 
@@ -50,10 +50,11 @@ ALL_FIGURES = """
 |---|---|---|
 | tokens of a prompt in one long conversation (400 turns of plain words) with all defaults, and how many of them a cache finds | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f}, {per_turn|share from the cache, CondensedMemory, as they come|.0%} (LlamaIndex's `Memory`, which keeps less: {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}, {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%}) | {by} |
 | the same at a limit of 8,000, without recall, and with 2,000 of them for recall | {per_turn|tokens of a prompt, CondensedMemory, a limit of 8,000 tokens|,.0f}, {per_turn|share from the cache, CondensedMemory, a limit of 8,000 tokens|.0%}, and {per_turn|tokens of a prompt, CondensedMemory with recall, a limit of 8,000 tokens|,.0f}, {per_turn|share from the cache, CondensedMemory with recall, a limit of 8,000 tokens|.0%} (LlamaIndex's `Memory`: {per_turn|tokens of a prompt, LlamaIndex's Memory, a limit of 8,000 tokens|,.0f}, {per_turn|share from the cache, LlamaIndex's Memory, a limit of 8,000 tokens|.0%}) | {by} |
-| prompt tokens that a cache finds at a limit of 8,000, five conversations of LoCoMo, OpenAI up to GPT-5.5, vLLM, llama.cpp: by default, with 2,000 tokens of recall, without recall | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%}, {cached_prefix|share found, R1, CondensedMemory with recall, 8,000|.0%}, {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`, prompts as long: {cached_prefix|share found, R1, LlamaIndex's Memory, 8,000|.0%}; dropping the oldest message each turn: {cached_prefix|share found, R1, the recipe, 8,000|.0%}) | {by} |
+| prompt tokens that a cache finds at a limit of 8,000, five conversations of LoCoMo without facts, OpenAI up to GPT-5.5, vLLM, llama.cpp: by default, with 2,000 tokens of recall, without recall | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%}, {cached_prefix|share found, R1, CondensedMemory with recall, 8,000|.0%}, {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`, prompts as long: {cached_prefix|share found, R1, LlamaIndex's Memory, 8,000|.0%}; dropping the oldest message each turn: {cached_prefix|share found, R1, the recipe, 8,000|.0%}) | {by} |
 | tokens of a prompt there: by default, with 2,000 tokens of recall, without recall | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f}, {cached_prefix|tokens of a prompt, CondensedMemory with recall, 8,000|,.0f}, {cached_prefix|tokens of a prompt, CondensedMemory, 8,000|,.0f} (LlamaIndex's `Memory`: {cached_prefix|tokens of a prompt, LlamaIndex's Memory, 8,000|,.0f}) | {by} |
 | what a prompt token costs there, relative to LlamaIndex's `Memory` with prompts as long: by default, with 2,000 tokens of recall, without recall | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f}, {cached_prefix|price relative to the plain list, R1, CondensedMemory with recall, 8,000|.2f}, {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} (dropping the oldest message each turn: {cached_prefix|price relative to the plain list, R1, the recipe, 8,000|.1f}) | {by} |
-| the same of Anthropic and Bedrock, found and price, with `cache_points=True`: by default, and without recall | {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R4, CondensedMemory, recall by default, marked, 8,000|.2f}, and {cached_prefix|share found, R4, CondensedMemory, marked, 8,000|.0%} at {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 8,000|.2f}; without marks {cached_prefix|share found, R4, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`: {cached_prefix|share found, R4, LlamaIndex's Memory, 8,000|.0%}) | {by} |
+| what a prompt costs there with facts, too, by default: relative to LlamaIndex's `Memory` with prompts as long, and to one with prompts as long as our record | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f}, and {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.2f} | {by} |
+| without facts: the same of Anthropic and Bedrock, found and price, with `cache_points=True`: by default, and without recall | {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R4, CondensedMemory, recall by default, marked, 8,000|.2f}, and {cached_prefix|share found, R4, CondensedMemory, marked, 8,000|.0%} at {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 8,000|.2f}; without marks {cached_prefix|share found, R4, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`: {cached_prefix|share found, R4, LlamaIndex's Memory, 8,000|.0%}) | {by} |
 | the same of GPT-5.6 and later | {cached_prefix_by_default|share found, R3, CondensedMemory, recall by default, marked, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R3, CondensedMemory, recall by default, marked, 8,000|.2f}, and {cached_prefix|share found, R3, CondensedMemory, marked, 8,000|.0%} at {cached_prefix|price relative to the plain list, R3, CondensedMemory, marked, 8,000|.2f}; without marks {cached_prefix|share found, R2, CondensedMemory, 8,000|.0%} (LlamaIndex's `Memory`: {cached_prefix|share found, R2, LlamaIndex's Memory, 8,000|.0%}) | {by} |
 | the same of DeepSeek, which takes no marks: by default, and without recall | {cached_prefix_by_default|share found, R5, CondensedMemory, recall by default, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R5, CondensedMemory, recall by default, 8,000|.2f}, and {cached_prefix|share found, R5, CondensedMemory, 8,000|.0%} at {cached_prefix|price relative to the plain list, R5, CondensedMemory, 8,000|.2f} (LlamaIndex's `Memory`: {cached_prefix|share found, R5, LlamaIndex's Memory, 8,000|.0%}) | {by} |
 | price of a prompt token of an agent with three calls of tools in each turn, with `cache_points=True`, Anthropic: without recall, and with 2,000 tokens of it | {tool_rounds|price, R4, CondensedMemory, marked, end of the prompt too|.2f} and {tool_rounds|price, R4, CondensedMemory, marked with recall, end of the prompt too|.2f} times that of LlamaIndex's `Memory` | {by} |
@@ -63,6 +64,7 @@ ALL_FIGURES = """
 
 | | measured | by |
 |---|---|---|
+| evidence of LoCoMo's questions in prompts of the same length, with all defaults and a record of 8,000; the same, or a fact of it | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens; {equal_room|mean over the questions, or a fact of it, with all defaults|.0f} % (LlamaIndex's `Memory`: {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens) | {by} |
 | evidence of LoCoMo's questions in the prompt, at 4,000 tokens: by default, and with 2,000 of them for recall | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % and {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % (without recall, just after a cut: {evidence_in_prompt|mean over the questions, CondensedMemory, newest only|.0f} %; LlamaIndex's `Memory`: {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small: {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} %) | {by} |
 | the same with `embed_model="local"` and 2,000 tokens for recall | {evidence_in_prompt_e5|mean over the questions, CondensedMemory with recall and E5|.0f} % | {by} |
 | the same in the conversation of the five with the least | {evidence_in_prompt|mean of the conversation with the least, CondensedMemory, recall by default|.0f} % and {evidence_in_prompt|mean of the conversation with the least, CondensedMemory with recall|.0f} % | {by} |
@@ -102,6 +104,7 @@ ALL_FIGURES = """
 | | measured | by |
 |---|---|---|
 | cost of a turn at 10,000 stored messages against 100: by default, at its worst, where each question has words of all messages; and with `recall_token_limit=0` | {turn_cost|10,000 messages with recall against 100|.1f} times ({turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms against {turn_cost|one turn, CondensedMemory at 100 messages|.1f} ms); {turn_cost|10,000 messages without recall against 100|.2f} times | {by} |
+| a turn of a session that grows, with all defaults, at 100, 1,000 and 10,000 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f}, {history_cost|one turn, CondensedMemory at 1,000 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms (LlamaIndex's `Memory`: {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f}, {history_cost|one turn, LlamaIndex's Memory at 1,000 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms) | {by} |
 | cost of a turn against LlamaIndex's `Memory` without any block, at 100 messages | {turn_cost|CondensedMemory against Memory without blocks at 100|.2f} times (with a block that keeps a list of strings: {turn_cost|the recipe against Memory without blocks|.1f} times) | {by} |
 | longest pause of the event loop in 99 of 100 turns, and in all, with 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms, and {turn_cost|longest pause in a turn, 10,000 messages and 1,000 facts|.0f} ms | {by} |
 | a turn with 1,000 facts against one with none | {facts_cost|a turn with 1,000 facts against one without|.2f} times, which is {facts_cost|what 1,000 facts add, against a turn of LlamaIndex's Memory|.2f} of a turn of LlamaIndex's `Memory` more | {by} |
@@ -113,13 +116,13 @@ ALL_FIGURES = """
 | `from llama_index_memory_ext import CondensedMemory`, more than `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | {by} |
 """
 
-READ_FIRST = """
+IN_SHORT = """
 | | measured |
 |---|---|
 | tasks told in 2 to 40 pieces, with a restart in the middle: all pieces reach the model, once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} |
 | how much likelier the right answer to a question gets, with a small real model, if what was told stands in one message and not in a list of messages; and if the list has our line that says to use the conversation, too | {one_message|questions: the message adds to a list, mean|times} times; {one_message|questions: the message adds to a list with the hint, mean|times} times |
 | messages that hold the answers to LoCoMo's questions, in a prompt of 4,000 tokens: by default, and with 2,000 of them for recall | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %, and {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % (LlamaIndex's `Memory`: {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with its `VectorMemoryBlock`: {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} %) |
-| prompt tokens that OpenAI's cache finds (up to GPT-5.5), and what a token costs then, at a limit of 8,000: by default; with recall off | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} times the price of LlamaIndex's `Memory`, which has {cached_prefix|share found, R1, LlamaIndex's Memory, 8,000|.0%}; {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} at {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times |
+| prompt tokens that OpenAI's cache finds (up to GPT-5.5), and what a token costs then, at a limit of 8,000, without facts: by default; with recall off | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} times the price of LlamaIndex's `Memory`, which has {cached_prefix|share found, R1, LlamaIndex's Memory, 8,000|.0%}; {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} at {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times |
 | true facts of LoCoMo that the checks lose, with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % |
 | a turn with 10,000 stored messages: by default, where each question matches all of them; with recall off | {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms; {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms (LlamaIndex's `Memory` with 100 messages: {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms) |
 | a question to 10,000 facts | {ranking_speed|question with rank, 10,000 facts|.1f} ms |
@@ -129,11 +132,48 @@ Where LlamaIndex's `Memory`, a list of messages, does better:
 - **Other last messages.** Against a list that has our line, too, the right words are {one_message|continuation: the message adds to a list with the hint, mean|times} times as likely in one message where a text is to go on,
   {one_message|unrelated: the message adds to a list with the hint, mean|times} times for a question that needs nothing of what was told, and {one_message|sum: the message adds to a list with the hint, mean|times} times for a sum of two told numbers (against a list without the line:
   {one_message|continuation: the message adds to a list, mean|times}, {one_message|unrelated: the message adds to a list, mean|times} and {one_message|sum: the message adds to a list, mean|times} times). Below 1 the list is better.
-- **Caches with recall.** What is recalled changes with each question, and no cache serves it: hence the price above. Anthropic, Bedrock and
+- **Caches with recall and facts.** Recalled messages and facts change with each question, and no cache serves them: hence the price above, and more with facts. Anthropic, Bedrock and
   GPT-5.6 or later find nothing without `cache_points=True`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
 - **Time with recall.** With 10,000 stored messages, of which each matches the question, a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms; a `Memory` without blocks takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages.
 - **Long conversations.** By default our prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}. Where five
   conversations of LoCoMo are one, {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory, recall by default|.0f} % of the answers' messages are in the prompt by default, not {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % (`Memory`: {evidence_in_prompt|mean over the questions, all in one session, LlamaIndex's Memory|.0f} %).
+"""
+
+READ_FIRST = """
+| | LlamaIndex `Memory` | `CondensedMemory` |
+|---|---|---|
+| messages with the answer to a question about the past, found in prompts of the same length (LoCoMo, {equal_room|questions|.0f} questions) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
+| a message that has left the prompt | is gone, unless a block keeps it | comes back if a question is about it |
+| facts are learned | from turns that overflow from the list (the "waterfall") | from each turn, as soon as it ends |
+| a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
+| after a restart, with a database | recent messages | messages, facts and summary, in every worker |
+| price of prompts of the same length, with OpenAI's cache | **1** | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} |
+| time of a turn, with 100 and with 10,000 stored messages | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | **{history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms** |
+
+**When not to use it:**
+
+- **Cost is everything.** No prompt cache serves recall and facts, which change with each question. At a limit of 8,000 tokens, a long conversation
+  costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much as with a `Memory` that sends the conversation alone, at the same length. Without facts, it costs {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times, without facts and
+  recall {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times. The call that learns facts is extra. Anthropic, Bedrock and GPT-5.6 need [`cache_points=True`](docs/prompt-caches.md), or they cache nothing.
+- **Milliseconds count.** At 10,000 messages a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms at worst, and {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms without recall. A `Memory` with 100 messages takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms.
+- **Conversations are short** and fit the model's window: there is nothing to find again.
+- **You need proof of better answers.** Whether right messages lead to right answers was not measured. A very small model added numbers worse from one message. [All figures](docs/figures.md).
+"""
+
+DEFAULTS = """
+By default a turn pays for the record, for recall and for facts. The prices above leave the facts out. With them (`equal_room`: the
+same conversations, facts as LoCoMo notes them, R1), per turn:
+
+| | tokens of a prompt | from the cache | paid, in tokens at the full price | relative to LlamaIndex's `Memory` as long | relative to a `Memory` as long as the record |
+|---|---|---|---|---|---|
+| all defaults, with a record of 8,000 | {equal_room|tokens of a prompt, with all defaults|,.0f} | {equal_room|share from the cache, with all defaults|.0%} | {equal_room|paid for a prompt, with all defaults|,.0f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.2f} |
+| `facts_token_limit=0` | {equal_room|tokens of a prompt, without facts|,.0f} | {equal_room|share from the cache, without facts|.0%} | {equal_room|paid for a prompt, without facts|,.0f} |  | {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.2f} |
+| `facts_token_limit=0`, `recall_token_limit=0` | {equal_room|tokens of a prompt, without facts and recall|,.0f} | {equal_room|share from the cache, without facts and recall|.0%} | {equal_room|paid for a prompt, without facts and recall|,.0f} |  | {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} |
+| LlamaIndex's `Memory`, as long as ours with all defaults | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long|,.0f} | 1 |  |
+| LlamaIndex's `Memory`, as long as the record | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long as the record|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long as the record|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long as the record|,.0f} |  | 1 |
+
+Facts and recall are ranked for each question, so no cache serves them. `facts_token_limit=500` pays at most 500 tokens for facts. The call that
+learns facts comes on top, one per turn, with the price of its model; `extract_every_turns=5` makes it one in five turns.
 """
 
 CACHE_RULES = ("R1", "R2", "R3", "R4", "R5")
@@ -141,7 +181,7 @@ CACHES, BY_DEFAULT = "cached_prefix", "cached_prefix_by_default"
 # Label, file, side without marks or None, side with marks or None.
 RECALLING = (
     (
-        "`CondensedMemory`, by default (1,000 of the 8,000 tokens for recall)",
+        "`CondensedMemory` without facts, recall by default (1,000 of the 8,000 tokens)",
         BY_DEFAULT,
         "CondensedMemory, recall by default",
     ),
@@ -220,6 +260,8 @@ TEXTS: dict[str, str] = {
     "all": ALL_FIGURES,
     "one-message": _one_message(),
     "readme": READ_FIRST,
+    "in-short": IN_SHORT,
+    "defaults": DEFAULTS,
     "found": _by_rule("share found", ".0%"),
     "paid": _by_rule("price relative to the plain list", ".1f"),
     "tools": _tools(),

@@ -36,6 +36,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "one_message": (BENCH,),
     "sharded": (),
     "evidence_in_prompt": (LOCOMO, E5),
+    "equal_room": (LOCOMO,),
     "long_replies": (LOCOMO,),
     "named_times": (LOCOMO,),
     "dated_questions": (BENCH,),

@@ -155,3 +155,10 @@ def test_what_is_published_holds_what_it_says(pyproject: dict[str, Any]) -> None
     included = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {"/llama_index_memory_ext", "/tests", "/benchmarks", "/notebooks", "/.ci", "/mkdocs.yml"} <= set(included)
     assert [name for name in included if not (ROOT / name.removeprefix("/")).exists()] == []
+
+
+def test_the_licences_of_the_package_are_those_that_the_readme_names(pyproject: dict[str, Any]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert pyproject["project"]["license"] == "MIT AND LicenseRef-WordNet"
+    (named,) = re.findall(r"`(llama_index_memory_ext/\S+\.txt)`", readme)
+    assert "WordNet" in (ROOT / named).read_text(encoding="utf-8")[:2_000]
