@@ -230,13 +230,19 @@ class Facts:
         return count
 
     def forget_words_within(
-        self, conn: Connection, leaving: Leaving, read_by: Collection[str], counts: Counter[str]
+        self,
+        conn: Connection,
+        own: Collection[str],
+        sessions: Mapping[str, Collection[str]],
+        read_by: Collection[str],
+        counts: Counter[str],
     ) -> None:
-        """Delete what other namespaces have learned from the words of a user who leaves, and count it.
+        """Delete what other namespaces have learned from the words of a user, and count it.
 
-        The facts of those who have ``read_by`` readers in the sessions may have been ended by these words.
+        ``own`` are the namespaces that go, and ``sessions`` the user's, with the users who stay there. Facts of those
+        who have read them (``read_by``) may have been ended by these words.
         """
-        facts = self._tables.facts
+        facts, leaving = self._tables.facts, Leaving(own, sessions)
         learned = or_(facts.c.said_by.in_(leaving.namespaces), one_of(facts.c.session_id, self.database.backend))
         said = or_(facts.c.said_by.in_(leaving.namespaces), facts.c.namespace.in_(leaving.namespaces))
         # A copy of such a fact, as by an import, has its id, and may not tell any more where it was learned.

@@ -11,7 +11,6 @@ from llama_index.core.base.llms.types import MessageRole
 from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, insert, literal, or_, select, update
 
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
-from llama_index_memory_ext.store.facts import Leaving
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -358,7 +357,7 @@ class Users:
                 if users and not self._leave(conn, key, user_id, counts):
                     # It never was theirs.
                     del left[key]
-            self._facts.forget_words_within(conn, Leaving(namespaces, left), read_by, counts)
+            self._facts.forget_words_within(conn, namespaces, left, read_by, counts)
         vectors = [*namespaces, *map(vectors_namespace, keys)]
         # A session's row, a user's, and the id of a message are no rows that the result counts.
         for kind, column, names in (

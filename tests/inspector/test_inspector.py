@@ -423,7 +423,7 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
         assert "Likes milk" not in shown
     assert "Likes tea" in (await client.get("session", params={"id": "bob"})).text
     await act(client, deed="forget-user", user="bob", thing="")
-    assert [info.session_id for info in await store.sessions()] == ["bob"]
+    assert {"bob", "bobs"} & {info.session_id for info in await store.sessions()} == {"bob"}
     assert (
         "It belongs to no user"
         in (await client.get("really", params={"deed": "forget-session", "user": "", "thing": "bob"})).text
