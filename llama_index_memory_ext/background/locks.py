@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -64,6 +65,10 @@ at_work: dict[asyncio.Task[Any] | None, tuple[tuple[str, ...], str]] = {}
 # The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
 _LOOK_SECONDS = 0.01
+
+if hasattr(os, "register_at_fork"):
+    # No job of the parent ends in its child.
+    os.register_at_fork(after_in_child=at_work.clear)
 
 
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
