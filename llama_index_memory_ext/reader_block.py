@@ -142,13 +142,13 @@ class LogBlock(BaseMemoryBlock[str]):
 
         A failure is logged, and the next start tries again.
         """
-        for session in list(self._seen) if session_id is None else [session_id]:
-            await self._flush(session)
-            self._seen.pop(session, None)
 
-    @abstractmethod
-    async def _flush(self, session_id: str) -> None:
-        """Do the background work of a session now."""
+    def _take_seen(self, session_id: str | None) -> list[str]:
+        """Return the session, or without an id all that this block has seen; they are flushed from then on."""
+        sessions = list(self._seen) if session_id is None else [session_id]
+        for session in sessions:
+            self._seen.pop(session, None)
+        return sessions
 
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
-from llama_index_memory_ext.background.locks import Recent
+from llama_index_memory_ext.background.locks import Recent, at_work, waited_in_vain
 from llama_index_memory_ext.background.loop import other_loop, spawn
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
-# How often a question that waits for a job looks whether it has ended.
-_LOOK_SECONDS = 0.01
 
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -121,7 +119,6 @@ class Jobs:
         self._failures: dict[JobKey, Failure] = {}
         # The cause of the last start of each key, once its job has succeeded.
         self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
-        _all_jobs.add(self)
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
 
@@ -138,10 +135,13 @@ class Jobs:
             return
         for place in list(self._jobs):
             if place[0].is_closed():
-                self._jobs.pop(place, None)
+                abandoned = self._jobs.pop(place, None)
+                at_work.pop(abandoned and abandoned.task, None)
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
+        at_work[job.task] = (key.owner, key.session_id)
 
         def remove(task: asyncio.Task[None]) -> None:
+            at_work.pop(task, None)
             # A task keeps its event loop alive. Another job of the key may have begun before this callback.
             if here in self._jobs and self._jobs[here].task is task:
                 del self._jobs[here]
@@ -192,10 +192,6 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def of_owner(self, owner: tuple[str, ...], but: str) -> list[_Job]:
-        """The jobs of an owner in any event loop, but for those of a session."""
-        return [job for (_, key), job in list(self._jobs.items()) if key.owner == owner and key.session_id != but]
-
     def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
         """The jobs of these sessions, or all, in this event loop."""
         here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
@@ -213,6 +209,8 @@ class Jobs:
                 await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
+            if not succeeded:
+                at_work.pop(job.task, None)
             if job.awaited and not succeeded:
                 return
         self._done.put(key, job.cause)
@@ -226,9 +224,9 @@ class Jobs:
                 error = raised
             else:
                 self._failures.pop(key, None)
-                _waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
+                waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
                 return True
-            _waited_in_vain.put(key.owner, True)  # noqa: FBT003
+            waited_in_vain.put(key.owner, True)  # noqa: FBT003
             earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
             before, retry_at = (earlier.failures, earlier.retry_at) if earlier else (0, None)
             pause, outcome = None, "the next start of this session's memory tries again"
@@ -244,25 +242,6 @@ class Jobs:
             if self._event is not None:
                 send(self._event(session_id=key.session_id, error=name, failures=before + 1, retry_seconds=pause))
             return False
-
-
-# The jobs of all stores in this process.
-_all_jobs: WeakSet[Jobs] = WeakSet()
-# The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
-_waited_in_vain: Recent[tuple[str, ...], bool] = Recent(_MOST_FAILURES)
-
-
-async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
-    """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
-
-    After a job that has failed, or that took longer, no call waits until one has succeeded.
-    """
-    jobs = [job for kind in list(_all_jobs) for job in kind.of_owner(owner, but)]
-    end = time.monotonic() + seconds
-    while not _waited_in_vain.get(owner) and not all(job.task.done() or job.pausing for job in jobs):
-        if time.monotonic() >= end:
-            _waited_in_vain.put(owner, True)  # noqa: FBT003
-        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class JobRegistry:

@@ -105,3 +105,27 @@ class Recent(Generic[K, V]):
 
     def __reduce__(self) -> tuple[type[Recent[K, V]], tuple[int]]:
         return type(self), (self.size,)
+
+
+# The tasks of jobs in this process, in any event loop, that have not failed: whose their result is, and the session.
+at_work: dict[asyncio.Task[Any] | None, tuple[tuple[str, ...], str]] = {}
+# The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
+waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
+_LOOK_SECONDS = 0.01
+
+if hasattr(os, "register_at_fork"):
+    # No job of the parent ends in its child.
+    os.register_at_fork(after_in_child=at_work.clear)
+
+
+async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
+    """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
+
+    After a job that has failed, or that took longer, no call waits until one has succeeded.
+    """
+    tasks = [task for task, (whose, session_id) in list(at_work.items()) if whose == owner and session_id != but]
+    end = time.monotonic() + seconds
+    while any(task in at_work for task in tasks) and not waited_in_vain.get(owner):
+        if time.monotonic() >= end:
+            waited_in_vain.put(owner, True)  # noqa: FBT003 - the value of an entry
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -14,8 +14,8 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
-from llama_index_memory_ext.background.locks import Recent
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
+from llama_index_memory_ext.background.locks import Recent, wait_for_owner
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
 from llama_index_memory_ext.fact import (
     CATEGORIES,
@@ -389,12 +389,16 @@ class RelevantFactsBlock(LogBlock):
         if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
             await self.anotice(session_id)
 
-    async def _flush(self, session_id: str) -> None:
-        """Extract what is left of the session, also of a turn that goes on; a failure is logged, and tried again."""
-        if self._extracts():
-            await self.jobs.finish(self.job_key(session_id), self.extractor(session_id, at_once=True).extract)
-            # What has failed was told.
-            self._store.jobs.unread.discard(session_id)
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Extract what is left of a session, or of each that this block has seen, also of a turn that goes on.
+
+        A failure is logged, and tried again.
+        """
+        for session in self._take_seen(session_id):
+            if self._extracts():
+                await self.jobs.finish(self.job_key(session), self.extractor(session, at_once=True).extract)
+                # What has failed was told.
+                self._store.jobs.unread.discard(session)
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.

@@ -202,10 +202,14 @@ class CondensedMemoryBlock(LogBlock):
         if self.recall_limit:
             self._search.embed(session_id)
 
-    async def _flush(self, session_id: str) -> None:
-        """Wait until what has left the record is summarised; after a failure the next start tries again."""
-        if self.summarize:
-            await self.jobs.finish(self.job_key(session_id), self._summarising(session_id))
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Wait until what has left the record is summarised, of a session, or of each that this block has seen.
+
+        After a failure the next start tries again.
+        """
+        for session in self._take_seen(session_id):
+            if self.summarize:
+                await self.jobs.finish(self.job_key(session), self._summarising(session))
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """The id of the last row of the log that the record has taken; 0 if this process does not know the session."""
