@@ -88,13 +88,17 @@ def find_quote(quote: str, text: str) -> Span | None:
         return None
     start = text.find(plain)
     end = start + len(plain)
-    is_at_words = not any(token.start < place < token.end for token in tokens for place in (start, end))
+    is_at_words = not any(
+        token.start < place < token.end for token in tokens for place in (start, end)
+    )
     if start >= 0 and is_at_words and _tells(wanted, tokens):
         return Span(start, end, 1.0)
     return _nearly(plain, text, wanted, tokens)
 
 
-def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]) -> Span | None:
+def _nearly(
+    quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]
+) -> Span | None:
     """Return where a text has most words of a quote in their order."""
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
     window = tokens
@@ -106,26 +110,39 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
     share = _share_of(blocks, wanted, tokens)
     if share < least and window is not tokens:
         # Its beginning and its end may stand further apart.
-        blocks = [block for block in _runs(keys, tokens) if block.size >= _SHORTEST_RUN][:_MOST_RUNS]
+        blocks = [
+            block for block in _runs(keys, tokens) if block.size >= _SHORTEST_RUN
+        ][:_MOST_RUNS]
         window, least = tokens, _LEAST_SHARE_OF_RUNS
         share = _share_of(blocks, wanted, tokens)
     if share < least:
         return None
-    start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
+    start, end = (
+        window[blocks[0].b].start,
+        window[blocks[-1].b + blocks[-1].size - 1].end,
+    )
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
     return Span(start, end, share)
 
 
 def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
-    *blocks, _ = SequenceMatcher(None, keys, [token.key for token in tokens], autojunk=False).get_matching_blocks()
+    *blocks, _ = SequenceMatcher(
+        None, keys, [token.key for token in tokens], autojunk=False
+    ).get_matching_blocks()
     return blocks
 
 
-def _share_of(blocks: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]) -> float:
+def _share_of(
+    blocks: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]
+) -> float:
     """Return how much of a quote is in these runs of its words; 0 if they tell nothing."""
-    matched = [token for block in blocks for token in wanted[block.a : block.a + block.size]]
-    share = sum(token.weight for token in matched) / sum(token.weight for token in wanted)
+    matched = [
+        token for block in blocks for token in wanted[block.a : block.a + block.size]
+    ]
+    share = sum(token.weight for token in matched) / sum(
+        token.weight for token in wanted
+    )
     return share if _tells(matched, tokens) else 0.0
 
 
@@ -133,7 +150,11 @@ def _share_of(blocks: Sequence[Match], wanted: Sequence[_Token], tokens: Sequenc
 def _tokens(text: str) -> tuple[_Token, ...]:
     found = []
     for match in pattern(TOKEN).finditer(text):
-        key = unicodedata.normalize("NFKC", match.group()).casefold().translate(_APOSTROPHES)
+        key = (
+            unicodedata.normalize("NFKC", match.group())
+            .casefold()
+            .translate(_APOSTROPHES)
+        )
         if key in _PERSON_WORDS:
             key = _PERSON
         if re.match(f"[{_UNSPACED}]", key):
@@ -146,7 +167,10 @@ def _tokens(text: str) -> tuple[_Token, ...]:
 
 def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
     """Return whether a quote has a telling word, or all words of a short answer."""
-    if any(token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1 for token in wanted):
+    if any(
+        token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1
+        for token in wanted
+    ):
         return True
     characters = sum(1 for token in wanted if token.weight == _CHARACTER_WEIGHT)
     return characters > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
@@ -161,8 +185,14 @@ def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
     mended = {}
     for key in unknown[:_MOST_MENDED]:
         lengths = range(len(key) - 2, len(key) + 3)
-        near = [one for one in known if len(one) in lengths and one[0] == key[0] and _may_be_misspelt(one)]
-        mended[key] = next(iter(get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)), key)
+        near = [
+            one
+            for one in known
+            if len(one) in lengths and one[0] == key[0] and _may_be_misspelt(one)
+        ]
+        mended[key] = next(
+            iter(get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)), key
+        )
     return [mended.get(key, key) for key in keys]
 
 

@@ -22,5 +22,9 @@ def related_terms(term: str) -> Sequence[str]:
 @cache
 def _lines() -> Mapping[str, str]:
     # A line is split when it is asked for: all words of all lines would take ten times as long, and as much memory.
-    text = (files("llama_index_memory_ext.language") / "data" / "related.txt").read_text("utf-8")
-    return dict(line.split(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    text = (
+        files("llama_index_memory_ext.language") / "data" / "related.txt"
+    ).read_text("utf-8")
+    return dict(
+        line.split(" ", 1) for line in text.splitlines() if not line.startswith("#")
+    )

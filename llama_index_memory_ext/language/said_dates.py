@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _WORD = r"[^\W_]+"
 # Of a source so many words, or characters of a script without spaces, are read for relative dates of these lengths.
-_MOST_READ, _MOST_WORDS, _MOST_CHARACTERS = 100, 4, 5
+_MOST_READ = 100
+_MOST_WORDS = 4
+_MOST_CHARACTERS = 5
 # So many years ago is somebody's age, or how long something has lasted.
 _YEARS = frozenset(range(1, 121))
 
@@ -32,11 +34,19 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     def other_than(said: Iterable[Day], dates: Iterable[Found]) -> list[Found]:
         """Return the dates that are none of those that were said."""
         days = set(said)
-        return [one for one in dates if not any(_fits(named, day, said_on) for named in one.readings for day in days)]
+        return [
+            one
+            for one in dates
+            if not any(
+                _fits(named, day, said_on) for named in one.readings for day in days
+            )
+        ]
 
     unsaid: Sequence[Found] = _read(statement)
     if unsaid:
-        unsaid = other_than((day for found in _read(source) for day in found.readings), unsaid)
+        unsaid = other_than(
+            (day for found in _read(source) for day in found.readings), unsaid
+        )
     if unsaid:
         unsaid = other_than(_worked_out(statement, source, said_on), unsaid)
     return [statement[found.start : found.end].strip(" ,.") for found in unsaid]
@@ -48,7 +58,8 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    parts, end = [], 0
+    parts = []
+    end = 0
     for found in _read(text):
         parts += [text[end : found.start], " "]
         end = found.end
@@ -62,8 +73,14 @@ def _read(text: str) -> tuple[Found, ...]:
 def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
     """Yield the dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
     code = language_of(source) or language_of(f"{statement} {source}") or "en"
-    months = {day.month for found in _read(source) for day in found.readings if day.month}
-    for value in {value for one in quantities(source, code, with_more=True) for value in one.values & _YEARS}:
+    months = {
+        day.month for found in _read(source) for day in found.readings if day.month
+    }
+    for value in {
+        value
+        for one in quantities(source, code, with_more=True)
+        for value in one.values & _YEARS
+    }:
         year = said_on.year - int(value)
         yield Day(year)
         yield Day(year, said_on.month)
@@ -79,8 +96,13 @@ def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
     folded = source.casefold().replace("new year", "newyear").replace("'s", "")
     words = set(pattern(_WORD).findall(folded))
     for feast_month, feast_day, *names in word_lists("calendar")["feasts"]:
-        if any(name in words or (not name.isascii() and name in folded) for name in names):
-            yield from (Day(said_on.year + i, int(feast_month), int(feast_day)) for i in (-1, 0, 1))
+        if any(
+            name in words or (not name.isascii() and name in folded) for name in names
+        ):
+            yield from (
+                Day(said_on.year + i, int(feast_month), int(feast_day))
+                for i in (-1, 0, 1)
+            )
     for text in _relative(source):
         for day, period in _parsed(text, code, said_on):
             yield from _meant(text, code, day, period)
@@ -96,7 +118,9 @@ def _meant(text: str, code: str, day: date, period: str) -> list[Day]:
     if period == "week" and not quantities(text, code):
         monday = day - timedelta(days=day.weekday())
         days = [monday + timedelta(days=i) for i in range(7)]
-    elif " " in text and any(found.readings[0].weekday is not None for found in _read(text)):
+    elif " " in text and any(
+        found.readings[0].weekday is not None for found in _read(text)
+    ):
         days = [day, day + timedelta(weeks=1)]
     return [Day(one.year, one.month, one.day, one.weekday()) for one in days]
 
@@ -106,7 +130,11 @@ def _relative(source: str) -> Iterator[str]:
     plain = digits_of(source)
     if script_of(source) == "cjk":
         starts = range(min(len(plain), _MOST_READ))
-        yield from (plain[i : i + length] for i in starts for length in range(2, _MOST_CHARACTERS + 1))
+        yield from (
+            plain[i : i + length]
+            for i in starts
+            for length in range(2, _MOST_CHARACTERS + 1)
+        )
         return
     words = pattern(_WORD).findall(plain)[:_MOST_READ]
     for i in range(len(words)):
@@ -120,7 +148,9 @@ def _relative(source: str) -> Iterator[str]:
 def _parsed(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
     """Return the day that a relative date means, if it is one, with its precision: day, week, month or year."""
     found = (parser.get_date_data(text) for parser in _parsers(code, said_on))
-    return [(one.date_obj.date(), one.period) for one in found if one.date_obj is not None]
+    return [
+        (one.date_obj.date(), one.period) for one in found if one.date_obj is not None
+    ]
 
 
 @lru_cache(maxsize=8)
@@ -133,7 +163,10 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     base = datetime(said_on.year, said_on.month, said_on.day)  # noqa: DTZ001 - a day without a time
     settings = {"RELATIVE_BASE": base, "RETURN_AS_TIMEZONE_AWARE": False}
     return [
-        DateDataParser(languages=codes, settings={**settings, "PREFER_DATES_FROM": side}) for side in ("past", "future")
+        DateDataParser(
+            languages=codes, settings={**settings, "PREFER_DATES_FROM": side}
+        )
+        for side in ("past", "future")
     ]
 
 
@@ -141,9 +174,15 @@ def _fits(named: Day, said: Day, said_on: date) -> bool:
     """Return whether a date follows from one that was said; without its year that is in the year before or after."""
     if said.day and said.weekday is None and (period := period_of(said)):
         said = said._replace(weekday=period.start.weekday())
-    if said.year is None and named.year is not None and abs(named.year - said_on.year) <= 1:
+    if (
+        said.year is None
+        and named.year is not None
+        and abs(named.year - said_on.year) <= 1
+    ):
         said = said._replace(year=named.year)
-    return all(one is None or one == other for one, other in zip(named, said, strict=True))
+    return all(
+        one is None or one == other for one, other in zip(named, said, strict=True)
+    )
 
 
 def ages_in(source: str, said_on: date) -> set[float]:

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 _LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
 # A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
-_CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)", 16
+_CARD = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)"
+_ACCOUNT_DIGITS = 16
 _IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
-_SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_CODE, _SHORTEST_KEY = 8, 4, 3, 10
+_SEED_WORDS = 8
+_SHORTEST_SECRET = 4
+_SHORTEST_CODE = 3
+_SHORTEST_KEY = 10
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
 # What stands in place of a secret.
 _LEFT_OUT = "[secret]"
@@ -34,23 +38,34 @@ def holds_secret(text: str) -> bool:
     """
     plain = unicodedata.normalize("NFKC", text)
     undated = phrases("secrets", "date").sub(" ", plain)
-    if phrases("secrets", "keys").search(plain) or phrases("secrets", "papers").search(undated):
+    if phrases("secrets", "keys").search(plain) or phrases("secrets", "papers").search(
+        undated
+    ):
         return True
     if phrases("secrets", "seed").search(plain) and len(plain.split()) >= _SEED_WORDS:
         return True
     private = phrases("secrets", "public").sub(" ", plain)
-    if any(is_secret(found) for kind, is_secret in _NUMBERS for found in re.findall(kind, private)):
+    if any(
+        is_secret(found)
+        for kind, is_secret in _NUMBERS
+        for found in re.findall(kind, private)
+    ):
         return True
     # A password, a key, a login or what a code opens is named, with a word that looks like it.
     others = phrases("secrets", "named").sub(" ", undated)
-    chosen = phrases("secrets", "login").findall(undated) + phrases("secrets", "pair").findall(undated)
+    chosen = phrases("secrets", "login").findall(undated) + phrases(
+        "secrets", "pair"
+    ).findall(undated)
     if phrases("secrets", "key").search(undated):
         chosen += [word for word in others.split() if len(word) >= _SHORTEST_KEY]
     opens = bool(phrases("secrets", "opening").search(undated))
     if others != undated or opens:
         chosen += re.sub(r"(?<=\d)[ -](?=\d)", "", others).split()
     # Locks have shorter codes than passwords are.
-    return any(_is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET) for word in chosen)
+    return any(
+        _is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET)
+        for word in chosen
+    )
 
 
 def redact_secrets(text: str) -> str:
@@ -72,16 +87,22 @@ def redact_secrets(text: str) -> str:
     for sentence in sentences_in(plain):
         end = sentence[len(sentence.rstrip()) :]
         kept.append(f"{_LEFT_OUT}{end}" if holds_secret(sentence) else sentence)
-    return _LEFT_OUT if holds_secret("".join(kept)) else "".join(kept)
+    if holds_secret("".join(kept)):
+        return _LEFT_OUT
+    return "".join(kept)
 
 
 def _without(is_secret: Callable[[str], bool], found: re.Match[str]) -> str:
-    return _LEFT_OUT if is_secret(found[0]) else found[0]
+    if is_secret(found[0]):
+        return _LEFT_OUT
+    return found[0]
 
 
 def _is_random(token: str) -> bool:
     """Return whether a long token mixes letters and digits as no word, name or path does."""
-    changes = sum(1 for one, other in pairwise(token) if one.isdigit() != other.isdigit())
+    changes = sum(
+        1 for one, other in pairwise(token) if one.isdigit() != other.isdigit()
+    )
     has_letters = any(character.isalpha() and character != "T" for character in token)
     return has_letters and changes >= len(token) // _LETTERS_A_CHANGE
 
@@ -100,7 +121,11 @@ def _is_card(found: str) -> bool:
 def _is_iban(number: str) -> bool:
     """Return whether an IBAN (ISO 13616) as a number, with its beginning put last, leaves 1 when divided by 97."""
     plain = number.replace(" ", "")
-    return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
+    return (
+        int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4]))
+        % 97
+        == 1
+    )
 
 
 def _is_chosen(word: str, fewest_digits: int) -> bool:
@@ -108,7 +133,8 @@ def _is_chosen(word: str, fewest_digits: int) -> bool:
     plain = word.strip("\"'`.,;:()[]<>=。、「」").rstrip("#*")
     if plain.isdigit():
         return fewest_digits <= len(plain) <= _ACCOUNT_DIGITS
-    has_letter, has_digit = any(map(str.isalpha, plain)), any(map(str.isdigit, plain))
+    has_letter = any(map(str.isalpha, plain))
+    has_digit = any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
     return len(plain) >= _SHORTEST_SECRET and has_letter and (has_digit or has_mark)
 

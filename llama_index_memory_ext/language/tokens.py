@@ -23,7 +23,14 @@ from llama_index_memory_ext.language.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
 
 # Katakana is apart from the other Japanese characters, because a word ends where it begins or ends.
@@ -98,7 +105,9 @@ def without_accents(word: str) -> str:
     """Returns a word without the accents on its letters: "cafe" for "café"."""
     if word.isascii():
         return word
-    return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))
+    return unicodedata.normalize(
+        "NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word))
+    )
 
 
 @lru_cache(maxsize=100_000)
@@ -111,7 +120,10 @@ def term_of(word: str, code: str = "en") -> str:
     if len(word) > _LONGEST_STEMMED:
         return word
     stemmer, bases, endings = _stemmer(code)
-    plain = without_accents(word) if code == "en" else word.replace(*_YO)
+    if code == "en":
+        plain = without_accents(word)
+    else:
+        plain = word.replace(*_YO)
     with _stemmer_lock:
         found: str = stemmer.stemWord(bases.get(plain, plain))
     for ending, instead in endings:
@@ -120,15 +132,23 @@ def term_of(word: str, code: str = "en") -> str:
 
 
 @cache
-def _stemmer(code: str) -> tuple[Any, dict[str, str], list[tuple[re.Pattern[str], str]]]:
+def _stemmer(
+    code: str,
+) -> tuple[Any, dict[str, str], list[tuple[re.Pattern[str], str]]]:
     """Make what stems in a language: the stemmer, the base of each irregular form, and the endings that it leaves."""
     import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
 
-    groups = [[form.replace(*_YO) for form in forms] for forms in word_lists("irregular_forms").get(code, [])]
+    groups = [
+        [form.replace(*_YO) for form in forms]
+        for forms in word_lists("irregular_forms").get(code, [])
+    ]
     # A form may be written without its accents, unless that is another form.
     bases = {without_accents(form): base for base, *forms in groups for form in forms}
     bases |= {form: base for base, *forms in groups for form in forms}
-    endings = [(re.compile(ending), "".join(instead)) for ending, *instead in word_lists("endings").get(code, [])]
+    endings = [
+        (re.compile(ending), "".join(instead))
+        for ending, *instead in word_lists("endings").get(code, [])
+    ]
     return snowballstemmer.stemmer(LANGUAGES[code]), bases, endings
 
 
@@ -140,8 +160,13 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     """
     if codes is None:
         return None
-    named: list[Any] = list(codes) if isinstance(codes, list | tuple) else [codes]
-    unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
+    if isinstance(codes, list | tuple):
+        named: list[Any] = list(codes)
+    else:
+        named = [codes]
+    unknown = [
+        code for code in named if not isinstance(code, str) or code not in LANGUAGES
+    ]
     if unknown or not named:
         raise ValueError(
             f"expected one or more languages: {', '.join(LANGUAGES)}; saw {unknown[0] if unknown else 'none'!r}. None"
@@ -174,7 +199,9 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     """
     if among is not None and len(among) == 1:
         return among
-    plain = (text if len(text) <= 2 * _END else f"{text[:_END]} {text[-_END:]}").casefold()
+    plain = (
+        text if len(text) <= 2 * _END else f"{text[:_END]} {text[-_END:]}"
+    ).casefold()
     scores = _scores(plain)
     best = max(scores.values(), default=0.0)
     if best < _LEAST_SCORE:
@@ -183,17 +210,26 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     if scores.get("en") == best:
         found = ["en"]
     found.sort(key=lambda code: (-round(scores[code], 6), code))
-    return tuple(code for code in found if among is None or code in among) or among or ()
+    return (
+        tuple(code for code in found if among is None or code in among) or among or ()
+    )
 
 
 def _scores(plain: str) -> Mapping[str, float]:
     """Return what the function words and the rare letters of a text in lower case say for each language."""
-    if len(re.findall("[\u0400-\u04ff]", plain)) > len(re.findall("[a-z\u00c0-\u024f]", plain)):
+    if len(re.findall("[\u0400-\u04ff]", plain)) > len(
+        re.findall("[a-z\u00c0-\u024f]", plain)
+    ):
         # Ukrainian, Serbian and Macedonian have other endings than Russian.
-        return {} if re.search("[\u0452-\u045f\u0491]", plain) else {"ru": 1.0}
+        if re.search("[\u0452-\u045f\u0491]", plain):
+            return {}
+        return {"ru": 1.0}
     scores = defaultdict[str, float](float)
     words = set(re.findall(r"[^\W\d_]+", plain))
-    for known, weight, marks in ((_by_word(), 1.0, words), (_by_letter(), _LETTER_WEIGHT, set(plain))):
+    for known, weight, marks in (
+        (_by_word(), 1.0, words),
+        (_by_letter(), _LETTER_WEIGHT, set(plain)),
+    ):
         for mark in marks & known.keys():
             for code in known[mark]:
                 scores[code] += weight / len(known[mark])
@@ -209,7 +245,8 @@ def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]
     return tuple(
         code
         for code in LANGUAGES
-        if code != "en" and sum(frequency(term) >= least for term in _telling_terms(code)) >= 2  # noqa: PLR2004
+        if code != "en"
+        and sum(frequency(term) >= least for term in _telling_terms(code)) >= 2  # noqa: PLR2004
     )
 
 
@@ -241,7 +278,9 @@ def _by_word() -> Mapping[str, list[str]]:
     """Return the languages of each function word, which may be written without its accents."""
     found = defaultdict[str, list[str]](list)
     for code in LANGUAGES:
-        for word in FUNCTION_WORDS[code] | set(map(without_accents, FUNCTION_WORDS[code])):
+        for word in FUNCTION_WORDS[code] | set(
+            map(without_accents, FUNCTION_WORDS[code])
+        ):
             found[word].append(code)
     return dict(found)
 
@@ -257,7 +296,9 @@ def _by_letter() -> Mapping[str, list[str]]:
 
 @cache
 def _telling_terms(code: str) -> frozenset[str]:
-    return frozenset(term_of(word) for word in FUNCTION_WORDS[code] if len(_by_word()[word]) <= 2)  # noqa: PLR2004 - see languages_in
+    return frozenset(
+        term_of(word) for word in FUNCTION_WORDS[code] if len(_by_word()[word]) <= 2
+    )  # noqa: PLR2004 - see languages_in
 
 
 _NUMBER = r"\d+(?:\.\d+)*"
@@ -271,9 +312,16 @@ def keywords(text: str) -> frozenset[str]:
     """
     folded = comparable(text)
     words = list(words_of(folded))
-    found = {word.term if word.term.isascii() else without_accents(word.written) for word in words}
+    found = {
+        word.term if word.term.isascii() else without_accents(word.written)
+        for word in words
+    }
     characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
-    found |= {word.written for word in words if not (characters and pattern(CHARACTER).search(word.written))}
+    found |= {
+        word.written
+        for word in words
+        if not (characters and pattern(CHARACTER).search(word.written))
+    }
     return frozenset({*found, *characters, *pattern(_NUMBER).findall(folded)})
 
 
@@ -288,4 +336,8 @@ def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:
     >>> sorted(shared(keywords("Has a Katzenallergie, likes pytest"), keywords("Katzen und Pytests")))
     ['katzenallergi', 'katzenallergie', 'pytest']
     """
-    return {word for word in words if word in others or any(are_forms(word, other) for other in others)}
+    return {
+        word
+        for word in words
+        if word in others or any(are_forms(word, other) for other in others)
+    }
