@@ -288,7 +288,7 @@ def _counts_something_else(
 ) -> bool:
     """Return whether the source contradicts the unit or the counted word of a quantity.
 
-    ``same`` have the same value, ``different`` another one.
+    ``same`` has the entries of equal value, ``different`` the remaining entries.
     """
     if quantity.unit:
         units = {entry.unit for entry in same}
@@ -335,7 +335,7 @@ def quantities(
 
 
 def _in_digits(text: str) -> Iterator[Quantity]:
-    """Yield the numbers in digits, multiplied by what stands behind them: 3k, 30万."""
+    """Yield the numbers in digits, multiplied by the suffix behind them: 3k, 30万."""
     for match in phrases("numbers", "digits").finditer(text):
         multiplier = (match["times"] or "").strip().lower()
         if phrases("numbers", "chinese").fullmatch(multiplier):
@@ -368,10 +368,8 @@ def _number_words(language: str, *, with_more: bool) -> NumberWords:
 
 def _in_words(text: str, number_words: NumberWords) -> Iterator[Quantity]:
     """Yield the numbers in words, the longest that can be read at each place."""
-    matches = []
-    for match in pattern(_WORD).finditer(text.lower()):
-        if match.group() != "and":
-            matches.append(match)
+    candidates = pattern(_WORD).finditer(text.lower())
+    matches = [match for match in candidates if match.group() != "and"]
     words = [match.group().casefold() for match in matches]
     position = 0
     while position < len(words):
