@@ -9,12 +9,17 @@ from importlib.resources import files
 
 @cache
 def _sections(name: str) -> dict[str, list[str]]:
-    """Read ``data/<name>.txt``: the lines of each section. A line such as ``[de]`` begins one; "#" begins a comment."""
+    """Return the lines of ``data/<name>.txt`` by section.
+
+    A line such as ``[de]`` begins a section; "#" begins a comment.
+    """
     sections: dict[str, list[str]] = {"": []}
     lines = sections[""]
-    for line in (files(__name__) / "data" / f"{name}.txt").read_text("utf-8").splitlines():
+    text = (files(__name__) / "data" / f"{name}.txt").read_text("utf-8")
+    for line in text.splitlines():
         if re.fullmatch(r"\[[a-z_]+\]", line):
-            lines = sections[line.strip("[]")] = []
+            lines = []
+            sections[line.strip("[]")] = lines
         elif line.strip() and not line.startswith("#"):
             lines.append(line)
     return sections
@@ -22,30 +27,33 @@ def _sections(name: str) -> dict[str, list[str]]:
 
 @cache
 def word_lists(name: str) -> dict[str, list[list[str]]]:
-    """Return the words of each line of ``data/<name>.txt``, by the section in which the line stands."""
+    """Return the words of each line of ``data/<name>.txt``, by section."""
     return {section: [line.split() for line in lines] for section, lines in _sections(name).items()}
 
 
 @cache
 def phrases(name: str, section: str) -> re.Pattern[str]:
-    """Return the regular expression of a section of ``data/<name>.txt``: each line is an alternative, in any case.
+    """Return a section of ``data/<name>.txt`` as a regular expression, in any case.
 
-    ``{other}`` in a line stands for the alternatives of the section ``other``.
+    Each line is an alternative. ``{section}`` in a line stands for the alternatives
+    of that section.
 
     >>> phrases("past", "was").findall("I used to sing in those days")
     ['in those days']
     """
 
-    def joined(one: str) -> str:
-        lines = "|".join(_sections(name)[one])
-        return re.sub(r"\{([a-z_]+)\}", lambda match: f"(?:{joined(match[1])})", lines)
+    def alternatives(section_name: str) -> str:
+        lines = "|".join(_sections(name)[section_name])
+        return re.sub(r"\{([a-z_]+)\}", lambda match: f"(?:{alternatives(match[1])})", lines)
 
-    return re.compile(joined(section), re.IGNORECASE)
+    return re.compile(alternatives(section), re.IGNORECASE)
 
 
 @cache
 def pattern(text: str) -> re.Pattern[str]:
-    """Return a regular expression, compiled at its first use: importing the package compiles none of them.
+    """Return a regular expression, compiled at its first use.
+
+    Importing the package compiles none, which keeps the import fast.
 
     >>> pattern("[a-z]+").findall("a 1 bc")
     ['a', 'bc']

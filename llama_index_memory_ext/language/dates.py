@@ -74,7 +74,11 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
     """What a match can mean; nothing for a day that no month has, unless its month is named."""
     parts = match.groupdict()
     year, month, day = (
-        next((int(parts[key]) for key in (name, f"{name}2", f"{name}3") if parts.get(key)), None) for name in "ymd"
+        next(
+            (int(parts[key]) for key in (name, f"{name}2", f"{name}3") if parts.get(key)),
+            None,
+        )
+        for name in "ymd"
     )
     if decade := parts.get("decade"):
         return (Day((1900 if int(decade) > _LAST_DECADE else 2000) + int(decade)),)
@@ -140,7 +144,10 @@ def period_of(day: Day, today: date | None = None) -> Period | None:
     except ValueError:
         return None
     last_month = month or len(MONTHS)
-    return Period(first, first if day.day else date(year, last_month, monthrange(year, last_month)[1]))
+    return Period(
+        first,
+        first if day.day else date(year, last_month, monthrange(year, last_month)[1]),
+    )
 
 
 def relative_periods(text: str, today: date) -> Iterator[Period]:
@@ -154,12 +161,21 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
         count = int(number) if number.isdecimal() else _line_of(number, "numbers")
         if count in range(1, 100):
             days = (1, 7, 30, 365)[_line_of(unit, "units") - 1]
-            middle, half = today - timedelta(days=count * days), timedelta(days=days // 2)
+            middle, half = (
+                today - timedelta(days=count * days),
+                timedelta(days=days // 2),
+            )
             yield Period(middle - half, middle + half)
     for match in phrases("calendar", "last").finditer(text):
         unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
-        yesterday, monday = today - timedelta(days=1), today - timedelta(days=today.weekday() + 7)
-        year, month = today.year - (2 if match["year_before"] else 1), today.replace(day=1) - timedelta(days=1)
+        yesterday, monday = (
+            today - timedelta(days=1),
+            today - timedelta(days=today.weekday() + 7),
+        )
+        year, month = (
+            today.year - (2 if match["year_before"] else 1),
+            today.replace(day=1) - timedelta(days=1),
+        )
         yield {
             1: Period(yesterday, yesterday),
             2: Period(monday, monday + timedelta(days=6)),
@@ -170,7 +186,10 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
 
 def _line_of(word: str, section: str) -> int:
     """Return the number of the line in which a word stands; 0 for none."""
-    return next((i for i, words in enumerate(word_lists("calendar")[section], 1) if word in words), 0)
+    return next(
+        (i for i, words in enumerate(word_lists("calendar")[section], 1) if word in words),
+        0,
+    )
 
 
 # How much of a text before a "may" is looked at.
@@ -202,7 +221,10 @@ def with_english_days(text: str) -> tuple[str, list[str]]:
 
 
 def _is_month(may: re.Match[str]) -> bool:
-    before, after = may.string[max(may.start() - _NEAR, 0) : may.start()], may.string[may.end() : may.end() + _NEAR]
+    before, after = (
+        may.string[max(may.start() - _NEAR, 0) : may.start()],
+        may.string[may.end() : may.end() + _NEAR],
+    )
     if re.match(r"(?i)\s(?:be|have|not)\b", after):
         return False
     if phrases("calendar", "before_may").search(before) or phrases("calendar", "after_may").match(after):

@@ -1,4 +1,4 @@
-"""Tells in which script and in which language a statement is written."""
+"""The script and the language of a statement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-HAN, KANA = re.compile("[\u3400-\u9fff\uf900-\ufaff]"), re.compile("[\u3041-\u3096\u30a1-\u30fa]")
+HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff]")
+KANA = re.compile("[\u3041-\u3096\u30a1-\u30fa]")
 _HANGUL = re.compile("[\uac00-\ud7af]")
-# A text with fewer words or characters is too short to tell; one of so many without any kana is not Japanese.
-_LEAST_WORDS, _LEAST_CHARACTERS, _NO_JAPANESE = 3, 4, 8
-# Of a longer text the beginning tells.
+# A text with fewer words or characters is too short to tell its language. A text of
+# this many characters without any kana is not Japanese.
+_LEAST_WORDS = 3
+_LEAST_CHARACTERS = 4
+_NO_JAPANESE = 8
+# Only the beginning of a longer text is read.
 _MOST_CHARACTERS = 2_000
-# By how much (in nats) each text must be likelier in its own language than in that of the other.
+# How much likelier (in nats) each of two texts must be in its own language than in the
+# language of the other text.
 _MARGIN = 6.0
 
 
@@ -33,15 +38,19 @@ def script_of(text: str) -> str:
     letters = "".join(re.findall(r"[^\W\d_]", text[:_MOST_CHARACTERS]))
     cjk = sum(len(pattern.findall(letters)) for pattern in (HAN, KANA, _HANGUL))
     latin = len(re.findall("[A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff]", letters))
-    # Such a character is a part of a word, which has about three Latin letters.
+    # One such character stands for about three Latin letters.
     counts = {"cjk": 3 * cjk, "latin": latin, "other": len(letters) - cjk - latin}
-    return max(counts, key=counts.__getitem__) if letters else ""
+    if letters:
+        return max(counts, key=counts.__getitem__)
+    return ""
 
 
-# Sentence by sentence, a text is compared with the same source.
+# Many sentences are compared with the same source, so its language is cached.
 @lru_cache(maxsize=64)
 def language_of(text: str) -> str | None:
-    """Return the ISO 639-1 code of the language of a statement, such as "en"; None if it is too short to tell.
+    """Return the ISO 639-1 code of the language of a statement, such as "en".
+
+    None if the statement is too short to tell.
 
     >>> language_of("Ich esse kein Fleisch"), language_of("猫を飼っている"), language_of("Thanks!")
     ('de', 'ja', None)
@@ -49,26 +58,42 @@ def language_of(text: str) -> str | None:
     if script_of(text) == "cjk":
         if _HANGUL.search(text):
             return "ko"
-        return "ja" if KANA.search(text) else "zh" if len(HAN.findall(text)) >= _LEAST_CHARACTERS else None
-    return next(iter(_scores(text))) if len(re.findall(r"[^\W\d_]+", text)) >= _LEAST_WORDS else None
+        if KANA.search(text):
+            return "ja"
+        if len(HAN.findall(text)) >= _LEAST_CHARACTERS:
+            return "zh"
+        return None
+    if len(re.findall(r"[^\W\d_]+", text)) >= _LEAST_WORDS:
+        return next(iter(_scores(text)))
+    return None
 
 
-def is_translation(one: str, other: str) -> bool:
-    """Return whether two texts are in different languages; False where that cannot be told.
+def is_translation(first: str, second: str) -> bool:
+    """Return whether two texts are in different languages; False if that is unclear.
 
     >>> is_translation("Drives a Tesla", "Ich fahre einen Tesla."), is_translation("Likes tea", "I like tea")
     (True, False)
     """
-    scripts = script_of(one), script_of(other)
-    if "" in scripts or scripts[0] != scripts[1]:
-        return "" not in scripts
-    if scripts[0] == "cjk":
+    first_script = script_of(first)
+    second_script = script_of(second)
+    if not first_script or not second_script:
+        return False
+    if first_script != second_script:
+        return True
+    if first_script == "cjk":
+        languages = {language_of(first), language_of(second)} - {None}
+        if len(languages) < 2:  # noqa: PLR2004 - two texts
+            return False
         # Short Japanese may have no kana.
-        languages = {language_of(one), language_of(other)} - {None}
-        return len(languages) > 1 and ("ko" in languages or min(len(one), len(other)) >= _NO_JAPANESE)
-    scores, others = _scores(one), _scores(other)
-    own, foreign = next(iter(scores)), next(iter(others))
-    return min(scores[own] - scores[foreign], others[foreign] - others[own]) >= _MARGIN
+        return "ko" in languages or min(len(first), len(second)) >= _NO_JAPANESE
+    first_scores = _scores(first)
+    second_scores = _scores(second)
+    first_language = next(iter(first_scores))
+    second_language = next(iter(second_scores))
+    return (
+        first_scores[first_language] - first_scores[second_language] >= _MARGIN
+        and second_scores[second_language] - second_scores[first_language] >= _MARGIN
+    )
 
 
 def may_be_english(text: str) -> bool:
@@ -89,10 +114,11 @@ def _scores(text: str) -> Mapping[str, float]:
 
 @cache
 def _detector() -> Any:
-    # At first use: it takes most of a second and 100 MiB to read, and only work in the background needs it.
+    # Imported at first use: it takes most of a second and 100 MiB, and only background
+    # jobs need it.
     from py3langid import langid  # type: ignore[import-untyped]
 
-    # One of our own, because others in this program may want other languages.
+    # A separate detector, because the program may use the shared one with other languages.
     detector = langid.LanguageIdentifier.from_model_file(Path(langid.__file__).parent / langid.MODEL_FILE)
     detector.set_languages(list(chain(*word_lists("languages")["told"])))
     return detector

@@ -1,4 +1,4 @@
-"""Finds the names of a statement that its source does not have."""
+"""Names of a statement that its source does not have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.detection import HAN, KANA, is_translation, language_of, script_of
+from llama_index_memory_ext.language.detection import (
+    HAN,
+    KANA,
+    is_translation,
+    language_of,
+    script_of,
+)
 from llama_index_memory_ext.language.quotes import tokens_in
 from llama_index_memory_ext.language.said_dates import without_dates
 from llama_index_memory_ext.language.tokens import keywords, overlaps
-from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS, comparable
+from llama_index_memory_ext.language.words import (
+    STOP_CHARACTERS,
+    STOP_WORDS,
+    comparable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,47 +33,58 @@ _LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
 _WORD = rf"[{_LETTER}](?:[{_LETTER}0-9'+#.]*[{_LETTER}0-9+#])?"
 _SENTENCE_START = "(?:^|[.!?:;\n\u3002\uff01\uff1f])[\\s\"'(\u201c\u2018\\[]*$"
 _VOWELS = frozenset("aeiouyäöü")
-# "I", and things that everybody calls by two letters: TV.
+# "I", and abbreviations of two letters such as TV, are no names.
 _LONGEST_COMMON = 2
 # Initials, and words with capitals in a row.
-_ACRONYM, _LONGEST_ACRONYM = r"\b[A-Z](?:[a-z]?[A-Z]){1,4}\b", 5
+_ACRONYM = r"\b[A-Z](?:[a-z]?[A-Z]){1,4}\b"
+_LONGEST_ACRONYM = 5
 _CAPITALS = r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+"
-# A name in which a source's abbreviation begins; "k8s" leaves eight letters out.
-_SHORTEST_BEGINNING, _SHORTEST_STEM, _LONGEST_ENDING = 3, 3, 2
-# How alike two names of some length are that differ by a slip.
-_SHORTEST_MENDED, _LEAST_LIKENESS = 6, 0.85
+# An abbreviation of at least this length may be the beginning of a name.
+_SHORTEST_BEGINNING = 3
+_SHORTEST_STEM = 3
+_LONGEST_ENDING = 2
+# How similar two longer names are that differ by a typing error (0..1).
+_SHORTEST_MISSPELT = 6
+_LEAST_LIKENESS = 0.85
+# "k8s" leaves eight letters out.
 _NUMERONYM = r"[a-z](\d{1,2})([a-z])"
-# After these words comes a name, also where names have no capitals.
+# A name follows these words in scripts without capitals.
 _NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
-# Before these a word in katakana is the name of a place or a company.
+# A word in katakana before these words is the name of a place or a company.
 _KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)"
 _DOTTED = r"\b(?:[A-Z]\.){2,}"
-# How far from a word the mark that ends a sentence may be.
+# How many characters before a word are searched for the end of a sentence.
 _NEAR = 10
-# The least run of new Chinese characters, and their share of a statement, that is taken for a name.
-_NEW_RUN, _NEW_SHARE = 2, 0.35
-# In so many words or characters a statement names its subject.
+# A run of new Chinese characters is a name from this length and share of a statement on.
+_NEW_RUN = 2
+_NEW_SHARE = 0.35
+# The subject of a statement stands in this many first words or characters.
 _SUBJECT = 2
 
 
 def missing_names(statement: str, source: str, known: str = "") -> list[str]:
-    """Return the names of a statement that neither the source nor what is ``known`` has.
+    """Return the names of a statement that neither the source nor ``known`` has.
 
-    A name is a word with a capital that does not begin a sentence. The source may have it with another ending or
-    misspelt, as its initials (NYC), or abbreviated (js, utd, k8s). Nothing is missing where the source is in another
-    language, in which names may be written in another way.
+    A name is a word with a capital that does not begin a sentence. The source may have
+    another ending or a misspelling of the name, its initials (NYC), or an abbreviation
+    (js, utd, k8s). [] if the source is in another language, which may spell names
+    differently.
 
     >>> missing_names("Lives in New York with Bob", "I live in NYC")
     ['Bob']
     """
     if is_translation(statement, source):
         return []
-    statement, source = _undotted(statement), _undotted(source)
+    statement = _without_dots(statement)
+    source = _without_dots(source)
     missing = _missing(statement, source)
-    return _missing(statement, f"{source}\n{known}") if missing and known else missing
+    if missing and known:
+        return _missing(statement, f"{source}\n{known}")
+    return missing
 
 
-def _undotted(text: str) -> str:
+def _without_dots(text: str) -> str:
+    """Return the text with abbreviations such as L.A. written as LA."""
     return pattern(_DOTTED).sub(lambda match: match.group().replace(".", ""), text)
 
 
@@ -76,84 +97,118 @@ def has_subject(statement: str, text: str) -> bool:
     if script_of(statement) == "cjk":
         name = statement[:_SUBJECT]
         return name in text and STOP_CHARACTERS.isdisjoint(name)
-    said = set(tokens_in(text))
-    first = [word for word in tokens_in(statement)[:_SUBJECT] if word.casefold() not in STOP_WORDS]
-    return any(word[:1].isupper() and word in said for word in first)
+    words = set(tokens_in(text))
+    for word in tokens_in(statement)[:_SUBJECT]:
+        is_name = word[:1].isupper() and word.casefold() not in STOP_WORDS
+        if is_name and word in words:
+            return True
+    return False
 
 
 def has_other_order(statement: str, text: str) -> bool:
-    """Return whether the first name of a statement stands in a text only behind a later one: who does what to whom.
+    """Return whether a text has the first name of a statement behind a later name.
+
+    The order of names tells who does what to whom.
 
     >>> has_other_order("Ann helps Bob", "Bob: I help Ann"), has_other_order("Ann helps Bob", "Ann helps me. Bob, too")
     (True, False)
     """
-    places = [text.find(name) for name in dict.fromkeys(_by_capital(f"x {statement}"))]
+    # The added word makes the first name one inside a sentence.
+    names = dict.fromkeys(_by_capital(f"x {statement}"))
+    places = [text.find(name) for name in names]
     return any(0 <= place < places[0] for place in places[1:])
 
 
 def relations_in(text: str) -> set[str]:
-    """Return whom a text names by their relation to the user: "mother" for mom, Mutter and 妈妈.
+    """Return the relations to the user that a text names.
+
+    "mother" stands for mom, Mutter and 妈妈.
 
     >>> sorted(relations_in("My mom and my hubby's boss"))
     ['boss', 'husband', 'mother']
     """
     words = set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")))
     is_spaced = script_of(text) != "cjk"
-    return {
-        relation
-        for relation, *others in word_lists("relations")[""]
-        for one in (relation, *others)
-        if (one in words if is_spaced or one.isascii() else one in text)
-    }
+    relations = set()
+    for relation, *synonyms in word_lists("relations")[""]:
+        for name in (relation, *synonyms):
+            if is_spaced or name.isascii():
+                is_named = name in words
+            else:
+                is_named = name in text
+            if is_named:
+                relations.add(relation)
+    return relations
 
 
 def shares_word(statement: str, text: str) -> bool:
-    """Return whether a text has a telling word or a name of a statement in some form."""
+    """Return whether a text has a keyword or a name of a statement in some form."""
     return overlaps(keywords(statement), keywords(text)) or shares_name(statement, text)
 
 
 def shares_name(statement: str, text: str) -> bool:
-    """Return whether a name of a statement is in a text in some form, also that of another language: Geneva, Genf."""
+    """Return whether a text has a name of a statement in some form.
+
+    The form of another language counts, too: Geneva, Genf.
+    """
     names = list(_by_capital(without_dates(statement)))
     words = _words(text)
     beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
-    found = (name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words) for name in names)
-    return any(found) or bool(_shortened(names, text, words))
+    for name in names:
+        if name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words):
+            return True
+    return bool(_shortened(names, text, words))
 
 
 def _missing(statement: str, evidence: str) -> list[str]:
-    words, plain = _words(evidence), without_dates(statement)
-    # German nouns have capitals as well, but only at their beginning.
-    is_german = "de" in (language_of(statement), language_of(evidence))
-    names = [name for name in _by_capital(plain) if not is_german or name[1:] != name[1:].lower()]
-    found = _shortened(names, evidence, words) | _named_by_nouns(statement, evidence)
+    """Return the names of a statement without evidence, each once."""
+    words = _words(evidence)
+    plain = without_dates(statement)
+    names = list(_by_capital(plain))
+    if "de" in (language_of(statement), language_of(evidence)):
+        # German nouns have a capital at their beginning, so only later capitals count.
+        names = [name for name in names if name[1:] != name[1:].lower()]
+    with_evidence = _shortened(names, evidence, words)
+    with_evidence |= _named_by_nouns(statement, evidence)
     relations = relations_in(evidence)
-    missing = [name for name in names if name not in found and not _has_name(name, words)]
-    missing = [name for name in missing if not relations_in(name) & relations]
-    return [*dict.fromkeys(missing), *_missing_in_characters(plain, evidence)]
+    missing = []
+    for name in dict.fromkeys(names):
+        if name in with_evidence or _has_name(name, words):
+            continue
+        if relations.isdisjoint(relations_in(name)):
+            missing.append(name)
+    return missing + _missing_in_characters(plain, evidence)
 
 
 def _words(text: str) -> frozenset[str]:
+    """Return the words of a text in comparable form, and the parts of compounds."""
     folded = comparable(text)
-    words = {word.replace("'", "") for word in tokens_in(folded)} | set(pattern(_WORD).findall(folded))
-    parts = {part for word in words for part in re.split(r"[^\w+#]+", word)}
-    return frozenset((words | parts) - {""})
+    words = {word.replace("'", "") for word in tokens_in(folded)}
+    words.update(pattern(_WORD).findall(folded))
+    for word in tuple(words):
+        words.update(re.split(r"[^\w+#]+", word))
+    return frozenset(words - {""})
 
 
 def _by_capital(text: str) -> Iterator[str]:
     """Yield the words with capitals; compounds in their parts (Berlin-based, R&D)."""
     for match in pattern(_WORD).finditer(text.replace("\u2019", "'")):
-        # A letter stands for what is further away, so that it is no beginning.
         before = text[max(match.start() - _NEAR, 0) : match.start()]
-        starts_sentence = pattern(_SENTENCE_START).search(before if match.start() <= _NEAR else f"x{before}")
+        if match.start() > _NEAR:
+            # The letter stands for the omitted text, so the word does not begin the text.
+            before = f"x{before}"
         word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
-        capitals = word[1:] if starts_sentence else word
+        if pattern(_SENTENCE_START).search(before):
+            capitals = word[1:]
+        else:
+            capitals = word
         is_common = len(word) <= _LONGEST_COMMON and word.isupper()
         if capitals != capitals.lower() and not is_common:
             yield word
 
 
 def _has_name(name: str, words: frozenset[str]) -> bool:
+    """Return whether the words have a name, a form or an abbreviation of it."""
     folded = comparable(name)
     if folded in words or folded in STOP_WORDS:
         return True
@@ -166,25 +221,40 @@ def _is_word_of(name: str, words: frozenset[str]) -> bool:
 
 
 def _have_one_stem(name: str, word: str) -> bool:
-    """Return whether two words differ only by an ending or a slip: German and Germans, Москве and Москвы, Xeonoblade.
+    """Return whether two words differ only by an ending or a typing error.
 
-    In ASCII one must be the beginning of the other: Anns, Boxes; Ed is not Eddy, nor Eve every.
+    German and Germans, Москве and Москвы have the same stem. In ASCII the shorter word must
+    be the beginning of the longer word: Anns, Boxes. Ed is not Eddy, nor Eve every.
     """
     shorter, longer = sorted((len(name), len(word)))
-    alike = next((i for i in range(shorter) if name[i] != word[i]), shorter)
-    fits = alike == shorter or not (name.isascii() and word.isascii())
-    if fits and alike >= _SHORTEST_STEM and longer - alike <= min(_LONGEST_ENDING, alike - 2):
-        return True
-    if shorter < _SHORTEST_MENDED or not alike:
+    shared = _shared_letters(name, word)
+    may_have_ending = shared == shorter or not (name.isascii() and word.isascii())
+    if may_have_ending and shared >= _SHORTEST_STEM:
+        longest_ending = min(_LONGEST_ENDING, shared - 2)
+        if longer - shared <= longest_ending:
+            return True
+    if shorter < _SHORTEST_MISSPELT or not shared:
         return False
     return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
 
 
+def _shared_letters(name: str, word: str) -> int:
+    """Return the number of letters with which both words begin."""
+    for position, (first, second) in enumerate(zip(name, word, strict=False)):
+        if first != second:
+            return position
+    return min(len(name), len(word))
+
+
 def _is_abbreviation(word: str, name: str) -> bool:
-    """Return whether a word of the source abbreviates a name: vw, utd, man, k8s, js of JavaScript."""
+    """Return whether a word of the source abbreviates a name.
+
+    Examples are vw, utd, man, k8s, and js for JavaScript.
+    """
     if not word[:1].isalpha() or len(word) >= len(name) or word[0] != name[0]:
         return False
-    if numeronym := pattern(_NUMERONYM).fullmatch(word):
+    numeronym = pattern(_NUMERONYM).fullmatch(word)
+    if numeronym:
         return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
     if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
         return True
@@ -195,41 +265,78 @@ def _is_abbreviation(word: str, name: str) -> bool:
 
 
 def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
-    """Return the names whose initials the evidence has (HP, GoT, nyc), and the initials of names that it has."""
-    # Words of capitals, and short ones without a vowel, also with a letter left out: GoT has one too many.
-    short = {word for word in words if word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM}
-    acronyms = {word for word in short if _VOWELS.isdisjoint(word)}
-    acronyms |= {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
-    acronyms |= {word[:i] + word[i + 1 :] for word in acronyms for i in range(len(word)) if len(word) > len("HP")}
-    found = set[str]()
-    for i, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
-        some = names[i : i + length]
-        if len(some) == length and "".join(name[0] for name in some).casefold() in acronyms:
-            found.update(some)
+    """Return the names whose initials the evidence has, and the initials of its names.
+
+    Examples are HP, GoT and nyc.
+    """
+    acronyms = _acronyms(evidence, words)
+    shortened = set[str]()
+    for start, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
+        run = names[start : start + length]
+        initials = "".join(name[0] for name in run).casefold()
+        if len(run) == length and initials in acronyms:
+            shortened.update(run)
     runs = pattern(_CAPITALS).findall(evidence)
-    initials = "\n".join("".join(re.findall(r"\b[^\W\d_]", run)) for run in runs).casefold()
-    return found | {name for name in names if name.casefold() in initials}
+    initials_of_runs = ["".join(re.findall(r"\b[^\W\d_]", run)) for run in runs]
+    lines = "\n".join(initials_of_runs).casefold()
+    return shortened.union(name for name in names if name.casefold() in lines)
+
+
+def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
+    """Return words of capitals and short words without a vowel, in lower case.
+
+    Each counts with one letter left out, too: GoT has a letter more than its name.
+    """
+    acronyms = {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
+    for word in words:
+        is_short = word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM
+        if is_short and _VOWELS.isdisjoint(word):
+            acronyms.add(word)
+    for word in tuple(acronyms):
+        if len(word) > len("HP"):
+            for position in range(len(word)):
+                acronyms.add(word[:position] + word[position + 1 :])
+    return acronyms
 
 
 def _named_by_nouns(statement: str, evidence: str) -> set[str]:
-    """Return the names of which another part is a word of the evidence: Smoky, for "the Smoky Mountains"."""
+    """Return the names of a statement whose second part is a noun of the evidence.
+
+    "the Smoky Mountains" has evidence in "the mountains".
+    """
     nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
-    runs = [pattern(_WORD).findall(run) for run in pattern(_CAPITALS).findall(statement)]
-    return {name for run in runs if any(_is_word_of(name, nouns) for name in run[1:]) for name in run}
+    names = set()
+    for run in pattern(_CAPITALS).findall(statement):
+        parts = pattern(_WORD).findall(run)
+        if any(_is_word_of(part, nouns) for part in parts[1:]):
+            names.update(parts)
+    return names
 
 
 def _missing_in_characters(statement: str, evidence: str) -> list[str]:
-    """Return names in scripts without capitals: what follows "is called", and runs of new Chinese characters.
+    """Return missing names in scripts without capitals.
 
-    Such a run makes a good part of a statement. Numbers are checked elsewhere.
+    Names are words behind "is called", and long runs of new Chinese characters. Numbers
+    are checked elsewhere.
     """
-    named = [*pattern(_NAMED).findall(statement), *pattern(_KATAKANA_NAME).findall(statement)]
+    named = [
+        *pattern(_NAMED).findall(statement),
+        *pattern(_KATAKANA_NAME).findall(statement),
+    ]
     missing = [name for name in named if not set(name[:2]) <= set(evidence)]
     if not HAN.search(evidence):
         return missing
     numbers = "".join(phrases("numbers", "chinese").findall(statement))
-    characters = [character for character in statement if HAN.match(character) or KANA.match(character)]
-    ordinary = {*evidence, *numbers, *filter(KANA.match, characters)} | STOP_CHARACTERS
-    least = max(_NEW_RUN, _NEW_SHARE * len(characters))
-    new = "".join(" " if one in ordinary else one for one in characters)
-    return missing + [run for run in new.split() if len(run) >= least]
+    kana = KANA.findall(statement)
+    han = HAN.findall(statement)
+    ordinary = {*evidence, *numbers, *kana} | STOP_CHARACTERS
+    least = max(_NEW_RUN, _NEW_SHARE * (len(han) + len(kana)))
+    new_characters = ""
+    for character in statement:
+        if not HAN.match(character) and not KANA.match(character):
+            continue
+        if character in ordinary:
+            new_characters += " "
+        else:
+            new_characters += character
+    return missing + [run for run in new_characters.split() if len(run) >= least]

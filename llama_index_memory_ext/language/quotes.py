@@ -111,7 +111,10 @@ def _nearly(quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_T
         share = _share_of(blocks, wanted, tokens)
     if share < least:
         return None
-    start, end = window[blocks[0].b].start, window[blocks[-1].b + blocks[-1].size - 1].end
+    start, end = (
+        window[blocks[0].b].start,
+        window[blocks[-1].b + blocks[-1].size - 1].end,
+    )
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
     return Span(start, end, share)

@@ -1,9 +1,10 @@
-"""Checks the dates of a statement: said as they are, or worked out from the day of the conversation."""
+"""Dates of a statement: in the source, or derived from the day of the conversation."""
 
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.language import pattern, phrases, word_lists
@@ -16,30 +17,46 @@ if TYPE_CHECKING:
 
 
 _WORD = r"[^\W_]+"
-# Of a source so many words, or characters of a script without spaces, are read for relative dates of these lengths.
-_MOST_READ, _MOST_WORDS, _MOST_CHARACTERS = 100, 4, 5
-# So many years ago is somebody's age, or how long something has lasted.
+# A source is searched for relative dates in this many words, or characters of a script
+# without spaces, and in pieces of at most these lengths.
+_MOST_READ = 100
+_MOST_WORDS = 4
+_MOST_CHARACTERS = 5
+# Numbers of years that may be an age or a duration.
 _YEARS = frozenset(range(1, 121))
 
 
 def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
-    """Return the dates of a statement that the source does not have, and that do not follow from it on ``said_on``.
+    """Return the dates of a statement that neither stand in the source nor follow from it.
+
+    ``said_on`` is the day of the conversation.
 
     >>> missing_dates("Has an exam on 2025-12-11, a Friday", "My exam is in three weeks", date(2025, 11, 20))
     ['Friday']
     """
+    missing: Sequence[Found] = _read(statement)
+    if missing:
+        missing = _without_evidence(missing, _days_in(source), said_on)
+    if missing:
+        derived = _derived_days(statement, source, said_on)
+        missing = _without_evidence(missing, derived, said_on)
+    return [statement[entry.start : entry.end].strip(" ,.") for entry in missing]
 
-    def other_than(said: Iterable[Day], dates: Iterable[Found]) -> list[Found]:
-        """Return the dates that are none of those that were said."""
-        days = set(said)
-        return [one for one in dates if not any(_fits(named, day, said_on) for named in one.readings for day in days)]
 
-    unsaid: Sequence[Found] = _read(statement)
-    if unsaid:
-        unsaid = other_than((day for found in _read(source) for day in found.readings), unsaid)
-    if unsaid:
-        unsaid = other_than(_worked_out(statement, source, said_on), unsaid)
-    return [statement[found.start : found.end].strip(" ,.") for found in unsaid]
+def _days_in(text: str) -> Iterator[Day]:
+    for entry in _read(text):
+        yield from entry.readings
+
+
+def _without_evidence(dates: Iterable[Found], evidence: Iterable[Day], said_on: date) -> list[Found]:
+    """Return the dates of which no reading fits a day of the evidence."""
+    days = set(evidence)
+    missing = []
+    for entry in dates:
+        pairs = product(entry.readings, days)
+        if not any(_fits(stated, day, said_on) for stated, day in pairs):
+            missing.append(entry)
+    return missing
 
 
 def without_dates(text: str) -> str:
@@ -48,10 +65,11 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    parts, end = [], 0
-    for found in _read(text):
-        parts += [text[end : found.start], " "]
-        end = found.end
+    parts = []
+    end = 0
+    for entry in _read(text):
+        parts += [text[end : entry.start], " "]
+        end = entry.end
     return "".join([*parts, text[end:]])
 
 
@@ -59,77 +77,117 @@ def _read(text: str) -> tuple[Found, ...]:
     return dates_in(text, language_of(text) or "en")
 
 
-def _worked_out(statement: str, source: str, said_on: date) -> Iterator[Day]:
-    """Yield the dates that follow from relative ones, "in three weeks", and from numbers of years, "for five years"."""
+def _derived_days(statement: str, source: str, said_on: date) -> Iterator[Day]:
+    """Yield the days that follow from a source, by kind of expression."""
     code = language_of(source) or language_of(f"{statement} {source}") or "en"
-    months = {day.month for found in _read(source) for day in found.readings if day.month}
-    for value in {value for one in quantities(source, code, with_more=True) for value in one.values & _YEARS}:
-        year = said_on.year - int(value)
-        yield Day(year)
-        yield Day(year, said_on.month)
-        # Who turns 40 in May was born 40 years before that, which may be next year.
-        yield from (Day(year + i, month) for month in months for i in (0, 1))
-    for match in phrases("calendar", "day_of_month").finditer(source):
-        for shift in (-1, 0, 1):
-            in_year, before = divmod(said_on.year * 12 + said_on.month - 1 + shift, 12)
-            yield Day(in_year, before + 1, int(match["d"] or match["d2"]))
+    yield from _from_years(source, code, said_on)
+    yield from _from_days_of_month(source, said_on)
     for match in phrases("calendar", "year_end").finditer(source):
         yield Day(int(match["y"] or match["y2"]), 12, 31)
-    # The days of the feasts that it names, of the year before, this year and the next.
-    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
-    words = set(pattern(_WORD).findall(folded))
-    for feast_month, feast_day, *names in word_lists("calendar")["feasts"]:
-        if any(name in words or (not name.isascii() and name in folded) for name in names):
-            yield from (Day(said_on.year + i, int(feast_month), int(feast_day)) for i in (-1, 0, 1))
+    yield from _from_feasts(source, said_on)
     for text in _relative(source):
         for day, period in _parsed(text, code, said_on):
-            yield from _meant(text, code, day, period)
+            yield from _days_meant(text, code, day, period)
 
 
-def _meant(text: str, code: str, day: date, period: str) -> list[Day]:
-    """Return what a relative date names: a year, a month, all of "next week", of "next Friday" the one after, too."""
+def _from_years(source: str, code: str, said_on: date) -> Iterator[Day]:
+    """Yield the years and months that a number of years leads to: "for five years"."""
+    months = {day.month for day in _days_in(source) if day.month}
+    numbers = set[float]()
+    for quantity in quantities(source, code, with_more=True):
+        numbers |= quantity.values & _YEARS
+    for number in numbers:
+        year = said_on.year - int(number)
+        yield Day(year)
+        yield Day(year, said_on.month)
+        # A user who turns 40 in May was born 40 years before that May, which may be
+        # next year's.
+        for month in months:
+            yield Day(year, month)
+            yield Day(year + 1, month)
+
+
+def _from_days_of_month(source: str, said_on: date) -> Iterator[Day]:
+    """Yield "on the 3rd" in the month before, this month and the next."""
+    this_month = said_on.year * 12 + said_on.month - 1
+    for match in phrases("calendar", "day_of_month").finditer(source):
+        for shift in (-1, 0, 1):
+            year, month = divmod(this_month + shift, 12)
+            yield Day(year, month + 1, int(match["d"] or match["d2"]))
+
+
+def _from_feasts(source: str, said_on: date) -> Iterator[Day]:
+    """Yield the feasts that a source names, in the year before, this year and the next."""
+    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
+    words = set(pattern(_WORD).findall(folded))
+    for month, day, *names in word_lists("calendar")["feasts"]:
+        # Names in scripts without spaces may stand inside a longer word.
+        unspaced = [name for name in names if not name.isascii() and name in folded]
+        if unspaced or not words.isdisjoint(names):
+            for shift in (-1, 0, 1):
+                yield Day(said_on.year + shift, int(month), int(day))
+
+
+def _days_meant(text: str, code: str, day: date, period: str) -> list[Day]:
+    """Return the days that a relative date may mean.
+
+    A year and a month are one entry each. "Next week" means each of its days, and "next
+    Friday" that Friday or the Friday after it.
+    """
     if period == "year":
         return [Day(day.year)]
     if period == "month":
         return [Day(day.year, day.month)]
-    days = [day]
+    dates = [day]
     if period == "week" and not quantities(text, code):
         monday = day - timedelta(days=day.weekday())
-        days = [monday + timedelta(days=i) for i in range(7)]
-    elif " " in text and any(found.readings[0].weekday is not None for found in _read(text)):
-        days = [day, day + timedelta(weeks=1)]
-    return [Day(one.year, one.month, one.day, one.weekday()) for one in days]
+        dates = [monday + timedelta(days=shift) for shift in range(7)]
+    elif " " in text and _names_weekday(text):
+        dates.append(day + timedelta(weeks=1))
+    return [Day(date.year, date.month, date.day, date.weekday()) for date in dates]
+
+
+def _names_weekday(text: str) -> bool:
+    return any(entry.readings[0].weekday is not None for entry in _read(text))
 
 
 def _relative(source: str) -> Iterator[str]:
     """Yield the parts of a source that may be relative dates."""
     plain = digits_of(source)
     if script_of(source) == "cjk":
-        starts = range(min(len(plain), _MOST_READ))
-        yield from (plain[i : i + length] for i in starts for length in range(2, _MOST_CHARACTERS + 1))
+        for start in range(min(len(plain), _MOST_READ)):
+            for length in range(2, _MOST_CHARACTERS + 1):
+                yield plain[start : start + length]
         return
     words = pattern(_WORD).findall(plain)[:_MOST_READ]
-    for i in range(len(words)):
+    for start in range(len(words)):
         for length in range(1, _MOST_WORDS + 1):
-            text = " ".join(words[i : i + length])
+            text = " ".join(words[start : start + length])
             if not text.isdigit():
                 yield text
 
 
 @lru_cache(maxsize=4_096)
 def _parsed(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
-    """Return the day that a relative date means, if it is one, with its precision: day, week, month or year."""
-    found = (parser.get_date_data(text) for parser in _parsers(code, said_on))
-    return [(one.date_obj.date(), one.period) for one in found if one.date_obj is not None]
+    """Return the days that a relative date may mean, each with its precision.
+
+    The precision is "day", "week", "month" or "year". [] for a text that is no date.
+    """
+    days = []
+    for parser in _parsers(code, said_on):
+        data = parser.get_date_data(text)
+        if data.date_obj is not None:
+            days.append((data.date_obj.date(), data.period))
+    return days
 
 
 @lru_cache(maxsize=8)
 def _parsers(code: str, said_on: date) -> list[Any]:
-    # Imported here, because it is needed in the background alone.
+    # Imported at first use, because only background jobs need it.
     from dateparser.data.languages_info import language_order  # type: ignore[import-untyped]
     from dateparser.date import DateDataParser  # type: ignore[import-untyped]
 
-    codes = [one for one in dict.fromkeys((code, "en")) if one in language_order]
+    codes = [name for name in dict.fromkeys((code, "en")) if name in language_order]
     base = datetime(said_on.year, said_on.month, said_on.day)  # noqa: DTZ001 - a day without a time
     settings = {"RELATIVE_BASE": base, "RETURN_AS_TIMEZONE_AWARE": False}
     return [
@@ -137,16 +195,30 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     ]
 
 
-def _fits(named: Day, said: Day, said_on: date) -> bool:
-    """Return whether a date follows from one that was said; without its year that is in the year before or after."""
-    if said.day and said.weekday is None and (period := period_of(said)):
-        said = said._replace(weekday=period.start.weekday())
-    if said.year is None and named.year is not None and abs(named.year - said_on.year) <= 1:
-        said = said._replace(year=named.year)
-    return all(one is None or one == other for one, other in zip(named, said, strict=True))
+def _fits(stated: Day, said: Day, said_on: date) -> bool:
+    """Return whether each stated part of a date agrees with a day of the evidence.
+
+    A day without a year may be in the year before ``said_on``, the same or the next.
+    """
+    if said.day and said.weekday is None:
+        period = period_of(said)
+        if period:
+            said = said._replace(weekday=period.start.weekday())
+    year = stated.year
+    if said.year is None and year is not None and abs(year - said_on.year) <= 1:
+        said = said._replace(year=year)
+    parts = zip(stated, said, strict=True)
+    return all(part is None or part == evidence for part, evidence in parts)
 
 
 def ages_in(source: str, said_on: date) -> set[float]:
-    """Return how many years ago the years of a source are: who was born in 1990 is 34 or 35 in 2025."""
-    years = {day.year for found in _read(source) for day in found.readings if day.year}
-    return {float(said_on.year - year - i) for year in years for i in (0, 1)}
+    """Return the ages to which the years of a source lead.
+
+    A user who was born in 1990 is 34 or 35 in 2025.
+    """
+    ages = set[float]()
+    for day in _days_in(source):
+        if day.year:
+            age = float(said_on.year - day.year)
+            ages |= {age, age - 1}
+    return ages

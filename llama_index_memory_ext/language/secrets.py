@@ -1,4 +1,4 @@
-"""Finds secrets in texts: a key by its format, a card by its digits, a password or a passport by its name."""
+"""Secrets in texts: keys by format, cards by digits, passwords and passports by name."""
 
 from __future__ import annotations
 
@@ -15,50 +15,68 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
-# A card has 13 to 19 digits; the longest are not phone numbers, dates or amounts, whatever their check digit.
-_CARD, _ACCOUNT_DIGITS = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)", 16
+# A card has 13 to 19 digits. From 16 digits on, digits are no phone number, date or
+# amount, and count as a secret without a valid check digit.
+_CARD = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)"
+_ACCOUNT_DIGITS = 16
 _IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
-_SEED_WORDS, _SHORTEST_SECRET, _SHORTEST_CODE, _SHORTEST_KEY = 8, 4, 3, 10
+_SEED_WORDS = 8
+_SHORTEST_SECRET = 4
+_SHORTEST_CODE = 3
+_SHORTEST_KEY = 10
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
-# What stands in place of a secret.
 _LEFT_OUT = "[secret]"
-# A random token changes between letters and digits at least once in so many characters.
+# A random token changes between letters and digits at least once in this many characters.
 _LETTERS_A_CHANGE = 6
 
 
 def holds_secret(text: str) -> bool:
-    """Return whether a text holds a key, the number of a card or an account, a password, a PIN or a recovery phrase.
+    """Return whether a text holds a secret.
+
+    Secrets are keys, numbers of cards and accounts, passwords, PINs, and recovery phrases.
 
     >>> holds_secret("My PIN is 4711"), holds_secret("Card 4111 1111 1111 1111"), holds_secret("The secret is patience")
     (True, True, False)
     """
     plain = unicodedata.normalize("NFKC", text)
     undated = phrases("secrets", "date").sub(" ", plain)
-    if phrases("secrets", "keys").search(plain) or phrases("secrets", "papers").search(undated):
+    if phrases("secrets", "keys").search(plain):
+        return True
+    if phrases("secrets", "papers").search(undated):
         return True
     if phrases("secrets", "seed").search(plain) and len(plain.split()) >= _SEED_WORDS:
         return True
     private = phrases("secrets", "public").sub(" ", plain)
-    if any(is_secret(found) for kind, is_secret in _NUMBERS for found in re.findall(kind, private)):
-        return True
-    # A password, a key, a login or what a code opens is named, with a word that looks like it.
-    others = phrases("secrets", "named").sub(" ", undated)
-    chosen = phrases("secrets", "login").findall(undated) + phrases("secrets", "pair").findall(undated)
-    if phrases("secrets", "key").search(undated):
-        chosen += [word for word in others.split() if len(word) >= _SHORTEST_KEY]
-    opens = bool(phrases("secrets", "opening").search(undated))
-    if others != undated or opens:
-        chosen += re.sub(r"(?<=\d)[ -](?=\d)", "", others).split()
-    # Locks have shorter codes than passwords are.
-    return any(_is_chosen(word, _SHORTEST_CODE if opens else _SHORTEST_SECRET) for word in chosen)
+    for format_pattern, is_secret in _FORMATS:
+        if any(map(is_secret, re.findall(format_pattern, private))):
+            return True
+    return _holds_named_secret(undated)
+
+
+def _holds_named_secret(text: str) -> bool:
+    """Return whether a text names a password, key, login or lock beside a fitting word."""
+    without_names = phrases("secrets", "named").sub(" ", text)
+    candidates = phrases("secrets", "login").findall(text)
+    candidates += phrases("secrets", "pair").findall(text)
+    words = without_names.split()
+    if phrases("secrets", "key").search(text):
+        candidates += [word for word in words if len(word) >= _SHORTEST_KEY]
+    opens_lock = bool(phrases("secrets", "opening").search(text))
+    if without_names != text or opens_lock:
+        candidates += re.sub(r"(?<=\d)[ -](?=\d)", "", without_names).split()
+    # The codes of locks are shorter than passwords.
+    fewest_digits = _SHORTEST_CODE if opens_lock else _SHORTEST_SECRET
+    return any(_looks_chosen(word, fewest_digits) for word in candidates)
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text with ``[secret]`` in place of each number of a card or an account, and of each long random key.
+    """Return a text with ``[secret]`` in place of each secret.
 
-    Where only the words tell a secret, a password for example, it stands in place of the sentence, or of the whole text
-    if the secret is in another sentence than its name. A text without a secret comes back as it is. What has neither a
-    name nor a known form is not found: see the guide "Leaving out".
+    A card, an account or a long random key is replaced alone. A secret that only words
+    name, such as a password, is replaced together with its sentence, or with the whole
+    text if the secret and its name stand in two sentences. A text without a secret is
+    returned unchanged. A secret with neither a name nor a known format is not found: see
+    the guide "Leaving out".
 
     >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")
     'Pay with [secret]. [secret] Thanks!'
@@ -66,52 +84,72 @@ def redact_secrets(text: str) -> str:
     if not holds_secret(text):
         return text
     plain = re.sub(_PRIVATE_KEY, _LEFT_OUT, unicodedata.normalize("NFKC", text))
-    for kind, is_secret in _NUMBERS:
-        plain = re.sub(kind, partial(_without, is_secret), plain)
-    kept = []
+    for format_pattern, is_secret in _FORMATS:
+        plain = re.sub(format_pattern, partial(_redacted, is_secret), plain)
+    sentences = []
     for sentence in sentences_in(plain):
-        end = sentence[len(sentence.rstrip()) :]
-        kept.append(f"{_LEFT_OUT}{end}" if holds_secret(sentence) else sentence)
-    return _LEFT_OUT if holds_secret("".join(kept)) else "".join(kept)
+        if holds_secret(sentence):
+            white_space = sentence[len(sentence.rstrip()) :]
+            sentences.append(_LEFT_OUT + white_space)
+        else:
+            sentences.append(sentence)
+    redacted = "".join(sentences)
+    if holds_secret(redacted):
+        return _LEFT_OUT
+    return redacted
 
 
-def _without(is_secret: Callable[[str], bool], found: re.Match[str]) -> str:
-    return _LEFT_OUT if is_secret(found[0]) else found[0]
+def _redacted(is_secret: Callable[[str], bool], match: re.Match[str]) -> str:
+    if is_secret(match[0]):
+        return _LEFT_OUT
+    return match[0]
 
 
 def _is_random(token: str) -> bool:
     """Return whether a long token mixes letters and digits as no word, name or path does."""
-    changes = sum(1 for one, other in pairwise(token) if one.isdigit() != other.isdigit())
+    changes = 0
+    for left, right in pairwise(token):
+        changes += left.isdigit() != right.isdigit()
     has_letters = any(character.isalpha() and character != "T" for character in token)
     return has_letters and changes >= len(token) // _LETTERS_A_CHANGE
 
 
-def _is_card(found: str) -> bool:
-    """Return whether digits are an account's or a card's, by the check of Luhn (ISO/IEC 7812).
+def _is_card(number: str) -> bool:
+    """Return whether a number is that of an account or a card, by Luhn's check digit (ISO/IEC 7812).
 
     Every second digit from the right is doubled, and the sum of all digits ends in 0.
     """
-    digits = re.sub(r"\D", "", found)
+    digits = re.sub(r"\D", "", number)
     doubled = (int(digit) * (1 + i % 2) for i, digit in enumerate(reversed(digits)))
     total = sum(value - 9 if value > 9 else value for value in doubled)  # noqa: PLR2004 - the digits of a decimal
     return len(digits) >= _ACCOUNT_DIGITS or total % 10 == 0
 
 
 def _is_iban(number: str) -> bool:
-    """Return whether an IBAN (ISO 13616) as a number, with its beginning put last, leaves 1 when divided by 97."""
+    """Return whether a number is an IBAN (ISO 13616).
+
+    Its first four characters are put last, and its letters become numbers. Divided by
+    97, the result leaves 1.
+    """
     plain = number.replace(" ", "")
-    return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
+    rotated = plain[4:] + plain[:4]
+    digits = "".join(str(int(character, 36)) for character in rotated)
+    return int(digits) % 97 == 1
 
 
-def _is_chosen(word: str, fewest_digits: int) -> bool:
-    """Return whether a word beside the name of a secret looks like one: digits, or digits or marks among letters."""
+def _looks_chosen(word: str, fewest_digits: int) -> bool:
+    """Return whether a word beside the name of a secret looks like a secret.
+
+    Such a word has digits, or digits or marks among its letters.
+    """
     plain = word.strip("\"'`.,;:()[]<>=。、「」").rstrip("#*")
     if plain.isdigit():
         return fewest_digits <= len(plain) <= _ACCOUNT_DIGITS
-    has_letter, has_digit = any(map(str.isalpha, plain)), any(map(str.isdigit, plain))
+    has_letter = any(map(str.isalpha, plain))
+    has_digit = any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
     return len(plain) >= _SHORTEST_SECRET and has_letter and (has_digit or has_mark)
 
 
-# The secrets that are told by themselves, each with its check.
-_NUMBERS = ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))
+# The formats of secrets that need no name beside them, each with its check.
+_FORMATS = ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))
