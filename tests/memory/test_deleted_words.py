@@ -71,7 +71,8 @@ async def stored(store: MemoryStore) -> str:
     tables = store.database.tables
 
     def read(conn: Connection) -> str:
-        found = [conn.execute(select(table)).all() for table in (tables.rows, tables.cursors, tables.facts)]
+        # A row that is printed as it is would be cut.
+        found = [[*map(tuple, conn.execute(select(table)))] for table in (tables.rows, tables.cursors, tables.facts)]
         return str(found)
 
     return await store.database.run(read, writes=False)
