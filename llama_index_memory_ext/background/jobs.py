@@ -136,7 +136,8 @@ class Jobs:
         for place in list(self._jobs):
             if place[0].is_closed():
                 abandoned = self._jobs.pop(place, None)
-                at_work.pop(abandoned and abandoned.task, None)
+                if abandoned is not None:
+                    at_work.pop(abandoned.task, None)
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
         at_work[job.task] = (key.owner, key.session_id)
 
