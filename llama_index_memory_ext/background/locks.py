@@ -108,7 +108,7 @@ class Recent(Generic[K, V]):
 
 
 # The tasks of jobs in this process, in any event loop, that have not failed: whose their result is, and the session.
-at_work: dict[asyncio.Task[Any] | None, tuple[tuple[str, ...], str]] = {}
+at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
 # The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
 _LOOK_SECONDS = 0.01

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
@@ -23,7 +24,7 @@ from tests.scripted_models import StartModel, client_without_connections
 WORDS = ("tea", "rain", "snow")
 
 
-def opened(session_id: str, uri: str | None, llm: OpenAI, **options: object) -> CondensedMemory:
+def opened(session_id: str, uri: str | None, llm: OpenAI, **options: Any) -> CondensedMemory:
     return CondensedMemory.from_defaults(session_id, user_id="ann", llm=llm, async_database_uri=uri, **options)
 
 
@@ -194,7 +195,7 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
     """Once, and not where turns are passed on."""
     fitting = open_plain_memory(kind(name=f"fitting_{kind.__name__}"))
     block = kind(name=f"empty_{kind.__name__}")
-    by_default = Memory.from_defaults(session_id="chat", memory_blocks=[block])
+    by_default = open_plain_memory(block, chat_history_token_ratio=0.7)
     for memory in (fitting, by_default):
         for i in range(5):
             await memory.aput(user(f"Question {i}"))
@@ -202,8 +203,10 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
             await memory.aput(assistant("Fine."))
     (line,) = [record.getMessage() for record in caplog.records if "was given no turn yet" in record.getMessage()]
     assert re.match(r"Block 'empty_\w+' .*chat_history_token_ratio=0\.0001, insert_method=\"user\"", line)
-    await block.aclose()
-    await by_default.sql_store._async_engine.dispose()  # type: ignore[union-attr]
+    for memory in (fitting, by_default):
+        for each in memory.memory_blocks:
+            assert isinstance(each, CondensedMemoryBlock | RelevantFactsBlock)
+            await each.aclose()
 
 
 # ---- a memory that no run was given -------------------------------------------------------------------
@@ -230,7 +233,7 @@ async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     condensed_memory._warn_of_unused.cache_clear()
-    uses = {
+    uses: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
         "list facts": lambda memory: memory.facts.alist(),
         "search": lambda memory: memory.asearch("tea"),
         "explain": lambda memory: memory.facts_block.aexplain("tea"),
