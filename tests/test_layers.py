@@ -63,7 +63,7 @@ WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
     "facts/verification.py": "is a request of its own, which is off by default",
-    "formats/layouts.py": "knows the layouts of other programs",
+    "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/stats.py": "is a public class, and how it prints",

@@ -49,7 +49,8 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stderr == ""
+        # The small offline model cannot verify, and says so.
+        assert [line for line in done.stderr.splitlines() if "not verified" not in line] == []
         (folder / "printed").write_text(done.stdout, encoding="utf-8")
         return folder
 

@@ -53,8 +53,10 @@ _WORTH_OF_A_WORD, _MOST_FOR_A_WORD = 0.105, 0.5
 # facts are shown all the same.
 _FLOOR, _MOST_GENERAL = 0.1, 12
 # With ``min_similarity``: most that a question weighs, in words that a single fact has; what a word weighs that no fact
-# has, and one of an earlier turn. Up to so many words have related ones. Chosen on exact_facts; see docs/ranking.md.
-_MOST_ASKED, _UNKNOWN_WEIGHT, _EARLIER_TURN_WEIGHT, _SHORT_QUESTION = 2, 0.5, 0.5, 8
+# has, a word that is only related to it, and one of an earlier turn. Questions of up to so many words have related
+# ones. Less of the best one's similarity leaves a fact out. Chosen on exact_facts; see docs/ranking.md.
+_MOST_ASKED, _UNKNOWN_WEIGHT, _RELATED_WEIGHT, _EARLIER_TURN_WEIGHT, _SHORT_QUESTION = 2, 0.5, 0.8, 0.5, 8
+_STRICT_FLOOR = 0.4
 # What the fact before on its day and the best one of its day add to a fact, while something is going on, and to which
 # power the length of a fact, with that of its tags, divides it then.
 _DAY_SHARE, _LENGTH_POWER, _TAG_BYTES = 0.2, 0.15, 80
@@ -350,11 +352,14 @@ class Ranking(NamedTuple):
         best, ranker = list(islice(self.best_first(), _BEST)), self.showable.ranker
         texts = {entry.fact.id: entry.fact.content for entry in best}
         shares = question_shares(texts, question, context, self.languages)
-        near = {fact_id for fact_id, share in shares.items() if share >= least}
-        if isinstance(ranker, EmbeddingRanker):
-            closeness = ranker.closeness(question)
-            near |= {fact_id for fact_id in texts if closeness.get(fact_id, 0.0) >= least}
-        return near | {fact.id for fact in self.showable.facts if fact.pinned}
+        closeness = ranker.closeness(question) if isinstance(ranker, EmbeddingRanker) else {}
+        floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
+        near = {fact.id for fact in self.showable.facts if fact.pinned}
+        for entry in best:
+            concern = max(shares.get(entry.fact.id, 0.0), closeness.get(entry.fact.id, 0.0))
+            if concern >= least and entry.similarity >= floor:
+                near.add(entry.fact.id)
+        return near
 
     def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.
@@ -414,27 +419,30 @@ def question_shares(
     terms = {key: _terms(text, codes) for key, text in texts.items()}
     frequency = Counter(chain.from_iterable(terms.values()))
     common = {key: own & (asked | before) for key, own in terms.items()}
+
+    def idf(count: int) -> float:
+        return 1 + log((1 + len(texts)) / (1 + count))
+
+    weights = {}
+    for term in asked | before:
+        weights[term] = idf(frequency[term]) * (1.0 if frequency[term] else _UNKNOWN_WEIGHT)
+    total = min(sum(weights[term] for term in asked or before), _MOST_ASKED * idf(1))
     if len(asked) <= _SHORT_QUESTION and codes[:1] in ((), ("en",)):
         for term in asked:
             if not frequency[term]:
                 related = frozenset(related_terms(term))
-                for key, own in terms.items():
-                    if not related.isdisjoint(own):
-                        common[key] |= {term}
-
-    def weight(term: str) -> float:
-        idf = 1 + log((1 + len(texts)) / (1 + frequency[term]))
-        return idf if frequency[term] else _UNKNOWN_WEIGHT * idf
-
-    most = _MOST_ASKED * (1 + log((1 + len(texts)) / 2))
-    total = min(sum(map(weight, asked or before)), most)
+                keys = [key for key, own in terms.items() if not related.isdisjoint(own)]
+                weights[term] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * idf(len(keys))
+                for key in keys:
+                    common[key] |= {term}
     covered = set(common.values())
     shares = {}
     for key, words in common.items():
         if words and not any(words < other for other in covered):
-            from_question = sum(map(weight, words & asked))
-            from_earlier = _EARLIER_TURN_WEIGHT * sum(map(weight, words - asked))
-            shares[key] = min(1.0, (from_question + from_earlier) / total)
+            covered_weight = 0.0
+            for term in words:
+                covered_weight += weights[term] * (1.0 if term in asked else _EARLIER_TURN_WEIGHT)
+            shares[key] = min(1.0, covered_weight / total)
     return shares
 
 
