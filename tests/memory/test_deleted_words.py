@@ -211,7 +211,7 @@ async def test_the_text_around_a_fact_goes_if_it_is_of_a_person_who_was_deleted(
     await ann.aput(user("I live in Annville1."))
     await bob.aput_messages([user("I like tea."), assistant("Fine.")])
     row = next(row for row in await store.readers.find("chat", ["active"]) if row.user_id == "bob")
-    place = {"quote": "I like tea", "session_id": "chat", "message_ids": (row.id,)}
+    place: dict[str, Any] = {"quote": "I like tea", "session_id": "chat", "message_ids": (row.id,)}
     mixed = Fact(id="1", content="Likes tea", source="I live in Annville1.\nI like tea.", **place)
     clean = Fact(id="2", content="Likes his tea", source="I like tea.\nFine.", **place)
     await store.facts.write("bob", [mixed, clean])

@@ -71,6 +71,7 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     start_client: StartClient, settings: dict[str, Any]
 ) -> None:
     """So that what its server takes is remembered."""
+    llm: Any
     llm, _ = start_client(OpenAIResponses, model, **settings)
     sent = llm._get_model_kwargs()
     copy: Any = without_history(llm)
@@ -84,7 +85,8 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     assert llm._get_model_kwargs() == sent
     llm.temperature = 0.7
     assert without_history(llm) is not copy
-    assert without_history(llm)._get_model_kwargs()["temperature"] == 0.7
+    changed: Any = without_history(llm)
+    assert changed._get_model_kwargs()["temperature"] == 0.7
     place = id(llm)
     del llm
     gc.collect()

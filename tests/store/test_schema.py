@@ -102,10 +102,10 @@ async def make_version_4(uri: str) -> None:
             vectors.append(f"('{namespace}', '{fact_id}', 'm', 'd', '')")
     await store.aclose()
     kinds = {"nobody": "nobody", "bob": "nobody", "bobs": "own", "ann": "own", "two": "shared"}
-    rows = ", ".join(f"('{key}', '{one}', '{kinds[key]}')" for key, users in owners.items() for one in users)
+    values = ", ".join(f"('{key}', '{one}', '{kinds[key]}')" for key, users in owners.items() for one in users)
     cursors = ", ".join(f"('{key}', 'relevant_facts of {one}', 9)" for key, users in owners.items() for one in users)
     statements = (
-        f"INSERT INTO llama_index_memory_owners (key, user_id, kind) VALUES {rows}",  # noqa: S608 - our own
+        f"INSERT INTO llama_index_memory_owners (key, user_id, kind) VALUES {values}",  # noqa: S608 - our own
         f"INSERT INTO llama_index_memory_cursors (key, reader, position) VALUES {cursors}",  # noqa: S608 - our own
         f"INSERT INTO llama_index_memory_embeddings VALUES {', '.join(vectors)}",  # noqa: S608 - our own
         "UPDATE llama_index_memory SET user_id = 'ann' WHERE key = 'two' AND role = 'user'",
