@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import CacheControl, ChatMessage, ToolCallBlock
-from llama_index.llms.bedrock_converse.utils import messages_to_converse_messages  # type: ignore[import-untyped]
+from llama_index.llms.bedrock_converse.utils import messages_to_converse_messages
 
 from tests.conversation import BEFORE_QUESTION
 from tests.memories import OpenMemory

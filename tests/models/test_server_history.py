@@ -71,8 +71,9 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     start_client: StartClient, settings: dict[str, Any]
 ) -> None:
     """So that what its server takes is remembered."""
-    llm: Any
-    llm, _ = start_client(OpenAIResponses, model, **settings)
+    client = start_client(OpenAIResponses, model, **settings)
+    llm: Any = client[0]
+    del client
     sent = llm._get_model_kwargs()
     copy: Any = without_history(llm)
     assert copy is without_history(llm) is not llm
