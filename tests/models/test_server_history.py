@@ -71,13 +71,12 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     start_client: StartClient, settings: dict[str, Any]
 ) -> None:
     """So that what its server takes is remembered."""
-    client = start_client(OpenAIResponses, model, **settings)
-    llm: Any = client[0]
-    del client
+    llm: Any
+    llm, _ = start_client(OpenAIResponses, model, **settings)
     sent = llm._get_model_kwargs()
     copy: Any = without_history(llm)
-    assert copy is without_history(llm) is not llm
-    assert without_history(copy) is copy
+    assert id(copy) == id(without_history(llm)) != id(llm)
+    assert id(without_history(copy)) == id(copy)
     asked = copy._get_model_kwargs()
     assert {**sent, "previous_response_id": None, "conversation": None, "store": False} == {
         "conversation": None,
