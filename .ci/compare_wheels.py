@@ -12,9 +12,14 @@ def files_of(wheel: Path) -> dict[str, bytes]:
 
 
 one, other = (files_of(Path(name)) for name in sys.argv[1:])
-different = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+different = sorted(
+    name for name in one.keys() | other.keys() if one.get(name) != other.get(name)
+)
 assert not different, f"the wheels differ in {different}"
-assert {"llama_index_memory_ext/py.typed", "llama_index_memory_ext/inspector/templates/base.html"} <= one.keys()
+assert {
+    "llama_index_memory_ext/py.typed",
+    "llama_index_memory_ext/inspector/templates/base.html",
+} <= one.keys()
 strangers = [name for name in one if not name.startswith("llama_index_memory_ext")]
 assert not strangers, f"the wheel would install {strangers}"
 print(f"both wheels hold the same {len(one)} files")

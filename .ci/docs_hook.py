@@ -21,11 +21,16 @@ HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 def on_files(files: Files, config: Any) -> Files:
     """Called by MkDocs when it knows its own pages."""
-    notebooks = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
+    notebooks = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted(ROOT.glob("notebooks/*.ipynb"))
+    ]
     for name, page in (ELSEWHERE | {name: name for name in notebooks}).items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     command = [sys.executable, "-m", "typer", *HELP.split(), "--title", "Command line"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own
+    text = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     files.append(File.generated(config, "reference/command-line.md", content=text))
     return files
 

@@ -16,10 +16,19 @@ def digest(figure: Any) -> str:
     """The same for figures of the same size that show the same data in the same colours, and the same words."""
     shown = [_numbers(figure.get_size_inches() * figure.dpi)]
     for axes in figure.axes:
-        shown += [axes.get_title(loc) for loc in ("left", "center", "right")] + [axes.get_xlabel(), axes.get_ylabel()]
+        shown += [axes.get_title(loc) for loc in ("left", "center", "right")] + [
+            axes.get_xlabel(),
+            axes.get_ylabel(),
+        ]
         shown += [text.get_text() for text in axes.texts]
-        shown += [f"{line.get_color()} {_numbers(line.get_xydata().ravel())}" for line in axes.lines]
-        shown += [f"{_numbers(bar.get_facecolor())} {_numbers(bar.get_bbox().bounds)}" for bar in axes.patches]
+        shown += [
+            f"{line.get_color()} {_numbers(line.get_xydata().ravel())}"
+            for line in axes.lines
+        ]
+        shown += [
+            f"{_numbers(bar.get_facecolor())} {_numbers(bar.get_bbox().bounds)}"
+            for bar in axes.patches
+        ]
     shown += [text.get_text() for text in figure.texts]
     return sha256("\n".join(shown).encode()).hexdigest()[:16]
 
@@ -27,7 +36,11 @@ def digest(figure: Any) -> str:
 def note() -> None:
     """Called after each cell, before its figures are shown and closed."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    DIGESTS.append([digest(pyplot.figure(number)) for number in pyplot.get_fignums()] if pyplot else [])
+    DIGESTS.append(
+        [digest(pyplot.figure(number)) for number in pyplot.get_fignums()]
+        if pyplot
+        else []
+    )
 
 
 def _numbers(values: Any) -> str:

@@ -9,7 +9,10 @@ Cell = dict[str, Any]
 # What is another one in each run, and what stands in its place when outputs are compared.
 MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)"), "TIME"),
-    (re.compile(r'(?<=date=")\d{4}-\d\d-\d\d|(?<=<message date>)\d{4}-\d\d-\d\d'), "DATE"),
+    (
+        re.compile(r'(?<=date=")\d{4}-\d\d-\d\d|(?<=<message date>)\d{4}-\d\d-\d\d'),
+        "DATE",
+    ),
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
 )
 # The key of an output's metadata that has the digest of what a picture shows; the bytes change with each Matplotlib.
@@ -24,19 +27,29 @@ def shown_lines(cell: Cell) -> list[str]:
     lines = [f"[{cell['id']}]"]
     for output in cell.get("outputs", ()):
         if output["output_type"] == "stream":
-            lines += [f"{output['name']}: {line}" for line in _text(output["text"]).splitlines()]
+            lines += [
+                f"{output['name']}: {line}"
+                for line in _text(output["text"]).splitlines()
+            ]
         elif "image/png" in output.get("data", {}):
             lines.append(f"image/png: {output['metadata'].get(DRAWN)}")
         else:
-            for kind, content in sorted(output.get("data", {"error": output.get("ename", "")}).items()):
+            for kind, content in sorted(
+                output.get("data", {"error": output.get("ename", "")}).items()
+            ):
                 lines += [f"{kind}: {line}" for line in _text(content).splitlines()]
     return lines[:1] + [_masked(line) for line in lines[1:]] if lines[1:] else []
 
 
 def difference(stored: list[Cell], now: list[Cell]) -> str:
     """A unified diff of what is stored and what the cells show now; empty if they show the same."""
-    before, after = ([line for cell in cells for line in shown_lines(cell)] for cells in (stored, now))
-    return "\n".join(unified_diff(before, after, "as stored", "as it runs", lineterm=""))
+    before, after = (
+        [line for cell in cells for line in shown_lines(cell)]
+        for cells in (stored, now)
+    )
+    return "\n".join(
+        unified_diff(before, after, "as stored", "as it runs", lineterm="")
+    )
 
 
 def refresh(stored: list[Cell], now: list[Cell]) -> None:

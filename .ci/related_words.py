@@ -21,7 +21,13 @@ from llama_index_memory_ext.text.tokens import TokenCounter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TARGET = Path(__file__).parents[1] / "llama_index_memory_ext" / "language" / "data" / "related.txt"
+TARGET = (
+    Path(__file__).parents[1]
+    / "llama_index_memory_ext"
+    / "language"
+    / "data"
+    / "related.txt"
+)
 PARTS = {"noun": "n", "verb": "v", "adj": "a"}
 # Words with more senses may mean anything, and so may those that so many others are related to.
 MOST_SENSES, MOST_RELATED, SENSES, STEPS, SHORTEST = 20, 600, 4, 3, 3
@@ -43,7 +49,11 @@ def sense_of(line: str) -> Sense:
     end = 4 + 2 * int(parts[3], 16)
     words = [word.split("(")[0].lower().replace("-", "") for word in parts[4:end:2]]
     pointers = [
-        (parts[i], parts[i + 2].replace("s", "a") + parts[i + 1], *divmod(int(parts[i + 3], 16), 256))
+        (
+            parts[i],
+            parts[i + 2].replace("s", "a") + parts[i + 1],
+            *divmod(int(parts[i + 3], 16), 256),
+        )
         for i in range(end + 1, end + 1 + 4 * int(parts[end]), 4)
     ]
     return Sense(words, pointers, re.sub(r"\([^)]*\)", "", gloss.split('"')[0]))
@@ -56,17 +66,32 @@ def related_to(word: str, places: list[str], senses: dict[str, Sense]) -> Iterat
         yield from (one.split("_")[-1] for one in sense.words)
         # Of a compound the last word says what it is.
         for sign, other, source, target in sense.pointers:
-            if sign in DERIVED and other in senses and (not source or sense.words[source - 1] == word):
+            if (
+                sign in DERIVED
+                and other in senses
+                and (not source or sense.words[source - 1] == word)
+            ):
                 yield senses[other].words[target - 1].split("_")[-1]
             elif sign == SIMILAR and place == 0:
                 yield from (one for one in senses[other].words if "_" not in one)
         kinds = [key]
         for _ in range(1 if place else STEPS):
-            kinds = [other for one in kinds for sign, other, *_ in senses[one].pointers if sign in KINDS]
-            yield from (one.split("_")[-1] for kind in kinds for one in senses[kind].words)
+            kinds = [
+                other
+                for one in kinds
+                for sign, other, *_ in senses[one].pointers
+                if sign in KINDS
+            ]
+            yield from (
+                one.split("_")[-1] for kind in kinds for one in senses[kind].words
+            )
         if place == 0:
             # Something that is "like a bird" has nothing to do with what somebody likes.
-            yield from (one.written for one in indexed_words(sense.definition) if one.written != "like")
+            yield from (
+                one.written
+                for one in indexed_words(sense.definition)
+                if one.written != "like"
+            )
 
 
 def read(folder: Path) -> tuple[dict[str, Sense], dict[str, list[list[str]]]]:
@@ -79,7 +104,9 @@ def read(folder: Path) -> tuple[dict[str, Sense], dict[str, list[list[str]]]]:
         for line in (folder / f"index.{name}").read_text("utf-8").splitlines():
             word, *fields = line.split()
             if not line.startswith(" "):
-                of_word[word.replace("-", "")].append([part + one for one in fields[int(fields[2]) + 5 :]])
+                of_word[word.replace("-", "")].append(
+                    [part + one for one in fields[int(fields[2]) + 5 :]]
+                )
     return senses, of_word
 
 
@@ -97,7 +124,11 @@ def main(folder: Path) -> None:
         if is_word and is_common:
             known.add(term_of(word))
         if is_word and is_common and sum(map(len, parts)) <= MOST_SENSES:
-            related[term_of(word)] |= {term_of(one) for places in parts for one in related_to(word, places, senses)}
+            related[term_of(word)] |= {
+                term_of(one)
+                for places in parts
+                for one in related_to(word, places, senses)
+            }
     explains = Counter(other for term in related for other in related[term])
     both = defaultdict[str, set[str]](set)
     for term, others in related.items():
@@ -105,7 +136,9 @@ def main(folder: Path) -> None:
             if explains[other] <= MOST_RELATED:
                 both[term].add(other)
                 both[other].add(term)
-    head = [line for line in TARGET.read_text("utf-8").splitlines() if line.startswith("#")]
+    head = [
+        line for line in TARGET.read_text("utf-8").splitlines() if line.startswith("#")
+    ]
     lines = [" ".join([term, *sorted(both[term])]) for term in sorted(both)]
     TARGET.write_text("\n".join([*head, *lines]) + "\n", "utf-8")
 

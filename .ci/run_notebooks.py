@@ -37,7 +37,13 @@ def run(notebook: Any, folder: Path) -> list[Any]:
     copy = deepcopy(notebook)
     copy.cells = [new_code_cell(BEGIN), *copy.cells, new_code_cell(END)]
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(copy, timeout=300, resources=resources, coalesce_streams=True, record_timing=False).execute()
+    NotebookClient(
+        copy,
+        timeout=300,
+        resources=resources,
+        coalesce_streams=True,
+        record_timing=False,
+    ).execute()
     _, *cells, last = copy.cells
     digests = iter(json.loads(last.outputs[0].text)[1:])
     for cell in cells:
@@ -51,9 +57,13 @@ def name_pictures(cell: Any, digests: list[str]) -> None:
     for output in cell.outputs:
         if output.output_type == "stream" and output.name == "stderr":
             sys.exit(f"The cell {cell.id} warns: {output.text}")
-    pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
+    pictures = [
+        output for output in cell.outputs if "image/png" in output.get("data", {})
+    ]
     if len(pictures) != len(digests):
-        sys.exit(f"The cell {cell.id} shows {len(pictures)} pictures of {len(digests)} figures; leave out plt.show().")
+        sys.exit(
+            f"The cell {cell.id} shows {len(pictures)} pictures of {len(digests)} figures; leave out plt.show()."
+        )
     for output, digest in zip(pictures, digests, strict=True):
         output.metadata[DRAWN] = digest
         output.data["image/png"] = smaller(output.data["image/png"])
@@ -62,7 +72,9 @@ def name_pictures(cell: Any, digests: list[str]) -> None:
 def smaller(picture: str) -> str:
     """The same picture with few colours; as base64, as it came."""
     written = BytesIO()
-    Image.open(BytesIO(base64.b64decode(picture))).convert("RGB").quantize(COLOURS).save(written, "PNG", optimize=True)
+    Image.open(BytesIO(base64.b64decode(picture))).convert("RGB").quantize(
+        COLOURS
+    ).save(written, "PNG", optimize=True)
     return base64.b64encode(written.getvalue()).decode()
 
 
@@ -83,9 +95,15 @@ def main(write: bool, names: list[str]) -> int:
             failed.append(name)
         print(name, "shows something else" if name in failed else "runs")
     if failed:
-        print(f"If that is as it should be: python .ci/run_notebooks.py --write {' '.join(failed)}")
+        print(
+            f"If that is as it should be: python .ci/run_notebooks.py --write {' '.join(failed)}"
+        )
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main("--write" in sys.argv, [name for name in sys.argv[1:] if name != "--write"]))
+    sys.exit(
+        main(
+            "--write" in sys.argv, [name for name in sys.argv[1:] if name != "--write"]
+        )
+    )

@@ -60,7 +60,9 @@ EXPECTED = {
     "ChatMemoryBuffer": "coming-from-elsewhere",
 }
 
-index = json.loads((Path(sys.argv[1]) / "search" / "search_index.json").read_text(encoding="utf-8"))
+index = json.loads(
+    (Path(sys.argv[1]) / "search" / "search_index.json").read_text(encoding="utf-8")
+)
 # The rules are those of Material for MkDocs: src/templates/assets/javascripts/integrations/search.
 builder = get_default_builder()
 builder.pipeline.reset()
@@ -68,7 +70,10 @@ builder.pipeline.add(stop_word_filter)
 builder.search_pipeline.reset()
 builder.b(0)
 documents = [
-    ({**entry, "text": re.sub("<[^>]+>", " ", entry["text"])}, {"boost": entry.get("boost", 1)})
+    (
+        {**entry, "text": re.sub("<[^>]+>", " ", entry["text"])},
+        {"boost": entry.get("boost", 1)},
+    )
     for entry in index["docs"]
 ]
 fields = ({"field_name": "title", "boost": 1_000}, {"field_name": "text", "boost": 1})
@@ -80,14 +85,25 @@ def pages_for(question: str) -> list[str]:
     words = re.split(r"[\s-]+", question.lower())
     found = []
     for hit in search.search(" ".join(f"{word}*" for word in words)):
-        matched = [any(term.startswith(word) for term in hit["match_data"].metadata) for word in words]
-        counted = [got for word, got in zip(words, matched, strict=True) if got or stop_word_filter(word)]
+        matched = [
+            any(term.startswith(word) for term in hit["match_data"].metadata)
+            for word in words
+        ]
+        counted = [
+            got
+            for word, got in zip(words, matched, strict=True)
+            if got or stop_word_filter(word)
+        ]
         boost = ("#" not in hit["ref"]) + sum(counted) / len(counted)
         found.append((hit["score"] * (1 + boost**2), hit["ref"].split(".html")[0]))
     return list(dict.fromkeys(page for _, page in sorted(found, reverse=True)))
 
 
 found = {question: pages_for(question)[:5] for question in EXPECTED}
-wrong = {question: pages for question, pages in found.items() if pages[:1] != [EXPECTED[question]]}
+wrong = {
+    question: pages
+    for question, pages in found.items()
+    if pages[:1] != [EXPECTED[question]]
+}
 assert not wrong, f"other pages come first: {wrong}"
 print(len(EXPECTED), "questions find their page first")

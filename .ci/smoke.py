@@ -14,10 +14,14 @@ async def main() -> None:
     """Two turns, a restart, and the record of both."""
     with tempfile.TemporaryDirectory() as folder:
         uri = f"sqlite+aiosqlite:///{Path(folder) / 'memory.db'}"
-        async with CondensedMemory.from_defaults("chat", async_database_uri=uri) as memory:
+        async with CondensedMemory.from_defaults(
+            "chat", async_database_uri=uri
+        ) as memory:
             await memory.aput(ChatMessage(role="user", content="My name is Logan."))
             await memory.aput(ChatMessage(role="assistant", content="Hello Logan."))
-        async with CondensedMemory.from_defaults("chat", async_database_uri=uri) as memory:
+        async with CondensedMemory.from_defaults(
+            "chat", async_database_uri=uri
+        ) as memory:
             await memory.aput(ChatMessage(role="user", content="What is my name?"))
             (message,) = await memory.aget()
     assert '<message role="user">My name is Logan.</message>' in str(message), message

@@ -7,15 +7,21 @@ import sys
 from types import TracebackType
 
 
-def _say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _say_what_is_missing(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """A package that is not installed is said in one line, and the exit code is that of what is not measured."""
     own = {"benchmarks", "llama_index_memory_ext"}
-    if not isinstance(error, ModuleNotFoundError) or (error.name or "").split(".")[0] in own:
+    if (
+        not isinstance(error, ModuleNotFoundError)
+        or (error.name or "").split(".")[0] in own
+    ):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stdout.flush()
     print(
-        f'{error.name} is not installed: nothing is measured; pip install -e ".[bench,dev]" brings it', file=sys.stderr
+        f'{error.name} is not installed: nothing is measured; pip install -e ".[bench,dev]" brings it',
+        file=sys.stderr,
     )
     sys.stderr.flush()
     # A hook cannot change the exit code in another way. It is NOT_MEASURED of command.py, which imports too much.

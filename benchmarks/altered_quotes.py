@@ -35,7 +35,11 @@ def without_apostrophes(quote: str, _: Random) -> str:
 
 def with_dash(quote: str, _: Random) -> str:
     """A dash stands for a hyphen between words, else for each hyphen."""
-    return quote.replace(" - ", " \u2014 ") if " - " in quote else quote.replace("-", "\u2013")
+    return (
+        quote.replace(" - ", " \u2014 ")
+        if " - " in quote
+        else quote.replace("-", "\u2013")
+    )
 
 
 def joined(quote: str, _: Random) -> str:
@@ -46,7 +50,11 @@ def joined(quote: str, _: Random) -> str:
 def with_word_mended(quote: str, random: Random) -> str:
     """Two letters of a word stand the other way round than in what was said."""
     words = quote.split()
-    long = [i for i, word in enumerate(words) if len(word) >= _LEAST_LETTERS and word.isalpha()]
+    long = [
+        i
+        for i, word in enumerate(words)
+        if len(word) >= _LEAST_LETTERS and word.isalpha()
+    ]
     if not long:
         return quote
     i = random.choice(long)

@@ -33,10 +33,16 @@ SIZES = (1_000, 2_000, 6_000, 12_500, 25_000, 50_000)
 RECIPE_SIZES = (1_000, 2_000)
 ASKED, LARGEST = 6_000, 50_000
 
-OURS, AFTERWARDS, RECIPE = "CondensedMemory", "CondensedMemory, first aget afterwards", "the recipe"
+OURS, AFTERWARDS, RECIPE = (
+    "CondensedMemory",
+    "CondensedMemory, first aget afterwards",
+    "the recipe",
+)
 
 
-async def put(opened: AbstractAsyncContextManager[Memory], size: int) -> tuple[float, float]:
+async def put(
+    opened: AbstractAsyncContextManager[Memory], size: int
+) -> tuple[float, float]:
     """The seconds of the put, and of the first ``aget`` after it."""
     messages = sample_messages(size)
     async with opened as memory:
@@ -47,7 +53,9 @@ async def put(opened: AbstractAsyncContextManager[Memory], size: int) -> tuple[f
         return done - start, perf_counter() - done
 
 
-async def measure(folder: Path, recipe_once: tuple[int, ...]) -> dict[tuple[str, int], list[float]]:
+async def measure(
+    folder: Path, recipe_once: tuple[int, ...]
+) -> dict[tuple[str, int], list[float]]:
     """The seconds of each put by side and size."""
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for number in shown(range(ROUNDS), "rounds"):
@@ -55,13 +63,17 @@ async def measure(folder: Path, recipe_once: tuple[int, ...]) -> dict[tuple[str,
         for size in SIZES:
             uri = f"sqlite+aiosqlite:///{folder / f'{number}-{size}'}"
             ours = CondensedMemory.from_defaults(
-                session_id=SESSION, async_database_uri=f"{uri}-ours.db", extract_facts=False
+                session_id=SESSION,
+                async_database_uri=f"{uri}-ours.db",
+                extract_facts=False,
             )
             taken, afterwards = await put(ours, size)
             seconds[OURS, size].append(taken)
             seconds[AFTERWARDS, size].append(afterwards)
             if size in recipe_sizes:
-                taken, _ = await put(host_memory(f"{uri}-recipe.db", RecipeBlock()), size)
+                taken, _ = await put(
+                    host_memory(f"{uri}-recipe.db", RecipeBlock()), size
+                )
                 seconds[RECIPE, size].append(taken)
     return seconds
 
@@ -69,18 +81,30 @@ async def measure(folder: Path, recipe_once: tuple[int, ...]) -> dict[tuple[str,
 def main() -> int:
     """Measure, publish, and return the exit code."""
     with TemporaryDirectory() as folder:
-        seconds = asyncio.run(measure(Path(folder), (ASKED,) if "--full" in sys.argv else ()))
+        seconds = asyncio.run(
+            measure(Path(folder), (ASKED,) if "--full" in sys.argv else ())
+        )
     puts = {key: median(taken) for key, taken in sorted(seconds.items())}
-    measures = [Measure(f"{side}, {size:,} messages", taken, "s") for (side, size), taken in puts.items()]
+    measures = [
+        Measure(f"{side}, {size:,} messages", taken, "s")
+        for (side, size), taken in puts.items()
+    ]
     each = {size: puts[OURS, size] / size for size in SIZES}
     measures += [
-        Measure(f"the recipe against CondensedMemory, {size:,} messages", taken / puts[OURS, size])
+        Measure(
+            f"the recipe against CondensedMemory, {size:,} messages",
+            taken / puts[OURS, size],
+        )
         for (side, size), taken in puts.items()
         if side == RECIPE
     ]
     promises = [
         Promise(f"one put of {ASKED:,} messages", 0.3, puts[OURS, ASKED], "s"),
-        Promise(f"time per message at {LARGEST:,} against {ASKED:,}", 1.3, each[LARGEST] / each[ASKED]),
+        Promise(
+            f"time per message at {LARGEST:,} against {ASKED:,}",
+            1.3,
+            each[LARGEST] / each[ASKED],
+        ),
     ]
     return publish("bulk_put", measures, promises)
 

@@ -39,7 +39,17 @@ from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
-from benchmarks.prompt_caches import Blocks, Marks, NewestMessage, Part, Rule, TokenPrefix, Units, Usage, paid
+from benchmarks.prompt_caches import (
+    Blocks,
+    Marks,
+    NewestMessage,
+    Part,
+    Rule,
+    TokenPrefix,
+    Units,
+    Usage,
+    paid,
+)
 from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.stand_in import StandInModel
@@ -52,7 +62,11 @@ RECALL_TAG = "<earlier_messages"
 
 OURS, HOST, RECIPE = "CondensedMemory", "LlamaIndex's Memory", "the recipe"
 BUFFER, SUMMARY_BUFFER = "ChatMemoryBuffer", "ChatSummaryMemoryBuffer"
-WITH_RECALL, WITH_MARKS, BEFORE_RECALL = " with recall", ", marked", ", before what is recalled"
+WITH_RECALL, WITH_MARKS, BEFORE_RECALL = (
+    " with recall",
+    ", marked",
+    ", before what is recalled",
+)
 BY_DEFAULT = ", recall by default"
 
 Open = Callable[[], AbstractAsyncContextManager[BaseMemory]]
@@ -121,14 +135,23 @@ def ours(limit: int, *, recall: int | None = 0, marked: bool = False) -> Side:
 
 def plain_list(limit: int) -> Side:
     """LlamaIndex's memory, which counts by its own tokenizer."""
-    return Side(partial(plain_memory, IN_MEMORY, token_limit=limit, tokenizer_fn=remembering_tokenizer()))
+    return Side(
+        partial(
+            plain_memory,
+            IN_MEMORY,
+            token_limit=limit,
+            tokenizer_fn=remembering_tokenizer(),
+        )
+    )
 
 
 def sides_at(limit: int) -> dict[str, Side]:
     """Ours and what is told to keep to the same limit."""
     buffer = partial(kept_in_process, AddingBuffer.from_defaults, "", token_limit=limit)
     summarized = {"token_limit": limit, "llm": StandInModel()}
-    summaries = partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", **summarized)
+    summaries = partial(
+        kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", **summarized
+    )
     return {
         OURS: ours(limit),
         OURS + WITH_MARKS: ours(limit, marked=True),
@@ -140,7 +163,9 @@ def sides_at(limit: int) -> dict[str, Side]:
     }
 
 
-async def turns_of(side: Side, conversation: Conversation, models: Sequence[LLM]) -> AsyncIterator[LLM]:
+async def turns_of(
+    side: Side, conversation: Conversation, models: Sequence[LLM]
+) -> AsyncIterator[LLM]:
     """Send the prompt of each turn through each of the models."""
     async with side.opened() as memory:
         for message in messages_of(conversation):
@@ -152,9 +177,13 @@ async def turns_of(side: Side, conversation: Conversation, models: Sequence[LLM]
                     yield model
 
 
-async def measure(side: Side, conversations: Iterable[Conversation], wire: Wire) -> None:
+async def measure(
+    side: Side, conversations: Iterable[Conversation], wire: Wire
+) -> None:
     """Count by each rule what it finds of the prompts of all conversations."""
-    anthropic = wire.anthropic(**{} if side.marked else {"cache_control": {"type": "ephemeral"}})
+    anthropic = wire.anthropic(
+        **{} if side.marked else {"cache_control": {"type": "ephemeral"}}
+    )
     openai = wire.caching_openai() if side.marked else wire.openai()
     for conversation in conversations:
         whole = {name: RULES[name]() for name in side.rules}
@@ -164,7 +193,9 @@ async def measure(side: Side, conversations: Iterable[Conversation], wire: Wire)
             for name in side.rules:
                 if (name == "R4") == (model is anthropic):
                     side.totals[name].add(whole[name].serve(parts), whole[name])
-                    side.before_recall[name].add(before[name].serve(without_recall(parts)), before[name])
+                    side.before_recall[name].add(
+                        before[name].serve(without_recall(parts)), before[name]
+                    )
 
 
 def without_recall(parts: Sequence[Part]) -> list[Part]:
@@ -176,7 +207,9 @@ def without_recall(parts: Sequence[Part]) -> list[Part]:
     return [*parts[:found], *([Part(text)] if text else [])]
 
 
-async def plain_list_like(side: Side, conversations: Sequence[Conversation], limit: int) -> Side:
+async def plain_list_like(
+    side: Side, conversations: Sequence[Conversation], limit: int
+) -> Side:
     """The plain list, of a few with different limits, whose prompts are most nearly as long as those of a side."""
     wanted = await tokens_of_prompts(side, conversations)
     tried: dict[int, int] = {}
@@ -238,10 +271,18 @@ def measures_of(measured: dict[int, dict[str, Side]]) -> list[Measure]:
                 measures += [
                     Measure(f"share found, {what}", total.share_found),
                     Measure(f"share written, {what}", total.written / total.tokens),
-                    Measure(f"price relative to the plain list, {what}", relative_price(sides, side_name, rule)),
+                    Measure(
+                        f"price relative to the plain list, {what}",
+                        relative_price(sides, side_name, rule),
+                    ),
                 ]
             tokens = next(iter(side.totals.values()))
-            measures.append(Measure(f"tokens of a prompt, {side_name}, {limit:,}", tokens.tokens / tokens.prompts))
+            measures.append(
+                Measure(
+                    f"tokens of a prompt, {side_name}, {limit:,}",
+                    tokens.tokens / tokens.prompts,
+                )
+            )
     return measures
 
 
@@ -268,7 +309,14 @@ def promises_of(measured: dict[int, dict[str, Side]]) -> list[Promise]:
         for rule, least in (("R1", 0.93), ("R3", 0.93), ("R4", 0.93), ("R5", 0.9)):
             name = OURS + WITH_MARKS if rule in MARKED else OURS
             found = sides[name].totals[rule].share_found
-            promises.append(Promise(f"share found, {rule}, {name}, {limit:,}", least, found, at_least=True))
+            promises.append(
+                Promise(
+                    f"share found, {rule}, {name}, {limit:,}",
+                    least,
+                    found,
+                    at_least=True,
+                )
+            )
         for rule in MARKED:
             name = OURS + WITH_MARKS
             what = f"price relative to the plain list, {rule}, {name}, {limit:,}"
@@ -276,9 +324,16 @@ def promises_of(measured: dict[int, dict[str, Side]]) -> list[Promise]:
     for rule in ("R1", *MARKED):
         name = OURS + WITH_RECALL + (WITH_MARKS if rule in MARKED else "")
         side = measured[LIMIT][name]
-        for what, least, total in (("", 0.75, side.totals), (BEFORE_RECALL, 0.9, side.before_recall)):
+        for what, least, total in (
+            ("", 0.75, side.totals),
+            (BEFORE_RECALL, 0.9, side.before_recall),
+        ):
             found = total[rule].share_found
-            promises.append(Promise(f"share found, {rule}, {name}{what}", least, found, at_least=True))
+            promises.append(
+                Promise(
+                    f"share found, {rule}, {name}{what}", least, found, at_least=True
+                )
+            )
     return promises
 
 
@@ -294,8 +349,13 @@ def main() -> int:
         return code
     measured = asyncio.run(measure_all(conversations))
     prompts = measured[LIMIT][OURS].totals["R1"].prompts
-    measures = [Measure("conversations", len(conversations)), Measure("prompts of each side", prompts)]
-    return publish("cached_prefix", [*measures, *measures_of(measured)], promises_of(measured))
+    measures = [
+        Measure("conversations", len(conversations)),
+        Measure("prompts of each side", prompts),
+    ]
+    return publish(
+        "cached_prefix", [*measures, *measures_of(measured)], promises_of(measured)
+    )
 
 
 if __name__ == "__main__":

@@ -29,11 +29,15 @@ def named_path(default: Path, place: int = 0) -> Path:
 
 def shown(iterable: Iterable[T], what: str) -> Iterable[T]:
     """The same, behind a progress bar with ``--show-progress``."""
-    return cast("Iterable[T]", get_tqdm_iterable(iterable, SHOW_PROGRESS in sys.argv, what))
+    return cast(
+        "Iterable[T]", get_tqdm_iterable(iterable, SHOW_PROGRESS in sys.argv, what)
+    )
 
 
 def command_of(name: str) -> str:
     """The command as others would write it."""
     # Where a file lies on the machine is nobody's business, and a progress bar changes no result.
-    arguments = [Path(argument).name for argument in sys.argv[1:] if argument != SHOW_PROGRESS]
+    arguments = [
+        Path(argument).name for argument in sys.argv[1:] if argument != SHOW_PROGRESS
+    ]
     return " ".join([f"python -m benchmarks.{name}", *arguments])

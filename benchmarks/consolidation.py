@@ -25,24 +25,112 @@ from pydantic import PrivateAttr
 
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
-from llama_index_memory_ext import Fact, FactReplyError, MemoryStore, OfflineModel, RelevantFactsBlock
+from llama_index_memory_ext import (
+    Fact,
+    FactReplyError,
+    MemoryStore,
+    OfflineModel,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.consolidation import Proposal
 
 SEEDS, FACTS, SAME, CONTRADICTED, OVER = 20, 400, 80, 20, 20
-_PLAN = re.compile("Plans|Wants|Is going|Intends|Hopes|Has an exam|Will|Has a flight|Has to")
+_PLAN = re.compile(
+    "Plans|Wants|Is going|Intends|Hopes|Has an exam|Will|Has a flight|Has to"
+)
 _LINE = re.compile(r"^(\d+)\. \w+: (.*?) \(known since [\d-]+\) ->", re.MULTILINE)
 
-PLACES = ("Oslo", "Bergen", "Lyon", "Porto", "Ghent", "Turin", "Leeds", "Graz", "Malmo", "Cork")
-FIRMS = ("Acme", "Globex", "Initech", "Umbra", "Hooli", "Vandelay", "Wonka", "Stark", "Tyrell", "Cyber")
+PLACES = (
+    "Oslo",
+    "Bergen",
+    "Lyon",
+    "Porto",
+    "Ghent",
+    "Turin",
+    "Leeds",
+    "Graz",
+    "Malmo",
+    "Cork",
+)
+FIRMS = (
+    "Acme",
+    "Globex",
+    "Initech",
+    "Umbra",
+    "Hooli",
+    "Vandelay",
+    "Wonka",
+    "Stark",
+    "Tyrell",
+    "Cyber",
+)
 NAMES = ("Mary", "Marie", "Tom", "Tim", "Anna", "Hanna", "Jon", "John", "Lena", "Elena")
-THINGS = ("tea", "coffee", "jazz", "chess", "hiking", "tennis", "opera", "sushi", "poetry", "rowing")
-TONGUES = ("Spanish", "French", "German", "Dutch", "Polish", "Czech", "Greek", "Danish", "Latin", "Welsh")
-JOBS = ("nurse", "teacher", "baker", "plumber", "lawyer", "pilot", "carpenter", "editor", "cook", "tailor")
-FOODS = ("peanuts", "walnuts", "shrimp", "milk", "eggs", "wheat", "soy", "celery", "mustard", "sesame")
-KIN = ("nephews", "nieces", "cousins", "aunts", "uncles", "brothers", "sisters", "horses", "goats", "bikes")
+THINGS = (
+    "tea",
+    "coffee",
+    "jazz",
+    "chess",
+    "hiking",
+    "tennis",
+    "opera",
+    "sushi",
+    "poetry",
+    "rowing",
+)
+TONGUES = (
+    "Spanish",
+    "French",
+    "German",
+    "Dutch",
+    "Polish",
+    "Czech",
+    "Greek",
+    "Danish",
+    "Latin",
+    "Welsh",
+)
+JOBS = (
+    "nurse",
+    "teacher",
+    "baker",
+    "plumber",
+    "lawyer",
+    "pilot",
+    "carpenter",
+    "editor",
+    "cook",
+    "tailor",
+)
+FOODS = (
+    "peanuts",
+    "walnuts",
+    "shrimp",
+    "milk",
+    "eggs",
+    "wheat",
+    "soy",
+    "celery",
+    "mustard",
+    "sesame",
+)
+KIN = (
+    "nephews",
+    "nieces",
+    "cousins",
+    "aunts",
+    "uncles",
+    "brothers",
+    "sisters",
+    "horses",
+    "goats",
+    "bikes",
+)
 TOPICS = ("color", "pen", "mug", "coat", "car", "flag", "bag", "shirt", "lamp", "door")
-PAST, FUTURE = ("May 2024", "2024-09-14", "March 2025", "2025-01-20"), ("May 2039", "2039-09-14", "March 2041")
+PAST, FUTURE = (
+    ("May 2024", "2024-09-14", "March 2025", "2025-01-20"),
+    ("May 2039", "2039-09-14", "March 2041"),
+)
 SLOTS = {
     "kin": KIN,
     "topic": TOPICS,
@@ -171,7 +259,11 @@ HELD_OUT = Templates(
         ("Works for {firm} and studies law", "Is employed at {firm}", False),
         ("Suffers from an allergy to {food}", "Is allergic to {food}", True),
         ("Rides a bicycle to work in {place}", "Cycles to work in {place}", True),
-        ("Has a daughter named {name}, and a son", "Has a daughter called {name}", False),
+        (
+            "Has a daughter named {name}, and a son",
+            "Has a daughter called {name}",
+            False,
+        ),
         ("Practises {thing} each morning", "Does {thing} every morning", True),
         ("Is able to speak {tongue}", "Speaks {tongue}", True),
         ("Prefers {thing} over television", "Likes {thing} more than television", True),
@@ -223,7 +315,12 @@ class Store(NamedTuple):
     def lost(self, left: set[str]) -> list[str]:
         """The true facts that are not among those that are left."""
         gone = [fact.content for fact in self.facts if fact.content not in left]
-        return [one for one in gone if one not in self.may_go or (self.may_go[one] and self.may_go[one] not in left)]
+        return [
+            one
+            for one in gone
+            if one not in self.may_go
+            or (self.may_go[one] and self.may_go[one] not in left)
+        ]
 
 
 def generated(templates: Templates, random: Random) -> Store:
@@ -234,7 +331,10 @@ def generated(templates: Templates, random: Random) -> Store:
         """Fill so many templates with words; what is no text in them stays."""
         while number:
             values = {name: random.choice(words) for name, words in SLOTS.items()}
-            filled = [one.format(**values) if isinstance(one, str) else one for one in random.choice(templates)]
+            filled = [
+                one.format(**values) if isinstance(one, str) else one
+                for one in random.choice(templates)
+            ]
             said = {one for one in filled if isinstance(one, str)}
             if values["place"] != values["place2"] and not said & texts:
                 texts.update(said)
@@ -253,7 +353,11 @@ def generated(templates: Templates, random: Random) -> Store:
     ordered.sort(key=newer.__contains__)
     begin = datetime(2023, 1, 1, tzinfo=timezone.utc)
     facts = [
-        Fact(content=text, created_at=begin + timedelta(days=day), said_as="planned" if _PLAN.match(text) else "stated")
+        Fact(
+            content=text,
+            created_at=begin + timedelta(days=day),
+            said_as="planned" if _PLAN.match(text) else "stated",
+        )
         for day, text in enumerate(ordered)
     ]
     return Store(facts, may_go)
@@ -265,20 +369,31 @@ class Scripted(OfflineModel):
     _chosen: Any = PrivateAttr()
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        lines = {int(number): text for number, text in _LINE.findall(messages[-1].content or "")}
+        lines = {
+            int(number): text
+            for number, text in _LINE.findall(messages[-1].content or "")
+        }
         answer = self._chosen(lines)
         if isinstance(answer, str):
             return ChatResponse(message=ChatMessage(role="assistant", content=answer))
-        call = ToolCallBlock(tool_call_id="call_1", tool_name="report_numbers", tool_kwargs={"numbers": answer})
+        call = ToolCallBlock(
+            tool_call_id="call_1",
+            tool_name="report_numbers",
+            tool_kwargs={"numbers": answer},
+        )
         return ChatResponse(message=ChatMessage(role="assistant", blocks=[call]))
 
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponse:
         return self.chat(messages, **kwargs)
 
 
 def honest(store: Store, _: Random) -> Any:
     """Confirms what is right."""
-    return lambda lines: [number for number, text in lines.items() if text in store.may_go]
+    return lambda lines: [
+        number for number, text in lines.items() if text in store.may_go
+    ]
 
 
 def careless(_: Store, random: Random) -> Any:
@@ -287,7 +402,11 @@ def careless(_: Store, random: Random) -> Any:
     def chosen(lines: dict[int, str]) -> Any:
         if random.random() < 0.1:
             return random.choice(["All of them.", "{", '{"lines": 3}', ""])
-        return [*lines] if random.random() < 0.5 else [random.choice([*lines, -1, 0, 10**6, "x", None]) for _ in lines]
+        return (
+            [*lines]
+            if random.random() < 0.5
+            else [random.choice([*lines, -1, 0, 10**6, "x", None]) for _ in lines]
+        )
 
     return chosen
 
@@ -332,10 +451,19 @@ async def main() -> int:
     for rule in (honest, careless):
         for name, sets in (("chosen with", (FIRST, SECOND)), ("held out", (HELD_OUT,))):
             runs = [(templates, seed) for templates in sets for seed in range(SEEDS)]
-            outcomes = [await tidied(*one, rule) for one in shown(runs, f"{rule.__name__}, {name}")]
+            outcomes = [
+                await tidied(*one, rule)
+                for one in shown(runs, f"{rule.__name__}, {name}")
+            ]
             share = 100 * sum(one.tidied for one in outcomes) / len(outcomes)
-            measures.append(Measure(f"tidied up, {rule.__name__} model, templates {name}", share, "%"))
-            lost += [f"{rule.__name__}: {text}" for one in outcomes for text in one.lost]
+            measures.append(
+                Measure(
+                    f"tidied up, {rule.__name__} model, templates {name}", share, "%"
+                )
+            )
+            lost += [
+                f"{rule.__name__}: {text}" for one in outcomes for text in one.lost
+            ]
             not_back += sum(one.not_back for one in outcomes)
     print(*lost, sep="\n")
     where = f"of {6 * SEEDS} stores of {FACTS}"

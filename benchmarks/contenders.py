@@ -29,7 +29,11 @@ from benchmarks.stand_in import HashedWords, StandInModel
 from benchmarks.vector_store import TextVectorStore
 from llama_index_memory_ext import CondensedMemory
 
-OURS, RECALL, SUMMARY = "CondensedMemory", "CondensedMemory with recall", "CondensedMemory with summary"
+OURS, RECALL, SUMMARY = (
+    "CondensedMemory",
+    "CondensedMemory with recall",
+    "CondensedMemory with summary",
+)
 HOST, RECIPE = "LlamaIndex's Memory", "the recipe"
 BUFFER, SUMMARY_BUFFER = "ChatMemoryBuffer", "ChatSummaryMemoryBuffer"
 VECTORS, FACTS = "VectorMemoryBlock", "FactExtractionMemoryBlock"
@@ -54,7 +58,9 @@ class RememberingRecipeBlock(RecipeBlock):
     remembers: bool = True
 
     def _tokens(self) -> int:
-        return sum(map(_tokens_of, self.entries)) if self.remembers else super()._tokens()
+        return (
+            sum(map(_tokens_of, self.entries)) if self.remembers else super()._tokens()
+        )
 
 
 class AddingBuffer(ChatMemoryBuffer):
@@ -68,7 +74,9 @@ class AddingBuffer(ChatMemoryBuffer):
 
     def _token_count_for_messages(self, messages: list[ChatMessage]) -> int:
         for message in self.get_all()[len(self.running) - 1 :]:
-            self.running.append(self.running[-1] + len(remembering_tokenizer()(str(message.content))))
+            self.running.append(
+                self.running[-1] + len(remembering_tokenizer()(str(message.content)))
+            )
         return self.running[-1] - self.running[-1 - len(messages)]
 
 
@@ -82,7 +90,9 @@ async def ours(uri: str, **settings: Any) -> AsyncIterator[BaseMemory]:
 
 
 @asynccontextmanager
-async def kept_in_process(make: Callable[..., BaseMemory], _uri: str, **settings: Any) -> AsyncIterator[BaseMemory]:
+async def kept_in_process(
+    make: Callable[..., BaseMemory], _uri: str, **settings: Any
+) -> AsyncIterator[BaseMemory]:
     """A buffer of LlamaIndex's, which by default keeps its messages in the process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -90,7 +100,9 @@ async def kept_in_process(make: Callable[..., BaseMemory], _uri: str, **settings
     yield memory
 
 
-def with_block(make: Callable[[], BaseMemoryBlock[Any]], uri: str, **settings: Any) -> Any:
+def with_block(
+    make: Callable[[], BaseMemoryBlock[Any]], uri: str, **settings: Any
+) -> Any:
     """LlamaIndex's Memory with one block of its own."""
     return plain_memory(uri, memory_blocks=[make()], **settings)
 
@@ -111,7 +123,12 @@ def as_they_come(**of_host: Any) -> dict[str, Open]:
         OURS: ours,
         HOST: partial(plain_memory, **of_host),
         BUFFER: partial(kept_in_process, ChatMemoryBuffer.from_defaults),
-        SUMMARY_BUFFER: partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **of_host),
+        SUMMARY_BUFFER: partial(
+            kept_in_process,
+            ChatSummaryMemoryBuffer.from_defaults,
+            llm=StandInModel(),
+            **of_host,
+        ),
         RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock()),
         VECTORS: partial(with_block, vectors, **of_host),
         FACTS: partial(with_block, extracted_facts, **of_host),
@@ -120,15 +137,24 @@ def as_they_come(**of_host: Any) -> dict[str, Open]:
 
 def within(limit: int, **of_host: Any) -> dict[str, Open]:
     """All told to keep to ``limit`` tokens; ours without facts, which would have a limit of their own."""
-    record_only = partial(ours, condensed_token_limit=limit, facts_token_limit=0, extract_facts=False)
+    record_only = partial(
+        ours, condensed_token_limit=limit, facts_token_limit=0, extract_facts=False
+    )
     limited = {"token_limit": limit, **of_host}
     return {
         OURS: record_only,
         RECALL: partial(record_only, recall_token_limit=limit // 4),
         SUMMARY: partial(record_only, summarize=True),
         HOST: partial(plain_memory, **limited),
-        BUFFER: partial(kept_in_process, ChatMemoryBuffer.from_defaults, token_limit=limit),
-        SUMMARY_BUFFER: partial(kept_in_process, ChatSummaryMemoryBuffer.from_defaults, llm=StandInModel(), **limited),
+        BUFFER: partial(
+            kept_in_process, ChatMemoryBuffer.from_defaults, token_limit=limit
+        ),
+        SUMMARY_BUFFER: partial(
+            kept_in_process,
+            ChatSummaryMemoryBuffer.from_defaults,
+            llm=StandInModel(),
+            **limited,
+        ),
         RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock(token_limit=limit)),
         VECTORS: partial(with_block, vectors, **limited),
         FACTS: partial(with_block, extracted_facts, **limited),

@@ -32,12 +32,17 @@ from llama_index_memory_ext import CondensedMemory
 
 SEED, QUESTIONS, OF_EACH_OTHER = 505, 30, 12
 _MESSAGES_A_DAY = 4
-_NAME = re.compile(r"\b[A-Z][a-z]+(?= (?:keeps|has moved|works))|(?<=to give )[A-Z][a-z]+")
+_NAME = re.compile(
+    r"\b[A-Z][a-z]+(?= (?:keeps|has moved|works))|(?<=to give )[A-Z][a-z]+"
+)
 
 
 def dated(task: Task, random: Random) -> list[str]:
     """Gives the messages of a task days of 2026, and returns the days."""
-    day, days = datetime(2026, 3, random.randint(1, 28), 12, tzinfo=timezone.utc), list[str]()
+    day, days = (
+        datetime(2026, 3, random.randint(1, 28), 12, tzinfo=timezone.utc),
+        list[str](),
+    )
     for i, message in enumerate(task.said):
         if i and i % _MESSAGES_A_DAY == 0:
             day += timedelta(days=random.randint(1, 9))
@@ -46,9 +51,13 @@ def dated(task: Task, random: Random) -> list[str]:
     return days
 
 
-async def prompt_of(said: Sequence[ChatMessage], question: str, *, show_days: bool) -> str:
+async def prompt_of(
+    said: Sequence[ChatMessage], question: str, *, show_days: bool
+) -> str:
     """What CondensedMemory sends."""
-    async with CondensedMemory.from_defaults(extract_facts=False, show_days=show_days) as memory:
+    async with CondensedMemory.from_defaults(
+        extract_facts=False, show_days=show_days
+    ) as memory:
         await put(memory, [*said, ChatMessage(question)])
         (message,) = await memory.aget()
         return text_of(message)
@@ -61,20 +70,33 @@ def likelihoods(
     found = []
     for show_days in (False, True):
         text = asyncio.run(prompt_of(said, question, show_days=show_days))
-        found.append([engine.log_likelihood([{"role": "user", "content": text}], answer) for answer in answers])
+        found.append(
+            [
+                engine.log_likelihood([{"role": "user", "content": text}], answer)
+                for answer in answers
+            ]
+        )
     return [list(pair) for pair in zip(*found, strict=True)]
 
 
-def ask_for_days(engine: Engine, some: Sequence[Task]) -> tuple[list[float], list[float]]:
+def ask_for_days(
+    engine: Engine, some: Sequence[Task]
+) -> tuple[list[float], list[float]]:
     """What the days add to the right day, in nats; and the shares of right choices without and with them."""
     added, right = list[float](), [0, 0]
     for i, task in enumerate(shown(some, "questions about a day")):
         days = dated(task, Random(SEED + i))
         (name,) = _NAME.findall(task.answer)
-        when = next(day for day, one in zip(days, task.said, strict=True) if name in text_of(one))
+        when = next(
+            day
+            for day, one in zip(days, task.said, strict=True)
+            if name in text_of(one)
+        )
         others = sorted(set(days) - {when})[:2]
         answers = [f"You told me about {name} on {day}" for day in (when, *others)]
-        told, *untold = likelihoods(engine, task.said, f"On which date did I tell you about {name}?", answers)
+        told, *untold = likelihoods(
+            engine, task.said, f"On which date did I tell you about {name}?", answers
+        )
         added.append(told[1] - told[0])
         for side in (0, 1):
             right[side] += all(told[side] > other[side] for other in untold)
@@ -98,7 +120,9 @@ def main() -> int:
             found = list[float]()
             for i, task in enumerate(shown(some, kind)):
                 dated(task, Random(SEED + i))
-                ((without, with_days),) = likelihoods(engine, task.said, task.question, [task.answer])
+                ((without, with_days),) = likelihoods(
+                    engine, task.said, task.question, [task.answer]
+                )
                 found.append(with_days - without)
             gains[kind] = gain_of(found)
     for kind, gain in gains.items():
@@ -112,8 +136,14 @@ def main() -> int:
         Measure("right day of three, with days", shares[1]),
     ]
     about_days = "questions about a day: the days add, from"
-    promises = [Promise(about_days, 0, gains["questions about a day"].low, "nats", at_least=True)]
-    return publish("dated_questions", [line for line in lines if line.what != about_days], promises)
+    promises = [
+        Promise(
+            about_days, 0, gains["questions about a day"].low, "nats", at_least=True
+        )
+    ]
+    return publish(
+        "dated_questions", [line for line in lines if line.what != about_days], promises
+    )
 
 
 if __name__ == "__main__":

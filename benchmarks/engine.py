@@ -58,28 +58,47 @@ class Engine:
     def ask(self, prompt: Prompt) -> Answer:
         """Answer a prompt with one token."""
         start = process_time()
-        usage = self._post("v1/chat/completions", messages=prompt, temperature=0, max_tokens=1)["usage"]
+        usage = self._post(
+            "v1/chat/completions", messages=prompt, temperature=0, max_tokens=1
+        )["usage"]
         seconds = process_time() - start
-        return Answer(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], seconds)
+        return Answer(
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+            seconds,
+        )
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt in the model's template."""
         text = self._post("apply-template", messages=prompt)["prompt"]
-        return [token for piece in _PIECE_START.split(text) for token in self._tokens_of_piece(piece)]
+        return [
+            token
+            for piece in _PIECE_START.split(text)
+            for token in self._tokens_of_piece(piece)
+        ]
 
     def log_likelihood(self, prompt: Prompt, answer: str) -> float:
         """The natural logarithm of how likely the model's answer begins with these words."""
         tokens, total = self.tokens_of(prompt), 0.0
         for token in self._tokenized(answer):
             # The bias decides which token comes; the probabilities are those without it.
-            forced = {"logit_bias": [[token, _CERTAIN]], "temperature": 0, "n_predict": 1, "n_probs": 1}
-            (said,) = self._post("completion", prompt=tokens, **forced)["completion_probabilities"]
+            forced = {
+                "logit_bias": [[token, _CERTAIN]],
+                "temperature": 0,
+                "n_predict": 1,
+                "n_probs": 1,
+            }
+            (said,) = self._post("completion", prompt=tokens, **forced)[
+                "completion_probabilities"
+            ]
             total += said["logprob"]
             tokens = [*tokens, token]
         return total
 
     def _tokenized(self, text: str) -> list[int]:
-        tokens: list[int] = self._post("tokenize", content=text, parse_special=True)["tokens"]
+        tokens: list[int] = self._post("tokenize", content=text, parse_special=True)[
+            "tokens"
+        ]
         return tokens
 
     def _post(self, path: str, **body: Any) -> Any:
@@ -100,7 +119,12 @@ def running_engine(context: int = CONTEXT) -> Iterator[Engine]:
     params.model.path = str(_weights()[0])
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.n_parallel, params.n_ctx, params.cache_ram_mib = 1, context, 0
-    params.fit_params, params.ui, params.offline, params.verbosity = False, False, True, 1
+    params.fit_params, params.ui, params.offline, params.verbosity = (
+        False,
+        False,
+        True,
+        1,
+    )
     server = xllamacpp.Server(params)
     with httpx.Client(base_url=server.listening_address, timeout=_SECONDS) as client:
         yield Engine(client)

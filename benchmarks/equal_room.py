@@ -50,8 +50,15 @@ NEAR = 0.02
 # LlamaIndex's memory keeps this share of its limit, less half of what it lets go at once.
 HOST_RATIO, HOST_FLUSH = 0.7, 3_000
 
-DEFAULTS, NO_FACTS, RECORD = "with all defaults", "without facts", "without facts and recall"
-HOST, HOST_LIKE_RECORD = "LlamaIndex's Memory, as long", "LlamaIndex's Memory, as long as the record"
+DEFAULTS, NO_FACTS, RECORD = (
+    "with all defaults",
+    "without facts",
+    "without facts and recall",
+)
+HOST, HOST_LIKE_RECORD = (
+    "LlamaIndex's Memory, as long",
+    "LlamaIndex's Memory, as long as the record",
+)
 HOST_ASKED = "LlamaIndex's Memory, as long when asked"
 
 Open = Callable[[], AbstractAsyncContextManager[Memory]]
@@ -93,9 +100,15 @@ class Counts:
             Measure(f"tokens of a prompt, {side}", self.tokens_per_turn),
             Measure(f"share from the cache, {side}", self.found / self.tokens),
             Measure(f"paid for a prompt, {side}", self.paid / self.turns),
-            Measure(f"tokens of a prompt with a question, {side}", self.tokens_per_question),
+            Measure(
+                f"tokens of a prompt with a question, {side}", self.tokens_per_question
+            ),
             Measure(f"mean over the questions, {side}", 100 * mean(self.evidence), "%"),
-            Measure(f"mean over the questions, or a fact of it, {side}", 100 * mean(self.evidence_or_facts), "%"),
+            Measure(
+                f"mean over the questions, or a fact of it, {side}",
+                100 * mean(self.evidence_or_facts),
+                "%",
+            ),
         ]
 
 
@@ -106,12 +119,16 @@ def mean(values: Sequence[float]) -> float:
 
 def ours(**settings: Any) -> CondensedMemory:
     """Our memory, whose facts are added by hand."""
-    return CondensedMemory.from_defaults(condensed_token_limit=LIMIT, extract_facts=False, **settings)
+    return CondensedMemory.from_defaults(
+        condensed_token_limit=LIMIT, extract_facts=False, **settings
+    )
 
 
 def host(token_limit: int) -> AbstractAsyncContextManager[Memory]:
     """LlamaIndex's memory, which counts by its own tokenizer."""
-    return plain_memory(IN_MEMORY, token_limit=token_limit, tokenizer_fn=remembering_tokenizer())
+    return plain_memory(
+        IN_MEMORY, token_limit=token_limit, tokenizer_fn=remembering_tokenizer()
+    )
 
 
 def replay(opened: Open, conversation: Conversation) -> Counts:
@@ -132,7 +149,9 @@ async def put_all(memory: Memory, conversation: Conversation, counts: Counts) ->
     cache = TokenPrefix()
     waiting = list(conversation["pools"]["observations"])
     said: set[str] = set()
-    for item, message in zip(conversation["pools"]["turns"], messages_of(conversation), strict=True):
+    for item, message in zip(
+        conversation["pools"]["turns"], messages_of(conversation), strict=True
+    ):
         is_question = message.role == MessageRole.USER
         if is_question and isinstance(memory, CondensedMemory):
             waiting = await learn(memory, waiting, said)
@@ -149,12 +168,16 @@ async def put_all(memory: Memory, conversation: Conversation, counts: Counts) ->
         await memory.condensed_block.await_jobs(memory.session_id)
 
 
-async def learn(memory: CondensedMemory, waiting: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
+async def learn(
+    memory: CondensedMemory, waiting: list[dict[str, Any]], said: set[str]
+) -> list[dict[str, Any]]:
     """Store the facts whose messages were all said; return the others."""
     later = []
     for fact in waiting:
         if said.issuperset(fact["source"]):
-            await memory.facts.aadd(fact["text"], confidence=fact.get("confidence", 1.0))
+            await memory.facts.aadd(
+                fact["text"], confidence=fact.get("confidence", 1.0)
+            )
         else:
             later.append(fact)
     return later
@@ -169,7 +192,9 @@ async def ask_all(memory: Memory, conversation: Conversation, counts: Counts) ->
             continue
         prompt = prompt_text(await memory.aget(input=question["text"]))
         in_prompt = {turn for turn in question["evidence"] if texts[turn] in prompt}
-        of_facts = {turn for fact in facts if fact["text"] in prompt for turn in fact["source"]}
+        of_facts = {
+            turn for fact in facts if fact["text"] in prompt for turn in fact["source"]
+        }
         with_facts = in_prompt | of_facts.intersection(question["evidence"])
         counts.question_tokens.append(len(o200k().encode_ordinary(prompt)))
         counts.evidence.append(len(in_prompt) / len(question["evidence"]))
@@ -245,7 +270,12 @@ def measures_of(counts: dict[str, Counts]) -> list[Measure]:
         measures += of_side.measures(side)
     for side in (DEFAULTS, NO_FACTS, RECORD):
         for to in (HOST, HOST_LIKE_RECORD):
-            measures.append(Measure(f"price of a turn, {side}, to {to}", counts[side].paid / counts[to].paid))
+            measures.append(
+                Measure(
+                    f"price of a turn, {side}, to {to}",
+                    counts[side].paid / counts[to].paid,
+                )
+            )
     return measures
 
 

@@ -80,14 +80,23 @@ class Prompt:
 def condensed(limit: int, **settings: Any) -> CondensedMemory:
     """Ours, without facts."""
     return CondensedMemory.from_defaults(
-        condensed_token_limit=limit, facts_token_limit=0, extract_facts=False, **settings
+        condensed_token_limit=limit,
+        facts_token_limit=0,
+        extract_facts=False,
+        **settings,
     )
 
 
-def with_vectors(limit: int, block: dict[str, Any], **settings: Any) -> AbstractAsyncContextManager[Memory]:
+def with_vectors(
+    limit: int, block: dict[str, Any], **settings: Any
+) -> AbstractAsyncContextManager[Memory]:
     """LlamaIndex's Memory with a block of vectors; ``block`` holds the block's own settings."""
-    vectors = VectorMemoryBlock(vector_store=TextVectorStore(), embed_model=RememberingE5(), **block)
-    return plain_memory(IN_MEMORY, token_limit=limit, memory_blocks=[vectors], **settings)
+    vectors = VectorMemoryBlock(
+        vector_store=TextVectorStore(), embed_model=RememberingE5(), **block
+    )
+    return plain_memory(
+        IN_MEMORY, token_limit=limit, memory_blocks=[vectors], **settings
+    )
 
 
 def sides(limit: int = LIMIT) -> dict[str, Open]:
@@ -103,10 +112,14 @@ def sides(limit: int = LIMIT) -> dict[str, Open]:
 
 def sides_with_e5(limit: int = LIMIT) -> dict[str, Open]:
     """The same for those with the embedding model."""
-    halved = partial(with_vectors, limit, chat_history_token_ratio=0.5, token_flush_size=1)
+    halved = partial(
+        with_vectors, limit, chat_history_token_ratio=0.5, token_flush_size=1
+    )
     many = {"similarity_top_k": TOP_K * limit // LIMIT}
     return {
-        RECALL_E5: partial(condensed, limit, recall_token_limit=limit // 2, embed_model=RememberingE5()),
+        RECALL_E5: partial(
+            condensed, limit, recall_token_limit=limit // 2, embed_model=RememberingE5()
+        ),
         f"VectorMemoryBlock, {TOP_K} nodes": partial(halved, many),
         ASKED_BY_TWO: partial(halved, {**many, "retrieval_context_window": 2}),
         "VectorMemoryBlock, two nodes": partial(halved, {}),
@@ -114,7 +127,9 @@ def sides_with_e5(limit: int = LIMIT) -> dict[str, Open]:
     }
 
 
-async def ask(opened: AbstractAsyncContextManager[Memory], *conversations: Conversation) -> list[Prompt]:
+async def ask(
+    opened: AbstractAsyncContextManager[Memory], *conversations: Conversation
+) -> list[Prompt]:
     """The prompt for each question, after all of the conversations were put, one after the other."""
     prompts = []
     async with opened as memory:
@@ -123,7 +138,9 @@ async def ask(opened: AbstractAsyncContextManager[Memory], *conversations: Conve
         if isinstance(memory, CondensedMemory):
             await memory.condensed_block.await_jobs(memory.session_id)
         for conversation in conversations:
-            texts = {turn["id"]: turn["text"] for turn in conversation["pools"]["turns"]}
+            texts = {
+                turn["id"]: turn["text"] for turn in conversation["pools"]["turns"]
+            }
             for question in conversation["questions"]:
                 if not question["adversarial"]:
                     prompt = prompt_text(await memory.aget(input=question["text"]))
@@ -133,7 +150,9 @@ async def ask(opened: AbstractAsyncContextManager[Memory], *conversations: Conve
     return prompts
 
 
-async def measure_each(opened: Open, conversations: list[Conversation]) -> list[list[Prompt]]:
+async def measure_each(
+    opened: Open, conversations: list[Conversation]
+) -> list[list[Prompt]]:
     """The prompts of one side, of each conversation."""
     return [await ask(opened(), conversation) for conversation in conversations]
 
@@ -145,47 +164,93 @@ async def measure(opened: Open, conversations: list[Conversation]) -> list[Promp
 
 def mean_of(prompts: list[Prompt]) -> float:
     """The share of a question's evidence in its prompt, averaged over the questions, in %."""
-    return 100 * sum(prompt.found / prompt.evidence for prompt in prompts) / len(prompts)
+    return (
+        100 * sum(prompt.found / prompt.evidence for prompt in prompts) / len(prompts)
+    )
 
 
 def measures_of(side: str, prompts: list[Prompt]) -> list[Measure]:
     """What is printed of a side; the mean of ours with recall is promised."""
-    found, evidence = sum(prompt.found for prompt in prompts), sum(prompt.evidence for prompt in prompts)
-    mean = [] if side in (RECALL, RECALL_E5) else [Measure(f"mean over the questions, {side}", mean_of(prompts), "%")]
+    found, evidence = (
+        sum(prompt.found for prompt in prompts),
+        sum(prompt.evidence for prompt in prompts),
+    )
+    mean = (
+        []
+        if side in (RECALL, RECALL_E5)
+        else [Measure(f"mean over the questions, {side}", mean_of(prompts), "%")]
+    )
     return [
         *mean,
         Measure(f"all evidence, {side}", 100 * found / evidence, "%"),
-        Measure(f"tokens of a prompt, {side}", sum(p.tokens for p in prompts) / len(prompts)),
+        Measure(
+            f"tokens of a prompt, {side}", sum(p.tokens for p in prompts) / len(prompts)
+        ),
     ]
 
 
 def series_of(side: str, measured: dict[int, list[Prompt]]) -> Series:
     """The line of one side over the limits."""
-    points = tuple((limit, mean_of(prompts)) for limit, prompts in sorted(measured.items()))
-    return Series("evidence in the prompt", "half of the limit recalls", side, "limit in tokens", "%", points)
+    points = tuple(
+        (limit, mean_of(prompts)) for limit, prompts in sorted(measured.items())
+    )
+    return Series(
+        "evidence in the prompt",
+        "half of the limit recalls",
+        side,
+        "limit in tokens",
+        "%",
+        points,
+    )
 
 
 def publish_without_model(conversations: list[Conversation]) -> int:
     """Measure the sides that need no model."""
-    each = {side: asyncio.run(measure_each(of, conversations)) for side, of in shown(sides().items(), "memories")}
+    each = {
+        side: asyncio.run(measure_each(of, conversations))
+        for side, of in shown(sides().items(), "memories")
+    }
     prompts = {side: list(chain.from_iterable(of)) for side, of in each.items()}
     measures = [
         Measure("conversations", len(conversations)),
         Measure("questions", len(prompts[RECALL])),
-        Measure("turns of evidence", sum(prompt.evidence for prompt in prompts[RECALL])),
+        Measure(
+            "turns of evidence", sum(prompt.evidence for prompt in prompts[RECALL])
+        ),
     ]
     for side, of in prompts.items():
         measures += measures_of(side, of)
-        measures.append(Measure(f"mean of the conversation with the least, {side}", min(map(mean_of, each[side])), "%"))
+        measures.append(
+            Measure(
+                f"mean of the conversation with the least, {side}",
+                min(map(mean_of, each[side])),
+                "%",
+            )
+        )
     for side in shown((RECALL, DEFAULTS, HOST), "all in one session"):
         joined = mean_of(asyncio.run(ask(sides()[side](), *conversations)))
-        measures.append(Measure(f"mean over the questions, all in one session, {side}", joined, "%"))
+        measures.append(
+            Measure(f"mean over the questions, all in one session, {side}", joined, "%")
+        )
     by_limit = {side: {LIMIT: prompts[side]} for side in (RECALL, HOST, RECIPE)}
     for limit in shown(OTHER_LIMITS, "limits"):
         for side, by in by_limit.items():
             by[limit] = asyncio.run(measure(sides(limit)[side], conversations))
-    promises = [Promise(f"mean over the questions, {RECALL}", 89.0, mean_of(prompts[RECALL]), "%", at_least=True)]
-    return publish("evidence_in_prompt", measures, promises, [series_of(side, of) for side, of in by_limit.items()])
+    promises = [
+        Promise(
+            f"mean over the questions, {RECALL}",
+            89.0,
+            mean_of(prompts[RECALL]),
+            "%",
+            at_least=True,
+        )
+    ]
+    return publish(
+        "evidence_in_prompt",
+        measures,
+        promises,
+        [series_of(side, of) for side, of in by_limit.items()],
+    )
 
 
 def publish_with_e5(conversations: list[Conversation]) -> int:
@@ -201,8 +266,15 @@ def publish_with_e5(conversations: list[Conversation]) -> int:
         for side, by in by_limit.items():
             by[limit] = asyncio.run(measure(sides_with_e5(limit)[side], conversations))
     recalled = mean_of(by_limit[RECALL_E5][LIMIT])
-    promises = [Promise(f"mean over the questions, {RECALL_E5}", 84.0, recalled, "%", at_least=True)]
-    series = [series_of(RECALL_E5, by_limit[RECALL_E5]), series_of(VECTORS, by_limit[ASKED_BY_TWO])]
+    promises = [
+        Promise(
+            f"mean over the questions, {RECALL_E5}", 84.0, recalled, "%", at_least=True
+        )
+    ]
+    series = [
+        series_of(RECALL_E5, by_limit[RECALL_E5]),
+        series_of(VECTORS, by_limit[ASKED_BY_TWO]),
+    ]
     return publish("evidence_in_prompt", measures, promises, series, part="e5")
 
 

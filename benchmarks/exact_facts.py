@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 from benchmarks.command import shown
 from benchmarks.report import Measure, publish
 from llama_index_memory_ext.fact import RECENCY_WEIGHT, Fact
-from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, counted_line, document_of
+from llama_index_memory_ext.facts.ranking import (
+    ShowableFacts,
+    Weights,
+    counted_line,
+    document_of,
+)
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -46,10 +51,14 @@ def answers_of(store: dict[str, Any]) -> list[Answer]:
     facts = [Fact(id=name, content=content) for name, content in store["facts"].items()]
     ranker, counter = TfidfRanker(), TokenCounter()
     ranker.add(map(document_of, facts))
-    showable = ShowableFacts(facts, ranker, lines={fact.id: counted_line(fact, counter) for fact in facts})
+    showable = ShowableFacts(
+        facts, ranker, lines={fact.id: counted_line(fact, counter) for fact in facts}
+    )
     answers = []
     for one in store["questions"]:
-        ranking = showable.rank(one["question"], (), Weights(recency=RECENCY_WEIGHT))._replace(min_similarity=LEAST)
+        ranking = showable.rank(
+            one["question"], (), Weights(recency=RECENCY_WEIGHT)
+        )._replace(min_similarity=LEAST)
         found = frozenset(one.fact.id for one in ranking.fit(LIMIT))
         answers.append(Answer(one["question"], found, frozenset(one["answers"])))
     return answers
@@ -65,10 +74,20 @@ def measures_of(users: list[list[Answer]]) -> list[Measure]:
         wanted = sum(len(answer.expected) for answer in answers)
         missed = sum(len(answer.expected - answer.shown) for answer in answers)
         extra = sum(len(answer.shown - answer.expected) for answer in answers)
-        users_exact = sum(all(answer.is_exact for answer in user) for user in users[start::2])
+        users_exact = sum(
+            all(answer.is_exact for answer in user) for user in users[start::2]
+        )
         measures += [
-            Measure(f"questions with exactly the right facts, {part}", exact, f"of {len(answers)}"),
-            Measure(f"users whose questions all are, {part}", users_exact, f"of {len(users[start::2])}"),
+            Measure(
+                f"questions with exactly the right facts, {part}",
+                exact,
+                f"of {len(answers)}",
+            ),
+            Measure(
+                f"users whose questions all are, {part}",
+                users_exact,
+                f"of {len(users[start::2])}",
+            ),
             Measure(
                 f"questions without an answer that get no fact, {part}",
                 sum(answer.is_exact for answer in nothing),
@@ -83,7 +102,11 @@ def measures_of(users: list[list[Answer]]) -> list[Measure]:
 def main() -> int:
     """Measure, publish, and return the exit code."""
     stores = json.loads(FILE.read_text(encoding="utf-8"))
-    return publish("exact_facts", measures_of([answers_of(store) for store in shown(stores, "users")]), [])
+    return publish(
+        "exact_facts",
+        measures_of([answers_of(store) for store in shown(stores, "users")]),
+        [],
+    )
 
 
 if __name__ == "__main__":

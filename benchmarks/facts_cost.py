@@ -43,7 +43,9 @@ class SlowExtractor(OfflineModel):
         await asyncio.sleep(1)
         return await super().achat_with_tools(tools, *args, **kwargs)
 
-    async def astream_chat_with_tools(self, tools: Any, *args: Any, **kwargs: Any) -> Any:
+    async def astream_chat_with_tools(
+        self, tools: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """An answer, as the agent asks for it."""
         self.asked.append(perf_counter())
         return await super().astream_chat_with_tools(tools, *args, **kwargs)
@@ -51,14 +53,22 @@ class SlowExtractor(OfflineModel):
 
 async def turns(folder: Path) -> dict[str, list[float]]:
     """Seconds of each turn: of LlamaIndex's Memory, without facts and with facts."""
-    uris = {name: f"sqlite+aiosqlite:///{folder / name}.db" for name in ("host", "without", "with")}
+    uris = {
+        name: f"sqlite+aiosqlite:///{folder / name}.db"
+        for name in ("host", "without", "with")
+    }
     opened: dict[str, Any] = {"host": host_memory(uris["host"])}
     for name in ("without", "with"):
-        opened[name] = CondensedMemory.from_defaults(name, extract_facts=False, async_database_uri=uris[name])
+        opened[name] = CondensedMemory.from_defaults(
+            name, extract_facts=False, async_database_uri=uris[name]
+        )
     seconds: dict[str, list[float]] = {name: [] for name in opened}
     names = [*opened]
     async with AsyncExitStack() as stack:
-        memories = {name: await stack.enter_async_context(memory) for name, memory in opened.items()}
+        memories = {
+            name: await stack.enter_async_context(memory)
+            for name, memory in opened.items()
+        }
         await put_facts(memories["with"], FACTS)
         for number in shown(range(WARM_UP + TURNS), "turns"):
             for name in names:
@@ -74,7 +84,9 @@ async def delays(folder: Path, *, extract: bool) -> list[float]:
     agent = FunctionAgent(llm=llm)
     taken = []
     uri = f"sqlite+aiosqlite:///{folder / f'delay-{extract}.db'}"
-    async with CondensedMemory.from_defaults("chat", llm=llm, extract_facts=extract, async_database_uri=uri) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", llm=llm, extract_facts=extract, async_database_uri=uri
+    ) as memory:
         for i in shown(range(RUNS), "runs"):
             llm.asked.clear()
             started = perf_counter()
@@ -86,22 +98,37 @@ async def delays(folder: Path, *, extract: bool) -> list[float]:
 def measured() -> tuple[list[Measure], list[Promise]]:
     """Measure turns and delays."""
     with TemporaryDirectory() as folder:
-        host, without, with_facts = map(median, asyncio.run(turns(Path(folder))).values())
+        host, without, with_facts = map(
+            median, asyncio.run(turns(Path(folder))).values()
+        )
         plain = median(asyncio.run(delays(Path(folder), extract=False)))
         extracting = median(asyncio.run(delays(Path(folder), extract=True)))
     measures = [
         Measure("one turn, LlamaIndex's Memory without blocks", 1000 * host, "ms"),
         Measure("one turn, no facts", 1000 * without, "ms"),
         Measure(f"one turn, {FACTS:,} facts", 1000 * with_facts, "ms"),
-        Measure(f"a turn with {FACTS:,} facts against one without", with_facts / without),
+        Measure(
+            f"a turn with {FACTS:,} facts against one without", with_facts / without
+        ),
         Measure("to the first call of the model, no extraction", 1000 * plain, "ms"),
-        Measure("to the first call of the model, an extraction model of 1 s", 1000 * extracting, "ms"),
+        Measure(
+            "to the first call of the model, an extraction model of 1 s",
+            1000 * extracting,
+            "ms",
+        ),
     ]
     promises = [
         Promise(
-            f"what {FACTS:,} facts add, against a turn of LlamaIndex's Memory", 0.25, (with_facts - without) / host
+            f"what {FACTS:,} facts add, against a turn of LlamaIndex's Memory",
+            0.25,
+            (with_facts - without) / host,
         ),
-        Promise("the first call of the model comes later by", 10, 1000 * (extracting - plain), "ms"),
+        Promise(
+            "the first call of the model comes later by",
+            10,
+            1000 * (extracting - plain),
+            "ms",
+        ),
     ]
     return measures, promises
 

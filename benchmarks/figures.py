@@ -33,10 +33,15 @@ class FigureError(Exception):
 @cache
 def _measured(file: Path) -> dict[str, tuple[float, str]]:
     if not file.is_file():
-        raise FigureError(f"There is no {file}, which published.py refers to: run the benchmark that writes it.")
+        raise FigureError(
+            f"There is no {file}, which published.py refers to: run the benchmark that writes it."
+        )
     result = json.loads(file.read_text(encoding="utf-8"))
     lines = [*result["measures"], *result["promises"]]
-    return {one["what"]: (one.get("value", one.get("measured")), one["unit"]) for one in lines}
+    return {
+        one["what"]: (one.get("value", one.get("measured")), one["unit"])
+        for one in lines
+    }
 
 
 def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
@@ -59,7 +64,9 @@ def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
     known = _measured(results / f"{name}.json")
     if what not in known:
         near = difflib.get_close_matches(what, known, 3)
-        raise FigureError(f"results/{name}.json has measured no {what!r}; it has {', '.join(map(repr, near or known))}")
+        raise FigureError(
+            f"results/{name}.json has measured no {what!r}; it has {', '.join(map(repr, near or known))}"
+        )
     value, unit = known[what]
     if how == "of":
         return f"{value:,g} {unit}"
@@ -70,13 +77,19 @@ def figure(name: str, what: str, how: str, results: Path = RESULTS) -> str:
     if how.startswith("*"):
         factor, _, how = how[1:].partition(" ")
         value *= float(factor)
-    return f"{float(f'{value:.2g}'):,g}" if how == "2g" else format(value, how).replace("%", " %")
+    return (
+        f"{float(f'{value:.2g}'):,g}"
+        if how == "2g"
+        else format(value, how).replace("%", " %")
+    )
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:
     """Returns a text of ``published.py`` with its numbers, and with the benchmarks that a line asks for."""
     lines = [line.replace("{by}", _benchmarks(line)) for line in text.split("\n")]
-    return REFERENCE.sub(lambda found: figure(found[1], found[2], found[3], results), "\n".join(lines))
+    return REFERENCE.sub(
+        lambda found: figure(found[1], found[2], found[3], results), "\n".join(lines)
+    )
 
 
 def files_of(text: str) -> list[str]:
@@ -91,7 +104,10 @@ def _benchmarks(line: str) -> str:
 
 def told_stale(changed: dict[str, list[str]]) -> str:
     """Returns which results are older than what they measure, as a list in Markdown."""
-    lines = [f"- `{name}`: since then {', '.join(f'`{path}`' for path in paths)}" for name, paths in changed.items()]
+    lines = [
+        f"- `{name}`: since then {', '.join(f'`{path}`' for path in paths)}"
+        for name, paths in changed.items()
+    ]
     return "\n" + ("\n".join(lines) or "None.") + "\n"
 
 
@@ -101,7 +117,9 @@ def page_with_figures(page: str, results: Path = RESULTS) -> str:
     def with_figures(found: re.Match[str]) -> str:
         start, name, _, end = found.groups()
         if name != STALE and name not in TEXTS:
-            raise FigureError(f"A page asks for the figures {name!r}; published.py has {', '.join(TEXTS)}")
+            raise FigureError(
+                f"A page asks for the figures {name!r}; published.py has {', '.join(TEXTS)}"
+            )
         text = told_stale(stale()) if name == STALE else rendered(TEXTS[name], results)
         # What begins with a new line is a table or a paragraph, which a blank line sets apart from the marks.
         blank = "\n" if text.startswith("\n") else ""
@@ -126,7 +144,14 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 2
         if "--check" in sys.argv:
-            lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, "as measured", lineterm="", n=0)
+            lines = difflib.unified_diff(
+                before.splitlines(),
+                after.splitlines(),
+                name,
+                "as measured",
+                lineterm="",
+                n=0,
+            )
             print("\n".join(lines), end="\n" if before != after else "")
             differ |= before != after
         else:

@@ -38,7 +38,10 @@ WITH_VOCABULARY, WITHOUT_VOCABULARY = "with the vocabulary", "after the vocabula
 def opened(file: Path, session_id: str) -> CondensedMemory:
     """A session of Ann's in this file."""
     return CondensedMemory.from_defaults(
-        session_id, user_id="ann", async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+        session_id,
+        user_id="ann",
+        async_database_uri=f"sqlite+aiosqlite:///{file}",
+        extract_facts=False,
     )
 
 
@@ -59,16 +62,28 @@ async def first_question(file: Path) -> dict[str, float]:
     async with opened(file, "second") as memory:
         async with ticking() as pauses:
             resident, cpu = resident_bytes(), process_time()
-            await memory.aput(ChatMessage(role=MessageRole.USER, content="Which tea do I like?"))
+            await memory.aput(
+                ChatMessage(role=MessageRole.USER, content="Which tea do I like?")
+            )
             messages = await memory.aget()
-            measured = {"cpu": process_time() - cpu, "bytes": resident_bytes() - resident}
+            measured = {
+                "cpu": process_time() - cpu,
+                "bytes": resident_bytes() - resident,
+            }
         assert "Likes green tea" in str(messages[-1].content)
         return {**measured, "pause": max(pauses) / 1000}
 
 
 def in_new_process(file: Path, side: str) -> dict[str, float]:
     """What ``first_question`` measures in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.first_question", "--measure", str(file), side]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.first_question",
+        "--measure",
+        str(file),
+        side,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
@@ -81,20 +96,30 @@ def main() -> int:
             TokenCounter().count("load the vocabulary")
         print(json.dumps(asyncio.run(first_question(Path(sys.argv[2])))))
         return 0
-    taken: dict[str, list[dict[str, float]]] = {WITHOUT_VOCABULARY: [], WITH_VOCABULARY: []}
+    taken: dict[str, list[dict[str, float]]] = {
+        WITHOUT_VOCABULARY: [],
+        WITH_VOCABULARY: [],
+    }
     with TemporaryDirectory() as folder:
         file = Path(folder) / "memory.db"
         asyncio.run(write_fact(file))
         for _ in shown(range(ROUNDS), "rounds"):
             for side, measured in taken.items():
                 measured.append(in_new_process(file, side))
-    medians = {side: {key: median(one[key] for one in taken[side]) for key in taken[side][0]} for side in taken}
+    medians = {
+        side: {key: median(one[key] for one in taken[side]) for key in taken[side][0]}
+        for side in taken
+    }
     of, whole = medians[WITHOUT_VOCABULARY], medians[WITH_VOCABULARY]
     measures = [
-        Measure(f"longest pause of the event loop, {WITHOUT_VOCABULARY}", of["pause"], "s"),
+        Measure(
+            f"longest pause of the event loop, {WITHOUT_VOCABULARY}", of["pause"], "s"
+        ),
         Measure(f"CPU time, {WITH_VOCABULARY}", whole["cpu"], "s"),
         Measure(f"memory, {WITH_VOCABULARY}", whole["bytes"] / 2**20, "MiB"),
-        Measure(f"longest pause of the event loop, {WITH_VOCABULARY}", whole["pause"], "s"),
+        Measure(
+            f"longest pause of the event loop, {WITH_VOCABULARY}", whole["pause"], "s"
+        ),
     ]
     promises = [
         Promise(f"CPU time, {WITHOUT_VOCABULARY}", 0.4, of["cpu"], "s"),

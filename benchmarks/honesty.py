@@ -40,9 +40,21 @@ from random import Random
 
 from benchmarks.altered_quotes import ALTERATIONS, Alteration, altered_in_all_ways
 from benchmarks.command import NOT_MEASURED, named_path, shown
-from benchmarks.honesty_cases import Case, Outcome, cases_of, check, corrections_of, locomo_cases
+from benchmarks.honesty_cases import (
+    Case,
+    Outcome,
+    cases_of,
+    check,
+    corrections_of,
+    locomo_cases,
+)
 from benchmarks.honesty_falsehoods import FALSEHOODS, falsehoods_of, labelled
-from benchmarks.honesty_replies import attacks_that_change, malformed_read, remembered, summaries_taken
+from benchmarks.honesty_replies import (
+    attacks_that_change,
+    malformed_read,
+    remembered,
+    summaries_taken,
+)
 from benchmarks.locomo import Conversation, load_conversations
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import Fact
@@ -74,7 +86,13 @@ TRUE_LABELS = {
     "not about anybody": ("stated", "other"),
 }
 # What is stored on purpose as any other fact, and what says nothing of a new one.
-ON_PURPOSE = ("permission", "standing instruction", "one-time instruction", "duplicate", "retires")
+ON_PURPOSE = (
+    "permission",
+    "standing instruction",
+    "one-time instruction",
+    "duplicate",
+    "retires",
+)
 # So many conversations were looked at when the rules were chosen; and of each so many facts make falsehoods.
 CHOSEN_ON, EVERY = 2, 5
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -93,12 +111,21 @@ class Report:
         """A number of cases."""
         self.measures.append(Measure(what, found, f"of {of:,}"))
 
-    def share(self, what: str, found: int, of: int, limit: float, *, at_least: bool = False) -> None:
+    def share(
+        self, what: str, found: int, of: int, limit: float, *, at_least: bool = False
+    ) -> None:
         """A number of cases, and the limit of its share in percent."""
         self.count(what, found, of)
-        self.promises.append(Promise(what, limit, 100 * found / max(of, 1), "%", at_least))
+        self.promises.append(
+            Promise(what, limit, 100 * found / max(of, 1), "%", at_least)
+        )
 
-    def by_class(self, what: str, outcomes: Sequence[Outcome], is_found: Callable[[Outcome], bool]) -> int:
+    def by_class(
+        self,
+        what: str,
+        outcomes: Sequence[Outcome],
+        is_found: Callable[[Outcome], bool],
+    ) -> int:
         """How many there are in each class, and in all."""
         all_of = Counter(one.case.kind for one in outcomes)
         found = Counter(one.case.kind for one in outcomes if is_found(one))
@@ -144,7 +171,10 @@ def quote_of(case: Case) -> str:
 def closest_sentence(case: Case) -> str:
     """The sentence of the quote that has most words of the fact, of several the first."""
     words = set(_WORD.findall(case.reply["new_facts"][0]["content"].casefold()))
-    return max(_SENTENCE_END.split(quote_of(case)), key=lambda part: len(words & set(_WORD.findall(part.casefold()))))
+    return max(
+        _SENTENCE_END.split(quote_of(case)),
+        key=lambda part: len(words & set(_WORD.findall(part.casefold()))),
+    )
 
 
 def foreign(cases: Sequence[Case]) -> list[Case]:
@@ -152,24 +182,38 @@ def foreign(cases: Sequence[Case]) -> list[Case]:
     half = len(cases) // 2
     others = [*cases[half:], *cases[:half]]
     pairs = zip(cases, others, strict=True)
-    return [case.quoting(quote_of(other)) for case, other in pairs if quote_of(other) not in case.lines[0].text]
+    return [
+        case.quoting(quote_of(other))
+        for case, other in pairs
+        if quote_of(other) not in case.lines[0].text
+    ]
 
 
 def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
     """True facts of LoCoMo that are lost; returns those with exact quotes."""
     what = "LoCoMo, true facts lost"
     exact = report.look(learned(shown(cases, "exact quotes")))
-    report.share(f"{what}: exact quotes", sum(one.is_lost for one in exact), len(exact), 2)
+    report.share(
+        f"{what}: exact quotes", sum(one.is_lost for one in exact), len(exact), 2
+    )
     sentences = [case.quoting(closest_sentence(case)) for case in cases]
     outcomes = report.look(learned(shown(sentences, "one sentence quoted")))
-    report.count(f"{what}: one sentence quoted", sum(one.is_lost for one in outcomes), len(outcomes))
+    report.count(
+        f"{what}: one sentence quoted",
+        sum(one.is_lost for one in outcomes),
+        len(outcomes),
+    )
     lost, of = Counter[str](), Counter[str]()
     for kind, alteration in {**ALTERATIONS, ALL_WAYS: altered_in_all_ways}.items():
-        altered = with_quotes(cases, partial(altered_quote, alteration=alteration, random=Random(SEED)))
+        altered = with_quotes(
+            cases, partial(altered_quote, alteration=alteration, random=Random(SEED))
+        )
         outcomes = report.look(learned(shown(altered, kind)))
         lost[kind], of[kind] = sum(one.is_lost for one in outcomes), len(outcomes)
         report.share(f"{what}: {kind}", lost[kind], of[kind], 3)
-    lost_of, all_of = (sum(counts[kind] for kind in ALTERATIONS) for counts in (lost, of))
+    lost_of, all_of = (
+        sum(counts[kind] for kind in ALTERATIONS) for counts in (lost, of)
+    )
     report.share(f"{what}: altered quotes of all kinds", lost_of, all_of, 3)
     strange = report.look(map(check, shown(foreign(cases), "foreign quotes")))
     found = sum(not one.is_lost for one in strange)
@@ -180,16 +224,27 @@ def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
 def report_falsehoods(report: Report, conversations: Sequence[Conversation]) -> None:
     """Facts of LoCoMo made false that are stored, by how well they are labelled, and where the rules were chosen."""
     limits = {"truly": 3.0, "a tenth wrongly": 12.0, "always stated": 100.0}
-    for name, some in (("chosen on", conversations[:CHOSEN_ON]), ("elsewhere", conversations[CHOSEN_ON:])):
+    for name, some in (
+        ("chosen on", conversations[:CHOSEN_ON]),
+        ("elsewhere", conversations[CHOSEN_ON:]),
+    ):
         cases = list(locomo_cases(some))[::EVERY]
         for labels, limit in limits.items():
             stored, of = 0, 0
-            for kind, make in shown(FALSEHOODS.items(), f"falsehoods {name}, labelled {labels}"):
+            for kind, make in shown(
+                FALSEHOODS.items(), f"falsehoods {name}, labelled {labels}"
+            ):
                 false = falsehoods_of(cases, make, labels, Random(SEED))
                 found = sum(one.is_changed for one in report.look(map(check, false)))
-                report.count(f"falsehoods stored, {name}, labelled {labels}: {kind}", found, len(false))
+                report.count(
+                    f"falsehoods stored, {name}, labelled {labels}: {kind}",
+                    found,
+                    len(false),
+                )
                 stored, of = stored + found, of + len(false)
-            report.share(f"falsehoods stored, {name}, labelled {labels}", stored, of, limit)
+            report.share(
+                f"falsehoods stored, {name}, labelled {labels}", stored, of, limit
+            )
 
 
 def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
@@ -200,9 +255,13 @@ def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Out
     replies = cases_of(folder, "false_acceptances")
     unlabelled = sum(check(case).is_changed for case in replies)
     report.count(
-        "false replies stored: all, from a model that tells nothing of how they were said", unlabelled, len(replies)
+        "false replies stored: all, from a model that tells nothing of how they were said",
+        unlabelled,
+        len(replies),
     )
-    truly = (labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""])) for case in replies)
+    truly = (
+        labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""])) for case in replies
+    )
     false = report.look(map(check, truly))
     stored = report.by_class("false replies stored", false, is_kept_falsely)
     report.share("false replies stored: all", stored, len(false), 35)
@@ -210,19 +269,34 @@ def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Out
     what = "false replies stored: without what is stored on purpose, duplicates and retirements"
     report.share(what, sum(map(is_kept_falsely, meant)), len(meant), 8)
     for kind, is_lexical in NEVER.items():
-        here = [one for one in false if one.case.kind == kind and (not is_lexical or one.case.need == LEXICAL)]
+        here = [
+            one
+            for one in false
+            if one.case.kind == kind and (not is_lexical or one.case.need == LEXICAL)
+        ]
         what = f"false replies stored: {kind}{', that words alone can tell' if is_lexical else ''}"
-        report.promises.append(Promise(what, 0, sum(map(is_kept_falsely, here)), f"of {len(here)}"))
+        report.promises.append(
+            Promise(what, 0, sum(map(is_kept_falsely, here)), f"of {len(here)}")
+        )
     corrections = report.look(map(check, corrections_of(folder)))
     kept = sum(bool(one.valid.retired) and not is_unstored(one) for one in corrections)
-    report.share("corrections, old fact retired and new one stored", kept, len(corrections), 100, at_least=True)
+    report.share(
+        "corrections, old fact retired and new one stored",
+        kept,
+        len(corrections),
+        100,
+        at_least=True,
+    )
     return hard, false
 
 
 def is_kept_falsely(outcome: Outcome) -> bool:
     """Tell whether a reply has changed what is known; what is stored as a plan, or as over, says nothing of now."""
     now = outcome.case.now
-    held = any(one.said_as != "planned" and one.state(now) == "present" for one in outcome.valid.accepted)
+    held = any(
+        one.said_as != "planned" and one.state(now) == "present"
+        for one in outcome.valid.accepted
+    )
     return bool(outcome.valid.retired) if outcome.case.reply["retired"] else held
 
 
@@ -234,28 +308,55 @@ def is_unstored(outcome: Outcome) -> bool:
 async def report_replies(report: Report, folder: Path) -> None:
     """What is read of broken replies, taken as a summary, and done by the tools."""
     read, again, of = await malformed_read(folder)
-    report.share("malformed replies read, some after a second request", read, of, 100 * 255 / 271, at_least=True)
+    report.share(
+        "malformed replies read, some after a second request",
+        read,
+        of,
+        100 * 255 / 271,
+        at_least=True,
+    )
     report.count("malformed replies asked for once more", again, of)
     taken, all_of = await summaries_taken(folder)
     for kind in all_of:
         report.count(f"bad summaries taken: {kind}", taken[kind], all_of[kind])
-    report.share("bad summaries taken: all", taken.total(), all_of.total(), 100 * 25 / 124)
+    report.share(
+        "bad summaries taken: all", taken.total(), all_of.total(), 100 * 25 / 124
+    )
     changed, of = await attacks_that_change(folder)
-    report.promises.append(Promise("attacks on the tools that change anything", 2, changed, f"of {of}"))
+    report.promises.append(
+        Promise("attacks on the tools that change anything", 2, changed, f"of {of}")
+    )
     kept, of = await remembered(folder)
-    report.share("true facts of other languages remembered", kept, of, 100 * 42 / 45, at_least=True)
+    report.share(
+        "true facts of other languages remembered",
+        kept,
+        of,
+        100 * 42 / 45,
+        at_least=True,
+    )
 
 
-def report_gates(report: Report, false: Sequence[Outcome], hard: Sequence[Outcome], exact: Sequence[Outcome]) -> str:
+def report_gates(
+    report: Report,
+    false: Sequence[Outcome],
+    hard: Sequence[Outcome],
+    exact: Sequence[Outcome],
+) -> str:
     """Each reason with what it catches and loses; returns the names of those that lose more."""
     caught = Counter(one.reason for one in false if not one.is_changed)
     lost_hard = Counter(one.reason for one in hard if one.is_lost)
     lost = Counter(one.reason for one in exact if one.is_lost)
     poor = []
     for reason in sorted({*caught, *lost_hard, *lost}):
-        report.measures.append(Measure(f"gate {reason}: false replies caught", caught[reason]))
-        report.measures.append(Measure(f"gate {reason}: true facts lost, LoCoMo", lost[reason]))
-        report.measures.append(Measure(f"gate {reason}: true facts lost, hard set", lost_hard[reason]))
+        report.measures.append(
+            Measure(f"gate {reason}: false replies caught", caught[reason])
+        )
+        report.measures.append(
+            Measure(f"gate {reason}: true facts lost, LoCoMo", lost[reason])
+        )
+        report.measures.append(
+            Measure(f"gate {reason}: true facts lost, hard set", lost_hard[reason])
+        )
         if lost[reason] + lost_hard[reason] > caught[reason]:
             poor.append(reason)
     report.measures.append(Measure("gates that lose more than they catch", len(poor)))
@@ -264,7 +365,10 @@ def report_gates(report: Report, false: Sequence[Outcome], hard: Sequence[Outcom
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
-    folder, conversations = named_path(DEFAULT_FOLDER), load_conversations("honesty", FOLDER_ARGUMENT)
+    folder, conversations = (
+        named_path(DEFAULT_FOLDER),
+        load_conversations("honesty", FOLDER_ARGUMENT),
+    )
     if not folder.is_dir():
         print(
             f"There is no {folder}. Name it: python -m benchmarks.honesty {FOLDER_ARGUMENT} LOCOMO_JSON",
@@ -277,7 +381,9 @@ def main() -> int:
     report_falsehoods(report, conversations)
     hard, false = report_folder(report, folder)
     asyncio.run(report_replies(report, folder))
-    report.promises.append(Promise("stored facts with invisible characters", 0, report.invisible))
+    report.promises.append(
+        Promise("stored facts with invisible characters", 0, report.invisible)
+    )
     poor = report_gates(report, false, hard, exact)
     code = publish("honesty", report.measures, report.promises)
     print(f"gates that lose more true facts than they catch false replies: {poor}")

@@ -38,7 +38,13 @@ class Case:
 
     def quoting(self, quote: str) -> Case:
         """The same with another quote."""
-        return replace(self, reply={**self.reply, "new_facts": [{**self.reply["new_facts"][0], "quote": quote}]})
+        return replace(
+            self,
+            reply={
+                **self.reply,
+                "new_facts": [{**self.reply["new_facts"][0], "quote": quote}],
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ class Outcome:
     @property
     def is_changed(self) -> bool:
         """Whether a fact was retired if that is what the reply wants, else whether one was stored."""
-        return bool(self.valid.retired if self.case.reply["retired"] else self.valid.accepted)
+        return bool(
+            self.valid.retired if self.case.reply["retired"] else self.valid.accepted
+        )
 
     @property
     def reason(self) -> str:
@@ -75,12 +83,17 @@ def check(case: Case, active: Sequence[Fact] = ()) -> Outcome:
     facts = [*case.known, *active]
     valid = validate_reply(reply, case.lines, case.known, now=case.now, active=facts)
     contents = {normalised(fact.content) for fact in facts}
-    return Outcome(case, valid, any(normalised(new.content) in contents for new in reply.new_facts))
+    return Outcome(
+        case, valid, any(normalised(new.content) in contents for new in reply.new_facts)
+    )
 
 
 def has_invisible(text: str) -> bool:
     """Whether a text has controls, marks of direction, tags, or other characters without a shape."""
-    return any(unicodedata.category(sign) in ("Cc", "Cf", "Co", "Cs") and sign not in _JOINERS for sign in text)
+    return any(
+        unicodedata.category(sign) in ("Cc", "Cf", "Co", "Cs") and sign not in _JOINERS
+        for sign in text
+    )
 
 
 def load(folder: Path, name: str) -> Any:
@@ -91,7 +104,13 @@ def load(folder: Path, name: str) -> Any:
 def cases_of(folder: Path, name: str) -> list[Case]:
     """The cases of a file."""
     return [
-        Case(one["cls"], _lines(one["lines"]), one["reply"], _facts(one["known"]), one.get("need", ""))
+        Case(
+            one["cls"],
+            _lines(one["lines"]),
+            one["reply"],
+            _facts(one["known"]),
+            one.get("need", ""),
+        )
         for one in load(folder, name)
     ]
 
@@ -101,8 +120,19 @@ def corrections_of(folder: Path) -> Iterator[Case]:
     read = load(folder, "corrections")
     pairs = [(said, old, "") for said, old in read["pairs"]]
     for said, old, new in [*read["corrections"], *pairs]:
-        fact = {"label": "n1", "content": new, "quote": said, "confidence": 0.9, "category": "correction"}
-        retired = {"number": 1, "reason": "It has changed.", "replaced_by": "n1" if new else "", "quote": said}
+        fact = {
+            "label": "n1",
+            "content": new,
+            "quote": said,
+            "confidence": 0.9,
+            "category": "correction",
+        }
+        retired = {
+            "number": 1,
+            "reason": "It has changed.",
+            "replaced_by": "n1" if new else "",
+            "quote": said,
+        }
         reply = {"new_facts": [fact] if new else [], "retired": [retired]}
         yield Case("correction", _lines([("user", said)]), reply, _facts([old]))
 
@@ -111,16 +141,26 @@ def locomo_cases(conversations: Sequence[Conversation]) -> Iterator[Case]:
     """The observations of each conversation as facts: each with the turns that it is about, and their answers."""
     for number, conversation in enumerate(conversations):
         # The facts name the speakers, so that their names must have been said.
-        turns = [{**turn, "text": f"{turn['speaker']}: {turn['text']}"} for turn in conversation["pools"]["turns"]]
+        turns = [
+            {**turn, "text": f"{turn['speaker']}: {turn['text']}"}
+            for turn in conversation["pools"]["turns"]
+        ]
         places = {turn["id"]: i for i, turn in enumerate(turns)}
         for observation in conversation["pools"]["observations"]:
             sources = [places[name] for name in observation["source"] if name in places]
             if not sources:
                 continue
             first = turns[sources[0]]
-            fact = {"label": "n1", "content": observation["text"], "quote": said_in(first["text"]), "confidence": 0.9}
+            fact = {
+                "label": "n1",
+                "content": observation["text"],
+                "quote": said_in(first["text"]),
+                "confidence": 0.9,
+            }
             lines = [line for i in sources for line in _turn(turns, i)]
-            now = datetime.strptime(first["time"], "%d %B, %Y").replace(tzinfo=timezone.utc)
+            now = datetime.strptime(first["time"], "%d %B, %Y").replace(
+                tzinfo=timezone.utc
+            )
             reply = {"new_facts": [fact], "retired": []}
             yield Case("LoCoMo", _lines(lines), reply, now=now, conversation=number)
 
@@ -141,4 +181,7 @@ def _lines(lines: Sequence[Sequence[str]]) -> tuple[Utterance, ...]:
 
 
 def _facts(contents: Sequence[str]) -> tuple[Fact, ...]:
-    return tuple(Fact(content=content, namespace="user", created_at=SAID_AT) for content in contents)
+    return tuple(
+        Fact(content=content, namespace="user", created_at=SAID_AT)
+        for content in contents
+    )

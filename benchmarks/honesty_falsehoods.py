@@ -33,14 +33,22 @@ Maker = Callable[[Case, Case], Falsehood | None]
 
 def with_content(case: Case, content: str) -> Case:
     """The case with another statement."""
-    return replace(case, reply={**case.reply, "new_facts": [{**case.reply["new_facts"][0], "content": content}]})
+    return replace(
+        case,
+        reply={
+            **case.reply,
+            "new_facts": [{**case.reply["new_facts"][0], "content": content}],
+        },
+    )
 
 
 def with_words(case: Case, frame: str) -> Case:
     """The case as if the user had said the quoted turn in these words; ``{}`` stands for it."""
     quote = quote_of(case)
     lines = tuple(
-        line._replace(text=line.text.replace(quote, frame.format(quote))) if line.is_users else line
+        line._replace(text=line.text.replace(quote, frame.format(quote)))
+        if line.is_users
+        else line
         for line in case.lines
     )
     return replace(case, lines=lines)
@@ -59,7 +67,11 @@ def content_of(case: Case) -> str:
 def _of_content(kind: str, replaced: Callable[[re.Match[str]], str]) -> Maker:
     def make(case: Case, _: Case) -> Falsehood | None:
         content = re.sub(kind, replaced, content_of(case), count=1)
-        return None if content == content_of(case) else (with_content(case, content), "stated", "user")
+        return (
+            None
+            if content == content_of(case)
+            else (with_content(case, content), "stated", "user")
+        )
 
     return make
 
@@ -75,7 +87,9 @@ def _negated(case: Case, _: Case) -> Falsehood | None:
 
 def _assistants(case: Case, _: Case) -> Falsehood | None:
     answers = [line.text for line in case.lines if not line.is_users]
-    return (with_content(case, said_in(answers[0])), "quoted", "user") if answers else None
+    return (
+        (with_content(case, said_in(answers[0])), "quoted", "user") if answers else None
+    )
 
 
 def _of_another_turn(case: Case, other: Case) -> Falsehood | None:
@@ -88,14 +102,20 @@ def _swapped(case: Case, _: Case) -> Falsehood | None:
     if not others or others[0] == first:
         return None
     names = {first: others[0], others[0]: first}
-    swapped = re.sub(rf"\b(?:{first}|{others[0]})\b", lambda match: names[match.group()], content)
+    swapped = re.sub(
+        rf"\b(?:{first}|{others[0]})\b", lambda match: names[match.group()], content
+    )
     return with_content(case, swapped), "stated", "other"
 
 
 FALSEHOODS: dict[str, Maker] = {
     "a number changed": _of_content(_NUMBER, lambda match: str(int(match.group()) + 3)),
-    "a unit changed": _of_content(rf"(?<=\d )(?:{'|'.join(_UNITS)})\b", lambda match: _UNITS[match.group()]),
-    "a name changed": _of_content(_NAME, lambda match: _NAMES[len(match.group()) % len(_NAMES)]),
+    "a unit changed": _of_content(
+        rf"(?<=\d )(?:{'|'.join(_UNITS)})\b", lambda match: _UNITS[match.group()]
+    ),
+    "a name changed": _of_content(
+        _NAME, lambda match: _NAMES[len(match.group()) % len(_NAMES)]
+    ),
     "the statement negated": _negated,
     '"if"': _of_words("If {}", "supposed"),
     '"do you think"': _of_words("Do you think that {}?", "asked"),
@@ -109,7 +129,9 @@ FALSEHOODS: dict[str, Maker] = {
 }
 
 
-def falsehoods_of(cases: Sequence[Case], make: Maker, labels: str, random: Random) -> list[Case]:
+def falsehoods_of(
+    cases: Sequence[Case], make: Maker, labels: str, random: Random
+) -> list[Case]:
     """The cases that can be made false in this way, labelled "truly", "always stated" or "a tenth wrongly"."""
     half, found = len(cases) // 2, []
     for case, other in zip(cases, [*cases[half:], *cases[:half]], strict=True):
@@ -129,6 +151,12 @@ def falsehoods_of(cases: Sequence[Case], make: Maker, labels: str, random: Rando
 def labelled(case: Case, said_as: str, about: str) -> Case:
     """The case with the labels of a model on all that it reports."""
     told: dict[str, Any] = {"said_as": said_as, "about": about}
-    facts = [{**fact, **told} if isinstance(fact, dict) else fact for fact in case.reply["new_facts"]]
-    retired = [{**entry, "said_as": said_as} if isinstance(entry, dict) else entry for entry in case.reply["retired"]]
+    facts = [
+        {**fact, **told} if isinstance(fact, dict) else fact
+        for fact in case.reply["new_facts"]
+    ]
+    retired = [
+        {**entry, "said_as": said_as} if isinstance(entry, dict) else entry
+        for entry in case.reply["retired"]
+    ]
     return replace(case, reply={**case.reply, "new_facts": facts, "retired": retired})

@@ -32,7 +32,9 @@ class ScriptedModel(OfflineModel):
     """Gives one answer to whatever it is asked, and another one from the second request on."""
 
     answer: ChatResponse = Field(description="The answer.")
-    second: str = Field(default="", description='The text of the second answer; "" for the same.')
+    second: str = Field(
+        default="", description='The text of the second answer; "" for the same.'
+    )
     requests: int = Field(default=0, description="How often it was asked.")
 
     @classmethod
@@ -49,14 +51,25 @@ class ScriptedModel(OfflineModel):
         return self.answer
 
 
-def model_that_says(answer: str | Sequence[Sequence[str]], finish_reason: str = "stop") -> ScriptedModel:
+def model_that_says(
+    answer: str | Sequence[Sequence[str]], finish_reason: str = "stop"
+) -> ScriptedModel:
     """A model whose answer is a text, or tool calls with names and arguments."""
     raw = {"choices": [{"finish_reason": finish_reason}]}
     if isinstance(answer, str):
         response = ChatResponse(message=ChatMessage(answer, role="assistant"), raw=raw)
-        return ScriptedModel(answer=response, pydantic_program_mode=PydanticProgramMode.LLM)
-    calls = [ToolCallBlock(tool_name=name, tool_kwargs=arguments) for name, arguments in answer]
-    return ScriptedModel(answer=ChatResponse(message=ChatMessage(role="assistant", blocks=list(calls)), raw=raw))
+        return ScriptedModel(
+            answer=response, pydantic_program_mode=PydanticProgramMode.LLM
+        )
+    calls = [
+        ToolCallBlock(tool_name=name, tool_kwargs=arguments)
+        for name, arguments in answer
+    ]
+    return ScriptedModel(
+        answer=ChatResponse(
+            message=ChatMessage(role="assistant", blocks=list(calls)), raw=raw
+        )
+    )
 
 
 async def malformed_read(folder: Path) -> tuple[int, int, int]:
@@ -78,7 +91,9 @@ async def malformed_read(folder: Path) -> tuple[int, int, int]:
 
 async def _stored(llm: ScriptedModel, lines: Sequence[Utterance]) -> int:
     try:
-        reply, _ = await ask_for_facts(llm, extraction_prompt(lines, [], today=SAID_AT.date()))
+        reply, _ = await ask_for_facts(
+            llm, extraction_prompt(lines, [], today=SAID_AT.date())
+        )
     except FactReplyError:
         return 0
     return len(validate_reply(reply, lines, [], now=SAID_AT).accepted)
@@ -88,15 +103,21 @@ async def summaries_taken(folder: Path) -> tuple[Counter[str], Counter[str]]:
     """The number of answers that change the summary, and of all, by class."""
     read = load(folder, "summary_replies")
     counter, previous = TokenCounter(), read["previous"]
-    said = next(found for one in read["replies"] if (found := _MESSAGE.findall(one["text"])))
+    said = next(
+        found for one in read["replies"] if (found := _MESSAGE.findall(one["text"]))
+    )
     messages = [ChatMessage(text, role=role) for role, text in said]
-    entries = [entry for message in messages if (entry := entry_of(1, message, counter))]
+    entries = [
+        entry for message in messages if (entry := entry_of(1, message, counter))
+    ]
     taken, all_of = Counter[str](), Counter[str]()
     for one in read["replies"]:
         llm = model_that_says(one["text"], one.get("finish_reason", "stop"))
         all_of[one["cls"]] += 1
         try:
-            summary = await ask_for_summary(llm, previous, entries, token_limit=SUMMARY_TOKENS, counter=counter)
+            summary = await ask_for_summary(
+                llm, previous, entries, token_limit=SUMMARY_TOKENS, counter=counter
+            )
         except SummaryReplyError:
             continue
         taken[one["cls"]] += summary != previous
@@ -106,7 +127,9 @@ async def summaries_taken(folder: Path) -> tuple[Counter[str], Counter[str]]:
 async def attacks_that_change(folder: Path) -> tuple[int, int]:
     """The number of tool calls after which other facts are stored than before, and of all."""
     attacks = load(folder, "tool_attacks")
-    names = [name for one in attacks if one["call"][0] == "forget" for name in one["call"][1]]
+    names = [
+        name for one in attacks if one["call"][0] == "forget" for name in one["call"][1]
+    ]
     changed = 0
     for one in shown(attacks, "attacks"):
         async with CondensedMemory.from_defaults(extract_facts=False) as memory:
@@ -122,7 +145,11 @@ async def attacks_that_change(folder: Path) -> tuple[int, int]:
 
 async def remembered(folder: Path) -> tuple[int, int]:
     """The number of true facts that an agent may remember, in the user's language or in English, and of all."""
-    cases = [case for case in cases_of(folder, "false_rejections") if case.kind.startswith(_REMEMBERED)]
+    cases = [
+        case
+        for case in cases_of(folder, "false_rejections")
+        if case.kind.startswith(_REMEMBERED)
+    ]
     found = 0
     for case in shown(cases, "facts to remember"):
         async with CondensedMemory.from_defaults(extract_facts=False) as memory:

@@ -18,14 +18,27 @@ from benchmarks.report import Measure, Promise, publish
 
 ROUNDS = 7
 # The names of the package are loaded on first use; the preset stands upon nearly all of it.
-HOST, BOTH = "llama_index.core", "llama_index.core, llama_index_memory_ext.memory.condensed_memory"
+HOST, BOTH = (
+    "llama_index.core",
+    "llama_index.core, llama_index_memory_ext.memory.condensed_memory",
+)
 
 
 def import_seconds(modules: str, compiled: str) -> float:
     """The seconds that the import takes in a new process, which keeps and finds what is compiled in a folder."""
     code = f"from time import process_time; start = process_time(); import {modules}; print(process_time() - start)"
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=environment)
+    environment = {
+        **os.environ,
+        "PYTHONPYCACHEPREFIX": compiled,
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        env=environment,
+    )
     return float(done.stdout)
 
 
@@ -37,9 +50,16 @@ def measured() -> tuple[list[Measure], list[Promise]]:
             for modules, taken in seconds.items():
                 taken.append(import_seconds(modules, compiled))
     medians = {modules: median(taken[1:]) for modules, taken in seconds.items()}
-    measures = [Measure(f"import {modules}", taken, "s") for modules, taken in medians.items()]
+    measures = [
+        Measure(f"import {modules}", taken, "s") for modules, taken in medians.items()
+    ]
     promises = [
-        Promise("seconds more than LlamaIndex alone", 0.1, medians[BOTH] - medians[HOST], "s"),
+        Promise(
+            "seconds more than LlamaIndex alone",
+            0.1,
+            medians[BOTH] - medians[HOST],
+            "s",
+        ),
         Promise("both against LlamaIndex alone", 1.1, medians[BOTH] / medians[HOST]),
     ]
     return measures, promises

@@ -22,9 +22,14 @@ def main() -> int:
     """Compare, publish, and return the exit code."""
     fixed = [(code,) for code in KNOWN]
     runs = [None] * (OPERATIONS // EACH - len(fixed)) + fixed
-    found = [count_differences(EACH, languages, seed) for seed, languages in enumerate(shown(runs, "indexes"))]
+    found = [
+        count_differences(EACH, languages, seed)
+        for seed, languages in enumerate(shown(runs, "indexes"))
+    ]
     promise = Promise("differences between an index and a new one", 0, sum(found))
-    return publish("index_operations", [Measure("operations", EACH * len(runs))], [promise])
+    return publish(
+        "index_operations", [Measure("operations", EACH * len(runs))], [promise]
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ Conversation = dict[str, Any]
 
 def file_in(folder: Path) -> Path:
     """The file with the conversations in a folder; the name of LoCoMo's own if there is none."""
-    return next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[-1])
+    return next(
+        (folder / name for name in FILES if (folder / name).is_file()),
+        folder / FILES[-1],
+    )
 
 
 def load_conversations(name: str, *before: str) -> list[Conversation]:
@@ -65,14 +68,20 @@ def converted(one: dict[str, Any]) -> Conversation:
     """A conversation of LoCoMo's own file in the form that is used here; all facts are equally certain."""
     said = one["conversation"]
     sessions = sorted(
-        int(key.split("_")[1]) for key, turns in said.items() if re.fullmatch(r"session_\d+", key) and turns
+        int(key.split("_")[1])
+        for key, turns in said.items()
+        if re.fullmatch(r"session_\d+", key) and turns
     )
     turns, facts = list[dict[str, Any]](), list[dict[str, Any]]()
     for session in sessions:
         day = said[f"session_{session}_date_time"].partition(" on ")[2]
         for turn in said[f"session_{session}"]:
-            picture = f" [shares {turn['blip_caption']}]" if turn.get("blip_caption") else ""
-            turns.append(_item(turn["dia_id"], turn["speaker"], f"{turn['text']}{picture}", day))
+            picture = (
+                f" [shares {turn['blip_caption']}]" if turn.get("blip_caption") else ""
+            )
+            turns.append(
+                _item(turn["dia_id"], turn["speaker"], f"{turn['text']}{picture}", day)
+            )
         known = {turn["id"] for turn in turns}
         observed = one["observation"].get(f"session_{session}_observation", {})
         cited = [
@@ -80,23 +89,41 @@ def converted(one: dict[str, Any]) -> Conversation:
             for speaker, entries in observed.items()
             for text, source in entries
         ]
-        in_order = sorted((entry for entry in cited if entry[2]), key=lambda entry: _place(entry[2][0]))
+        in_order = sorted(
+            (entry for entry in cited if entry[2]),
+            key=lambda entry: _place(entry[2][0]),
+        )
         facts += [
-            _item(f"O{session}:{i}", speaker, text, day, source) for i, (speaker, text, source) in enumerate(in_order)
+            _item(f"O{session}:{i}", speaker, text, day, source)
+            for i, (speaker, text, source) in enumerate(in_order)
         ]
     known = {turn["id"] for turn in turns}
-    asked = [(entry, [turn for turn in _cited(entry["evidence"]) if turn in known]) for entry in one["qa"]]
+    asked = [
+        (entry, [turn for turn in _cited(entry["evidence"]) if turn in known])
+        for entry in one["qa"]
+    ]
     questions = [
-        {"text": entry["question"], "evidence": evidence, "adversarial": entry["category"] == ADVERSARIAL}
+        {
+            "text": entry["question"],
+            "evidence": evidence,
+            "adversarial": entry["category"] == ADVERSARIAL,
+        }
         for entry, evidence in asked
         if evidence
     ]
     speakers = [said["speaker_a"], said["speaker_b"]]
     pools = {"turns": turns, "observations": facts}
-    return {"id": one["sample_id"], "speakers": speakers, "pools": pools, "questions": questions}
+    return {
+        "id": one["sample_id"],
+        "speakers": speakers,
+        "pools": pools,
+        "questions": questions,
+    }
 
 
-def _item(name: str, speaker: str, text: str, day: str, source: list[str] | None = None) -> dict[str, Any]:
+def _item(
+    name: str, speaker: str, text: str, day: str, source: list[str] | None = None
+) -> dict[str, Any]:
     tokens = len(o200k().encode_ordinary(f"- ({day}) {text}\n"))
     more = {"tokens": tokens, "source": source or [name], "confidence": 1.0}
     return {"id": name, "speaker": speaker, "text": text, "time": day, **more}
@@ -104,7 +131,13 @@ def _item(name: str, speaker: str, text: str, day: str, source: list[str] | None
 
 def _cited(source: str | list[str]) -> list[str]:
     """The turns that are cited ("D1:3", or several in one text), each once."""
-    return list(dict.fromkeys(re.findall(r"D\d+:\d+", source if isinstance(source, str) else " ".join(source))))
+    return list(
+        dict.fromkeys(
+            re.findall(
+                r"D\d+:\d+", source if isinstance(source, str) else " ".join(source)
+            )
+        )
+    )
 
 
 def _place(turn: str) -> list[int]:
@@ -115,16 +148,23 @@ def messages_of(conversation: Conversation) -> list[ChatMessage]:
     """What was said, oldest first."""
     user = conversation["speakers"][0]
     return [
-        ChatMessage(role=MessageRole.USER if said["speaker"] == user else MessageRole.ASSISTANT, content=said["text"])
+        ChatMessage(
+            role=MessageRole.USER if said["speaker"] == user else MessageRole.ASSISTANT,
+            content=said["text"],
+        )
         for said in conversation["pools"]["turns"]
     ]
 
 
 def text_of(message: ChatMessage) -> str:
     """The text blocks of a message, joined without anything between them."""
-    return "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+    return "".join(
+        block.text for block in message.blocks if isinstance(block, TextBlock)
+    )
 
 
 def prompt_text(messages: Iterable[ChatMessage]) -> str:
     """The texts of the messages, each with its role before it."""
-    return "".join(f"<|{message.role.value}|>\n{text_of(message)}\n" for message in messages)
+    return "".join(
+        f"<|{message.role.value}|>\n{text_of(message)}\n" for message in messages
+    )

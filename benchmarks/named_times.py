@@ -39,7 +39,11 @@ def ago(days: int) -> str:
     weeks = round(days / 7)
     if weeks == 1:
         return "a week ago"
-    return f"{weeks} weeks ago" if weeks <= MOST_WEEKS else f"{round(days / 30)} months ago"
+    return (
+        f"{weeks} weeks ago"
+        if weeks <= MOST_WEEKS
+        else f"{round(days / 30)} months ago"
+    )
 
 
 async def ask(opened: Open, conversation: Conversation) -> dict[str, list[float]]:
@@ -62,7 +66,10 @@ async def ask(opened: Open, conversation: Conversation) -> dict[str, list[float]
             since = ago((today - days[evidence[0]] - later).days)
             for how, asked in ((TOLD, f"{text}, {since}?"), (UNTOLD, f"{text}?")):
                 prompt = prompt_text(await memory.aget(input=asked))
-                shares[how].append(sum(turns[name]["text"] in prompt for name in evidence) / len(evidence))
+                shares[how].append(
+                    sum(turns[name]["text"] in prompt for name in evidence)
+                    / len(evidence)
+                )
     return shares
 
 
@@ -72,17 +79,26 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     measures, promises = list[Measure](), list[Promise]()
-    for part, some in (("chosen on", conversations[:CHOSEN_ON]), ("elsewhere", conversations[CHOSEN_ON:])):
+    for part, some in (
+        ("chosen on", conversations[:CHOSEN_ON]),
+        ("elsewhere", conversations[CHOSEN_ON:]),
+    ):
         for side, opened in shown(SIDES.items(), f"memories, {part}"):
             found = [asyncio.run(ask(opened, one)) for one in some]
             means = {}
             for how in (TOLD, UNTOLD):
                 values = [value for shares in found for value in shares[how]]
                 means[how] = 100 * sum(values) / len(values)
-                measures.append(Measure(f"evidence, {part}, {side}, {how}", means[how], "%"))
+                measures.append(
+                    Measure(f"evidence, {part}, {side}, {how}", means[how], "%")
+                )
             if side == OURS:
                 gain = means[TOLD] - means[UNTOLD]
-                promises.append(Promise(f"what the time adds, {part}", 5, gain, "points", at_least=True))
+                promises.append(
+                    Promise(
+                        f"what the time adds, {part}", 5, gain, "points", at_least=True
+                    )
+                )
     return publish("named_times", measures, promises)
 
 

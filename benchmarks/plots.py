@@ -55,11 +55,25 @@ GREY = "#BBBBBB"
 WIDTH, DPI = 11, 90
 
 AS_THEY_COME, LIMITED, LIMIT = "as they come", "a limit of 8,000 tokens", 8_000
-TOKENS, SHARE, TIME = "tokens of the prompt", "share of the prompt from the cache", "time of a turn"
+TOKENS, SHARE, TIME = (
+    "tokens of the prompt",
+    "share of the prompt from the cache",
+    "time of a turn",
+)
 # What each figure of recall shows: what, in which setting, of which files, by what.
 RECALLS = (
-    ("recall of the evidence", "extracted facts", ("recall", "recall_e5"), "budget in tokens"),
-    ("recall of the evidence", "messages as they were said", ("recall", "recall_e5"), "budget in tokens"),
+    (
+        "recall of the evidence",
+        "extracted facts",
+        ("recall", "recall_e5"),
+        "budget in tokens",
+    ),
+    (
+        "recall of the evidence",
+        "messages as they were said",
+        ("recall", "recall_e5"),
+        "budget in tokens",
+    ),
     ("recall of the evidence", "facts that grow", ("growing",), "budget in tokens"),
     (
         "evidence in the prompt",
@@ -92,10 +106,15 @@ Points = list[tuple[float, float]]
 
 def read_results(folder: Path = RESULTS) -> Results:
     """The content of each file of results that is shown, by its name."""
-    return {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in NAMES}
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in NAMES
+    }
 
 
-def lines(results: Results, what: str, setting: str, names: Iterable[str]) -> dict[str, Points]:
+def lines(
+    results: Results, what: str, setting: str, names: Iterable[str]
+) -> dict[str, Points]:
     """The points of each side, from these files of results."""
     return {
         line["side"]: line["points"]
@@ -121,8 +140,12 @@ def conditions(results: Results) -> str:
     table = ["| results | command | date | took | on |", "|---|---|---|---:|---:|"]
     for name, result in results.items():
         where = environments.index(_environment(result)) + 1
-        table.append(f"| {name} | `{result['command']}` | {result['date'][:10]} | {result['seconds']} s | {where} |")
-    return "\n".join([*table, "", *(f"{i}. {where}" for i, where in enumerate(environments, 1))])
+        table.append(
+            f"| {name} | `{result['command']}` | {result['date'][:10]} | {result['seconds']} s | {where} |"
+        )
+    return "\n".join(
+        [*table, "", *(f"{i}. {where}" for i, where in enumerate(environments, 1))]
+    )
 
 
 def _environment(result: Any) -> str:
@@ -135,13 +158,17 @@ def _environment(result: Any) -> str:
 
 def paid_in_full(results: Results) -> str:
     """A table of the tokens that no cache serves, in Markdown."""
-    table = ["| setting | side | tokens of a prompt, mean | from the cache | not from the cache |"]
+    table = [
+        "| setting | side | tokens of a prompt, mean | from the cache | not from the cache |"
+    ]
     table.append("|---|---|---:|---:|---:|")
     for setting in (AS_THEY_COME, LIMITED):
         shares = mean_of(results, "share from the cache", setting)
         for side, mean in mean_of(results, "tokens of a prompt", setting).items():
             share = shares[side]
-            table.append(f"| {setting} | {side} | {mean:,.0f} | {share:.0%} | {mean * (1 - share):,.0f} |")
+            table.append(
+                f"| {setting} | {side} | {mean:,.0f} | {share:.0%} | {mean * (1 - share):,.0f} |"
+            )
     return "\n".join(table)
 
 
@@ -149,7 +176,8 @@ def tokens_per_turn(results: Results, setting: str) -> Figure:
     """The tokens of each prompt, with a small axis for each side; dashed is the limit, if all have the same."""
     means = mean_of(results, "tokens of a prompt", setting)
     figure, axes = _small_multiples(
-        lines(results, TOKENS, setting, ["per_turn"]), {side: f"mean {mean:,.0f}" for side, mean in means.items()}
+        lines(results, TOKENS, setting, ["per_turn"]),
+        {side: f"mean {mean:,.0f}" for side, mean in means.items()},
     )
     for ax in axes:
         ax.yaxis.set_major_formatter(_thousands)
@@ -164,14 +192,17 @@ def cached_share(results: Results, setting: str) -> Figure:
     """The share of each prompt that a cache can serve, in %, with a small axis for each side."""
     shares = mean_of(results, "share from the cache", setting)
     figure, axes = _small_multiples(
-        lines(results, SHARE, setting, ["per_turn"]), {side: f"all turns {share:.0%}" for side, share in shares.items()}
+        lines(results, SHARE, setting, ["per_turn"]),
+        {side: f"all turns {share:.0%}" for side, share in shares.items()},
     )
     axes[0].set(ylim=(0, 100))
     figure.supylabel(f"{SHARE}, %", fontsize=10)
     return figure
 
 
-def _small_multiples(sides: dict[str, Points], notes: dict[str, str]) -> tuple[Figure, list[Axes]]:
+def _small_multiples(
+    sides: dict[str, Points], notes: dict[str, str]
+) -> tuple[Figure, list[Axes]]:
     """A small axis for each side, and its mean next to its name; behind the others stands ours, in grey."""
     columns = 3 if len(sides) % 3 == 0 else 4
     rows = -(-len(sides) // columns)
@@ -179,8 +210,12 @@ def _small_multiples(sides: dict[str, Points], notes: dict[str, str]) -> tuple[F
     for ax, (side, points) in zip(axes, sides.items(), strict=False):
         ax.plot(*zip(*sides[OURS], strict=True), color=GREY, linewidth=0.8)
         _draw(ax, side, points, linewidth=1.2, linestyle="-", marker="")
-        ax.set_title(f"{side}\n{notes[side]}", fontsize=9.5, color=STYLES[side][0], loc="left")
-    axes[0].set(xlim=(0, max(x for points in sides.values() for x, _ in points)), ylim=(0, None))
+        ax.set_title(
+            f"{side}\n{notes[side]}", fontsize=9.5, color=STYLES[side][0], loc="left"
+        )
+    axes[0].set(
+        xlim=(0, max(x for points in sides.values() for x, _ in points)), ylim=(0, None)
+    )
     for ax in axes[len(sides) :]:
         ax.axis("off")
     for ax in axes[max(len(sides) - columns, 0) : len(sides)]:
@@ -192,7 +227,10 @@ def _small_multiples(sides: dict[str, Points], notes: dict[str, str]) -> tuple[F
 def prices(results: Results) -> Figure:
     """What is found of a prompt by the rule of each provider, and what a token costs there."""
     figure, axes = _axes(2, 1, 7)
-    panels = (("share found", "share of the prompt that is found"), ("price relative to the plain list", "price"))
+    panels = (
+        ("share found", "share of the prompt that is found"),
+        ("price relative to the plain list", "price"),
+    )
     found = _found(results)
     for ax, (what, label) in zip(axes, panels, strict=True):
         for i, (side, unmarked) in enumerate(PRICED.items()):
@@ -200,30 +238,53 @@ def prices(results: Results) -> Figure:
             places = [place + (i - 2.5) * 0.14 for place in range(len(RULES))]
             bars = ax.bar(places, values, 0.13, color=STYLES[name][0], label=name)
             # A bar of nothing would look like one that was not measured.
-            ax.bar_label(bars, ["" if value else "0" for value in values], fontsize=9, color=STYLES[name][0])
+            ax.bar_label(
+                bars,
+                ["" if value else "0" for value in values],
+                fontsize=9,
+                color=STYLES[name][0],
+            )
         ax.set(ylabel=label)
         ax.grid(visible=True, axis="y", linewidth=0.3)
         ax.set_axisbelow(True)
     axes[0].set(ylim=(0, 1))
     axes[1].axhline(1, color="black", linewidth=0.8)
-    axes[1].set_xticks(range(len(RULES)), [f"{rule}\n{whose}" for rule, whose in RULES.items()])
+    axes[1].set_xticks(
+        range(len(RULES)), [f"{rule}\n{whose}" for rule, whose in RULES.items()]
+    )
     axes[1].set_ylabel("price of a token\n(the plain list: 1)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+    )
     return figure
 
 
 def _found(results: Results) -> dict[str, float]:
     """Each figure of the prompt caches, by its name."""
     lists = results["cached_prefix"]["measures"], results["cached_prefix"]["promises"]
-    return {one["what"]: one.get("value", one.get("measured")) for ones in lists for one in ones}
+    return {
+        one["what"]: one.get("value", one.get("measured"))
+        for ones in lists
+        for one in ones
+    }
 
 
-def _by_rule(found: dict[str, float], what: str, side: str, unmarked: str | None) -> Iterator[float]:
+def _by_rule(
+    found: dict[str, float], what: str, side: str, unmarked: str | None
+) -> Iterator[float]:
     """The figure of each rule; where marks change nothing it is that without marks, and R3 without marks is R2."""
     for rule in RULES:
         names = (side, unmarked) if unmarked else (side,)
         rules = ("R3", "R2") if rule == "R3" else (rule,)
-        yield next(found[key] for name in names for one in rules if (key := f"{what}, {one}, {name}, 8,000") in found)
+        yield next(
+            found[key]
+            for name in names
+            for one in rules
+            if (key := f"{what}, {one}, {name}, 8,000") in found
+        )
 
 
 def recall(results: Results) -> Figure:
@@ -246,7 +307,12 @@ def recall(results: Results) -> Figure:
 def time_of_turns(results: Results) -> Figure:
     """How long a turn takes, in milliseconds, by the messages that are stored."""
     figure, (ax,) = _axes(1, 1, 5.5)
-    ax.set(xscale="log", yscale="log", xlabel="messages stored in the session", ylabel=f"{TIME}, median, ms")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="messages stored in the session",
+        ylabel=f"{TIME}, median, ms",
+    )
     ax.xaxis.set_major_formatter(_thousands)
     ax.yaxis.set_major_formatter(_thousands)
     ax.grid(visible=True, axis="y", linewidth=0.3)
@@ -255,10 +321,14 @@ def time_of_turns(results: Results) -> Figure:
     return figure
 
 
-def _axes(rows: int, columns: int, height: float, *, sharex: bool = True) -> tuple[Figure, list[Axes]]:
+def _axes(
+    rows: int, columns: int, height: float, *, sharex: bool = True
+) -> tuple[Figure, list[Axes]]:
     """An empty figure and its axes, row by row, which have the same y in each row of several columns."""
     figure = plt.figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex=sharex, sharey=columns > 1, squeeze=False)
+    grid = figure.subplots(
+        rows, columns, sharex=sharex, sharey=columns > 1, squeeze=False
+    )
     for ax in grid.flat:
         ax.spines[["top", "right"]].set_visible(False)
     return figure, list(grid.flat)
@@ -267,7 +337,18 @@ def _axes(rows: int, columns: int, height: float, *, sharex: bool = True) -> tup
 def _draw(ax: Axes, side: str, points: Points, **style: Any) -> None:
     color, dashes, marker = STYLES[side]
     xs, ys = zip(*points, strict=True)
-    ax.plot(xs, ys, color=color, **{"linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.4, **style})
+    ax.plot(
+        xs,
+        ys,
+        color=color,
+        **{
+            "linestyle": dashes,
+            "marker": marker,
+            "markersize": 4,
+            "linewidth": 1.4,
+            **style,
+        },
+    )
 
 
 def _draw_labelled(ax: Axes, sides: dict[str, Points]) -> None:
@@ -278,7 +359,9 @@ def _draw_labelled(ax: Axes, sides: dict[str, Points]) -> None:
     to_axes = ax.transData + ax.transAxes.inverted()
     ends = {side: to_axes.transform(points[-1]) for side, points in sides.items()}
     for x in {x for x, _ in ends.values()}:
-        for side, place in _spread({side: y for side, (its_x, y) in ends.items() if its_x == x}).items():
+        for side, place in _spread(
+            {side: y for side, (its_x, y) in ends.items() if its_x == x}
+        ).items():
             color = STYLES[side][0]
             ax.annotate(
                 side,
@@ -287,7 +370,13 @@ def _draw_labelled(ax: Axes, sides: dict[str, Points]) -> None:
                 textcoords="axes fraction",
                 color=color,
                 va="center",
-                arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "relpos": (0, 0.5)},
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": color,
+                    "linewidth": 0.5,
+                    "shrinkA": 0,
+                    "relpos": (0, 0.5),
+                },
             )
 
 
@@ -298,7 +387,10 @@ def _spread(places: dict[str, float], gap: float = 0.055) -> dict[str, float]:
         for low, high in pairwise(order):
             missing = (gap - (places[high] - places[low])) / 2
             if missing > 0:
-                places[low], places[high] = places[low] - missing, places[high] + missing
+                places[low], places[high] = (
+                    places[low] - missing,
+                    places[high] + missing,
+                )
     return places
 
 

@@ -21,7 +21,10 @@ def best_ratios(benchmark: object) -> list[Promise]:
     best: dict[str, Promise] = {}
     for _ in range(RUNS):
         for promise in benchmark.measured()[1]:  # type: ignore[attr-defined]
-            if not promise.unit and (promise.what not in best or promise.measured < best[promise.what].measured):
+            if not promise.unit and (
+                promise.what not in best
+                or promise.measured < best[promise.what].measured
+            ):
                 best[promise.what] = promise
         if all(map(is_kept, best.values())):
             break
@@ -40,7 +43,9 @@ def main() -> int:
         start = perf_counter()
         for promise in best_ratios(benchmark):
             verdict = "kept" if is_kept(promise) else "missed"
-            print(f"  {promise.what:70} {promise.bound:>14}  measured {promise.measured:6.3g}  {verdict}")
+            print(
+                f"  {promise.what:70} {promise.bound:>14}  measured {promise.measured:6.3g}  {verdict}"
+            )
             missed += not is_kept(promise)
         print(f"{benchmark.__name__}: {perf_counter() - start:.0f} s", flush=True)
     return min(missed, 1)

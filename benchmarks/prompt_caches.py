@@ -95,7 +95,9 @@ def paid(usage: Usage, rule: Rule) -> float:
     """What a prompt costs, in input tokens without a cache."""
     price = PRICES[rule.name]
     other = usage.prompt - usage.found - usage.written
-    return usage.found * price.found + usage.written * price.written + other * price.other
+    return (
+        usage.found * price.found + usage.written * price.written + other * price.other
+    )
 
 
 @dataclass
@@ -131,7 +133,11 @@ class Marks:
 
     def serve(self, parts: Sequence[Part]) -> Usage:
         marks = [i for i, part in enumerate(parts) if part.marked]
-        endings = [i for i, part in enumerate(parts) if part.ends_message] if self.managed else []
+        endings = (
+            [i for i, part in enumerate(parts) if part.ends_message]
+            if self.managed
+            else []
+        )
         writes = sorted({*endings[-1:], *marks[-(MOST_WRITES - len(endings[-1:])) :]})
         looked_up = sorted({*marks, *endings})[-MOST_LOOKED_UP:]
         return _matched(parts, looked_up, writes, self._written, self.from_)
@@ -172,8 +178,12 @@ class Blocks:
         """As for any rule; a ``ValueError`` for more marks than the provider accepts."""
         marks = [i for i, part in enumerate(parts) if part.marked]
         if len(marks) > MOST_BLOCK_MARKS:
-            raise ValueError(f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}.")
-        looked_up = {i for mark in marks for i in range(max(0, mark - LOOKED_BACK + 1), mark + 1)}
+            raise ValueError(
+                f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}."
+            )
+        looked_up = {
+            i for mark in marks for i in range(max(0, mark - LOOKED_BACK + 1), mark + 1)
+        }
         return _matched(parts, looked_up, marks, self._written, self.from_)
 
 
@@ -194,13 +204,19 @@ class Units:
         """As for any rule; ``answer`` is the part that the model's answer will be in the next prompt."""
         tokens = _tokens(parts)
         found = max(
-            (end for end, unit in _hashes(tokens, sorted(self._units)) if unit in self._units[end]),
+            (
+                end
+                for end, unit in _hashes(tokens, sorted(self._units))
+                if unit in self._units[end]
+            ),
             default=0,
         )
         shared = max((_shared(tokens, earlier) for earlier in self._sent), default=0)
         with_answer = _tokens([*parts, answer]) if answer else tokens
         self._sent.append(tokens)
-        for end, unit in _hashes(with_answer, sorted({shared, len(tokens), len(with_answer)} - {0})):
+        for end, unit in _hashes(
+            with_answer, sorted({shared, len(tokens), len(with_answer)} - {0})
+        ):
             self._units.setdefault(end, set()).add(unit)
         return Usage(len(tokens), found, len(tokens) - found)
 
@@ -216,19 +232,30 @@ def _tokens(parts: Sequence[Part]) -> Tokens:
 
 
 def _matched(
-    parts: Sequence[Part], looked_up: Iterable[int], writes: Iterable[int], written: set[bytes], from_: int
+    parts: Sequence[Part],
+    looked_up: Iterable[int],
+    writes: Iterable[int],
+    written: set[bytes],
+    from_: int,
 ) -> Usage:
     """What is found at the ends of some parts, and written at those of others; ``written`` grows by that."""
     prompt, ends, beginnings = _beginnings(parts)
     found = max((ends[i] for i in looked_up if beginnings[i] in written), default=0)
     kept = [i for i in writes if ends[i] >= from_]
     written.update(beginnings[i] for i in kept)
-    return Usage(prompt, found, max((ends[i] - found for i in kept if ends[i] > found), default=0))
+    return Usage(
+        prompt,
+        found,
+        max((ends[i] - found for i in kept if ends[i] > found), default=0),
+    )
 
 
 def _beginnings(parts: Sequence[Part]) -> tuple[int, list[int], list[bytes]]:
     """The tokens of the prompt, and of each part the tokens up to its end and what tells that beginning from others."""
-    counts = [sum(len(_line(line)) for line in _LINE.split(part.text) if line) for part in parts]
+    counts = [
+        sum(len(_line(line)) for line in _LINE.split(part.text) if line)
+        for part in parts
+    ]
     growing, beginnings = sha256(), []
     for part in parts:
         text = part.text.encode()

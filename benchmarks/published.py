@@ -11,7 +11,13 @@ from __future__ import annotations
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {}
 # These take long, and have no results yet.
-NOT_YET_IN_A_PAGE = {"hard_days", "long_session", "many_sessions", "pauses", "recall_generated"}
+NOT_YET_IN_A_PAGE = {
+    "hard_days",
+    "long_session",
+    "many_sessions",
+    "pauses",
+    "recall_generated",
+}
 
 ONE_MESSAGE = """
 How many times as likely the right answer gets by a small real model (`one_message`: SmolLM2-135M on llama.cpp), if the same words stand in one
@@ -185,14 +191,26 @@ RECALLING = (
         BY_DEFAULT,
         "CondensedMemory, recall by default",
     ),
-    ("with 2,000 tokens of recall besides the 8,000", CACHES, "CondensedMemory with recall"),
+    (
+        "with 2,000 tokens of recall besides the 8,000",
+        CACHES,
+        "CondensedMemory with recall",
+    ),
     ("`recall_token_limit=0`", CACHES, "CondensedMemory"),
 )
 WITHOUT_MARKS = (
-    ("LlamaIndex's `Memory`, prompts as long as ours without recall", CACHES, "LlamaIndex's Memory"),
+    (
+        "LlamaIndex's `Memory`, prompts as long as ours without recall",
+        CACHES,
+        "LlamaIndex's Memory",
+    ),
     ("`ChatMemoryBuffer`", CACHES, "ChatMemoryBuffer"),
     ("`ChatSummaryMemoryBuffer`", CACHES, "ChatSummaryMemoryBuffer"),
-    ("a list of strings in one message, the oldest dropped each turn", CACHES, "the recipe"),
+    (
+        "a list of strings in one message, the oldest dropped each turn",
+        CACHES,
+        "the recipe",
+    ),
 )
 TOOLS = (
     ("`cache_points=True`", "CondensedMemory, marked"),
@@ -214,7 +232,10 @@ def _likelier(kind: str, what: str) -> str:
 
 
 def _one_message() -> str:
-    rows = [f"| {label} | {' | '.join(_likelier(kind, what) for what in COMPARED)} |" for kind, label in KINDS.items()]
+    rows = [
+        f"| {label} | {' | '.join(_likelier(kind, what) for what in COMPARED)} |"
+        for kind, label in KINDS.items()
+    ]
     return ONE_MESSAGE + "\n".join(rows) + "\n"
 
 
@@ -223,27 +244,47 @@ def _by_rule(what: str, how: str) -> str:
     lines = [f"| | {' | '.join(CACHE_RULES)} |", "|" + "---|" * (1 + len(CACHE_RULES))]
 
     def add(label: str, file: str, side: str, rules: tuple[str, ...]) -> None:
-        cells = (f"{{{file}|{what}, {rule}, {side}, 8,000|{how}}}" if rule in rules else "" for rule in CACHE_RULES)
+        cells = (
+            f"{{{file}|{what}, {rule}, {side}, 8,000|{how}}}" if rule in rules else ""
+            for rule in CACHE_RULES
+        )
         lines.append(f"| {label} | {' | '.join(cells)} |")
 
     for label, file, side in (*RECALLING, *WITHOUT_MARKS):
         add(label, file, side, ("R1", "R2", "R4", "R5"))
         if (label, file, side) in RECALLING:
-            add("the same with `cache_points=True`", file, f"{side}, marked", ("R3", "R4"))
+            add(
+                "the same with `cache_points=True`",
+                file,
+                f"{side}, marked",
+                ("R3", "R4"),
+            )
     return "\n" + "\n".join(lines) + "\n"
 
 
 def _tools() -> str:
     ends = ("R3, {}", "R4, {}", "R4, {}, end of the prompt too")
-    lines = ["", "| | R3 | R4 | R4, and the end of each prompt is marked |", "|---|---|---|---|"]
+    lines = [
+        "",
+        "| | R3 | R4 | R4, and the end of each prompt is marked |",
+        "|---|---|---|---|",
+    ]
     for label, side in TOOLS:
-        cells = (f"{{tool_rounds|price relative to the plain list, {end.format(side)}|.2f}}" for end in ends)
+        cells = (
+            f"{{tool_rounds|price relative to the plain list, {end.format(side)}|.2f}}"
+            for end in ends
+        )
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _engine() -> str:
-    heads = ("tokens of a prompt", "reused", "processed in a turn", "CPU to the first token, mean")
+    heads = (
+        "tokens of a prompt",
+        "reused",
+        "processed in a turn",
+        "CPU to the first token, mean",
+    )
     asked = (
         ("tokens of a prompt", ",.0f"),
         ("share reused", ".0%"),
@@ -252,7 +293,9 @@ def _engine() -> str:
     )
     lines = ["", f"| | {' | '.join(heads)} |", "|---|---|---|---|---|"]
     for label, side in ENGINE:
-        lines.append(f"| {label} | {' | '.join(f'{{real_engine|{what}, {side}|{how}}}' for what, how in asked)} s |")
+        lines.append(
+            f"| {label} | {' | '.join(f'{{real_engine|{what}, {side}|{how}}}' for what, how in asked)} s |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -34,8 +34,13 @@ START = datetime(2020, 5, 1, tzinfo=timezone.utc)
 
 _STARTS = "ba ce di fo gu ha je ki lo mu na pe ri so tu va we xi yo zu".split()
 _MIDDLES = "blar cten drim ston fend grom".split()
-_ENDS = ["", *"a tor nix pel os um ee ick ash ond urt elf ift own ark ume ize oid ant".split()]
-VOCABULARY = [start + middle + end for start in _STARTS for middle in _MIDDLES for end in _ENDS]
+_ENDS = [
+    "",
+    *"a tor nix pel os um ee ick ash ond urt elf ift own ark ume ize oid ant".split(),
+]
+VOCABULARY = [
+    start + middle + end for start in _STARTS for middle in _MIDDLES for end in _ENDS
+]
 FREQUENCIES = [1 / (place + 3) for place in range(len(VOCABULARY))]
 
 
@@ -77,23 +82,31 @@ def query_times(ranker: TfidfRanker, count: int, chance: random.Random) -> list[
     return taken
 
 
-def rank_times(facts: list[Fact], ranker: TfidfRanker, chance: random.Random, turns: int) -> list[float]:
+def rank_times(
+    facts: list[Fact], ranker: TfidfRanker, chance: random.Random, turns: int
+) -> list[float]:
     """The milliseconds of questions with so many turns before them, ranking included."""
     taken = []
     showable, weights = ShowableFacts(facts, ranker), Weights(recency=RECENCY_WEIGHT)
     for _ in range(CALLS):
         asked, context = question(chance), [question(chance) for _ in range(turns)]
         start = perf_counter()
-        shown_facts = list(islice(showable.rank(asked, context, weights).best_first(), SHOWN))
+        shown_facts = list(
+            islice(showable.rank(asked, context, weights).best_first(), SHOWN)
+        )
         taken.append(milliseconds(start))
         assert len(shown_facts) == SHOWN
     return taken
 
 
-def against_scikit_learn(facts: list[Fact], ranker: TfidfRanker, chance: random.Random) -> float:
+def against_scikit_learn(
+    facts: list[Fact], ranker: TfidfRanker, chance: random.Random
+) -> float:
     """The time of the ranker for a question, as a share of scikit-learn's."""
     vectorizer = TfidfVectorizer()
-    rows = vectorizer.fit_transform(f"{fact.content} {fact.source} {fact.began:%B %Y}" for fact in facts)
+    rows = vectorizer.fit_transform(
+        f"{fact.content} {fact.source} {fact.began:%B %Y}" for fact in facts
+    )
     ours, theirs = [], []
     for asked in [question(chance) for _ in range(CALLS)]:
         start = perf_counter()
@@ -115,16 +128,41 @@ def measured() -> tuple[list[Measure], list[Promise]]:
     for count, limit in QUERY_LIMITS.items():
         start = perf_counter()
         ranker.add(map(document_of, facts[added:count]))
-        measures.append(Measure(f"indexing {count - added:,} facts", milliseconds(start), "ms"))
+        measures.append(
+            Measure(f"indexing {count - added:,} facts", milliseconds(start), "ms")
+        )
         added = count
-        promises.append(Promise(f"question, {count:,} facts", limit, median(query_times(ranker, count, chance)), "ms"))
+        promises.append(
+            Promise(
+                f"question, {count:,} facts",
+                limit,
+                median(query_times(ranker, count, chance)),
+                "ms",
+            )
+        )
         known = facts[:count]
         if count == COMPARED:
             share = against_scikit_learn(known, ranker, chance)
-            promises.append(Promise(f"question, {count:,} facts, against scikit-learn's TfidfVectorizer", 0.75, share))
-        alone, with_turns = (median(rank_times(known, ranker, chance, turns)) for turns in (0, 2))
-        promises.append(Promise(f"question with rank, {count:,} facts", limit, alone, "ms"))
-        measures.append(Measure(f"question with rank and two earlier turns, {count:,} facts", with_turns, "ms"))
+            promises.append(
+                Promise(
+                    f"question, {count:,} facts, against scikit-learn's TfidfVectorizer",
+                    0.75,
+                    share,
+                )
+            )
+        alone, with_turns = (
+            median(rank_times(known, ranker, chance, turns)) for turns in (0, 2)
+        )
+        promises.append(
+            Promise(f"question with rank, {count:,} facts", limit, alone, "ms")
+        )
+        measures.append(
+            Measure(
+                f"question with rank and two earlier turns, {count:,} facts",
+                with_turns,
+                "ms",
+            )
+        )
     appends, questions_after = [], []
     for fact in shown(facts[added:], "appends"):
         start = perf_counter()
@@ -135,7 +173,14 @@ def measured() -> tuple[list[Measure], list[Promise]]:
         questions_after.append(milliseconds(start))
     measures.append(Measure(f"longest append at {added:,} facts", max(appends), "ms"))
     promises.append(Promise(f"append at {added:,} facts", 1.0, median(appends), "ms"))
-    promises.append(Promise("question right after an append", QUERY_LIMITS[added], median(questions_after), "ms"))
+    promises.append(
+        Promise(
+            "question right after an append",
+            QUERY_LIMITS[added],
+            median(questions_after),
+            "ms",
+        )
+    )
     return measures, promises
 
 

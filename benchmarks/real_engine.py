@@ -59,8 +59,12 @@ WITHOUT_RECALL = f"{OURS}, recall off"
 STRETCHES = {OURS: 10, WITHOUT_RECALL: 50, HOST: 42, RECIPE: 1, BUFFER: 2}
 SIDES: dict[str, Open] = {
     OURS: partial(ours, condensed_token_limit=LIMIT, extract_facts=False),
-    WITHOUT_RECALL: partial(ours, condensed_token_limit=LIMIT, extract_facts=False, recall_token_limit=0),
-    HOST: partial(plain_memory, token_limit=AS_LONG, tokenizer_fn=remembering_tokenizer()),
+    WITHOUT_RECALL: partial(
+        ours, condensed_token_limit=LIMIT, extract_facts=False, recall_token_limit=0
+    ),
+    HOST: partial(
+        plain_memory, token_limit=AS_LONG, tokenizer_fn=remembering_tokenizer()
+    ),
     RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock(token_limit=LIMIT)),
     BUFFER: partial(kept_in_process, AddingBuffer.from_defaults, token_limit=LIMIT),
 }
@@ -77,7 +81,9 @@ class Counted:
     @property
     def reused(self) -> float:
         """The share of all tokens."""
-        return sum(reused for _, reused in self.counts) / sum(tokens for tokens, _ in self.counts)
+        return sum(reused for _, reused in self.counts) / sum(
+            tokens for tokens, _ in self.counts
+        )
 
     @property
     def tokens(self) -> float:
@@ -109,15 +115,29 @@ async def prompts_of(
         for message in messages_of(conversation):
             await put(memory, [message])
             if message.role == MessageRole.USER:
-                yield [{"role": one.role.value, "content": text_of(one)} for one in await memory.aget()]
+                yield [
+                    {"role": one.role.value, "content": text_of(one)}
+                    for one in await memory.aget()
+                ]
 
 
 def shared(tokens: list[int], previous: list[int]) -> int:
     """How many tokens two prompts have in common from the beginning on."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, previous, strict=False)))
+    return sum(
+        1
+        for _ in takewhile(
+            lambda pair: pair[0] == pair[1], zip(tokens, previous, strict=False)
+        )
+    )
 
 
-async def count(engine: Engine, opened: Open, conversation: Conversation, counted: Counted, turns: int) -> None:
+async def count(
+    engine: Engine,
+    opened: Open,
+    conversation: Conversation,
+    counted: Counted,
+    turns: int,
+) -> None:
     """Count the prompts of one conversation behind the first ones; the engine answers those of so many turns."""
     previous: list[int] = []
     turn = 0
@@ -138,7 +158,15 @@ def measure(engine: Engine, conversations: list[Conversation]) -> dict[str, Coun
     sides = {side: Counted() for side in SIDES}
     for side, counted in shown(sides.items(), "memories"):
         for i, conversation in enumerate(conversations):
-            asyncio.run(count(engine, SIDES[side], conversation, counted, 0 if i else STRETCHES[side]))
+            asyncio.run(
+                count(
+                    engine,
+                    SIDES[side],
+                    conversation,
+                    counted,
+                    0 if i else STRETCHES[side],
+                )
+            )
     return sides
 
 
@@ -155,9 +183,17 @@ def measures_of(side: str, counted: Counted) -> list[Measure]:
         *([] if side == WITHOUT_RECALL else of_all),
         Measure(f"turns on the engine, {side}", len(answers)),
         Measure(f"of them cut, {side}", counted.cuts),
-        Measure(f"share reused on the engine, {side}", sum(a.reused for a in answers) / sum(a.tokens for a in answers)),
-        Measure(f"tokens processed in a turn on the engine, {side}", sum(a.processed for a in answers) / len(answers)),
-        Measure(f"CPU to the first token, mean, {side}", sum(seconds) / len(seconds), "s"),
+        Measure(
+            f"share reused on the engine, {side}",
+            sum(a.reused for a in answers) / sum(a.tokens for a in answers),
+        ),
+        Measure(
+            f"tokens processed in a turn on the engine, {side}",
+            sum(a.processed for a in answers) / len(answers),
+        ),
+        Measure(
+            f"CPU to the first token, mean, {side}", sum(seconds) / len(seconds), "s"
+        ),
         Measure(f"CPU to the first token, most, {side}", max(seconds), "s"),
     ]
 
@@ -170,7 +206,14 @@ def series_of(side: str, answers: list[Answer]) -> list[Series]:
         ("CPU to the first token", "s", [answer.cpu_seconds for answer in answers]),
     ]
     return [
-        Series(what, "on a real engine", side, "turn", unit, tuple(enumerate(values, FIRST + 1)))
+        Series(
+            what,
+            "on a real engine",
+            side,
+            "turn",
+            unit,
+            tuple(enumerate(values, FIRST + 1)),
+        )
         for what, unit, values in lines
     ]
 
@@ -186,15 +229,35 @@ def main() -> int:
     with running_engine() as engine:
         sides = measure(engine, conversations)
     mine = sides[WITHOUT_RECALL]
-    prompts = [Measure("conversations", len(conversations)), Measure("prompts of each side", len(mine.counts))]
+    prompts = [
+        Measure("conversations", len(conversations)),
+        Measure("prompts of each side", len(mine.counts)),
+    ]
     promises = [
         Promise(f"share reused, {WITHOUT_RECALL}", 0.93, mine.reused, at_least=True),
         Promise(f"tokens processed in a turn, {WITHOUT_RECALL}", 230, mine.processed),
-        Promise(f"turns with a cut on the engine, {WITHOUT_RECALL}", 2, mine.cuts, at_least=True),
-        Promise("prompts that the engine counts otherwise", 0, sum(side.differing for side in sides.values())),
+        Promise(
+            f"turns with a cut on the engine, {WITHOUT_RECALL}",
+            2,
+            mine.cuts,
+            at_least=True,
+        ),
+        Promise(
+            "prompts that the engine counts otherwise",
+            0,
+            sum(side.differing for side in sides.values()),
+        ),
     ]
-    measures = [measure for side, counted in sides.items() for measure in measures_of(side, counted)]
-    series = [line for side, counted in sides.items() for line in series_of(side, counted.answers)]
+    measures = [
+        measure
+        for side, counted in sides.items()
+        for measure in measures_of(side, counted)
+    ]
+    series = [
+        line
+        for side, counted in sides.items()
+        for line in series_of(side, counted.answers)
+    ]
     return publish("real_engine", prompts + measures, promises, series)
 
 

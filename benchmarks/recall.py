@@ -46,10 +46,21 @@ from benchmarks.locomo import conversations_in, file_in
 from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.scores import BUDGETS, found_within, recall_of, shares_of
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, counted_line, document_of, rank
+from llama_index_memory_ext.facts.ranking import (
+    ShowableFacts,
+    Weights,
+    counted_line,
+    document_of,
+    rank,
+)
 from llama_index_memory_ext.record.recall import neighbours
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import FEEDBACK_WEIGHT, Document, FactRanker, TfidfRanker
+from llama_index_memory_ext.search.tfidf import (
+    FEEDBACK_WEIGHT,
+    Document,
+    FactRanker,
+    TfidfRanker,
+)
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 DEFAULT_FOLDER = Path("../shared/recall")
@@ -62,11 +73,31 @@ Item = dict[str, Any]
 Order = Callable[[str], list[str]]
 
 ENGLISH = (
-    ("{} moved to {} in spring", "Where does {} live since moving?", ("Oslo", "Porto", "Lyon", "Graz")),
-    ("{} bought a {} last week", "What did {} buy?", ("bicycle", "canoe", "piano", "tent")),
-    ("{} is allergic to {}", "Which allergies does {} have?", ("peanuts", "pollen", "milk", "wasps")),
-    ("{} teaches {} at a school", "What has {} taught?", ("chemistry", "history", "music", "algebra")),
-    ("{} adopted a {}", "Which animal was adopted by {}?", ("kitten", "parrot", "rabbit", "puppy")),
+    (
+        "{} moved to {} in spring",
+        "Where does {} live since moving?",
+        ("Oslo", "Porto", "Lyon", "Graz"),
+    ),
+    (
+        "{} bought a {} last week",
+        "What did {} buy?",
+        ("bicycle", "canoe", "piano", "tent"),
+    ),
+    (
+        "{} is allergic to {}",
+        "Which allergies does {} have?",
+        ("peanuts", "pollen", "milk", "wasps"),
+    ),
+    (
+        "{} teaches {} at a school",
+        "What has {} taught?",
+        ("chemistry", "history", "music", "algebra"),
+    ),
+    (
+        "{} adopted a {}",
+        "Which animal was adopted by {}?",
+        ("kitten", "parrot", "rabbit", "puppy"),
+    ),
 )
 CHINESE = (
     ("{}春天搬到了{}", "{}搬家以后住在哪里?", ("上海", "成都", "广州", "西安")),
@@ -82,14 +113,26 @@ CHINESE_NAMES = [last + first for last in "张王李赵" for first in
 
 
 def ranker_of(
-    documents: Iterable[Document], conversation: Item, *, embedded: bool = False, feedback: float = FEEDBACK_WEIGHT
+    documents: Iterable[Document],
+    conversation: Item,
+    *,
+    embedded: bool = False,
+    feedback: float = FEEDBACK_WEIGHT,
 ) -> FactRanker:
     """A ranker of the documents; an embedded one has embedded the conversation's questions too."""
     words = TfidfRanker(feedback_weight=feedback)
-    ranker = EmbeddingRanker(RememberingE5(), lexical=words, wait_seconds=3_600) if embedded else words
+    ranker = (
+        EmbeddingRanker(RememberingE5(), lexical=words, wait_seconds=3_600)
+        if embedded
+        else words
+    )
     ranker.add(documents)
     if isinstance(ranker, EmbeddingRanker):
-        questions = [question["text"] for question in conversation["questions"] if not question["adversarial"]]
+        questions = [
+            question["text"]
+            for question in conversation["questions"]
+            if not question["adversarial"]
+        ]
         assert asyncio.run(ranker.aprepare(questions))
     return ranker
 
@@ -105,7 +148,12 @@ def facts_of(items: Sequence[Item], conversation: Item, around: int) -> list[Fac
     place = {turn["id"]: i for i, turn in enumerate(turns)}
     facts = []
     for item in items:
-        places = [place[turn] + step for turn in item["source"] if turn in place for step in range(-around, around + 1)]
+        places = [
+            place[turn] + step
+            for turn in item["source"]
+            if turn in place
+            for step in range(-around, around + 1)
+        ]
         source = "\n".join(turns[i]["text"] for i in places if 0 <= i < len(turns))
         facts.append(
             Fact(
@@ -120,45 +168,88 @@ def facts_of(items: Sequence[Item], conversation: Item, around: int) -> list[Fac
 
 
 def blended(
-    items: Sequence[Item], conversation: Item, around: int = 1, weight: float = 0.4, **ranker_options: Any
+    items: Sequence[Item],
+    conversation: Item,
+    around: int = 1,
+    weight: float = 0.4,
+    **ranker_options: Any,
 ) -> Order:
     """The order of ``rank``; a confidence weight of 0 leaves similarity alone."""
     facts = facts_of(items, conversation, around)
     ranker = ranker_of(map(document_of, facts), conversation, **ranker_options)
     return lambda question: [
         entry.fact.id
-        for entry in rank(facts, question, ranker=ranker, similarity_weight=1 - weight, confidence_weight=weight)
+        for entry in rank(
+            facts,
+            question,
+            ranker=ranker,
+            similarity_weight=1 - weight,
+            confidence_weight=weight,
+        )
     ]
 
 
 def turns_by_similarity(
-    items: Sequence[Item], conversation: Item, *, with_neighbours: bool = True, **ranker_options: Any
+    items: Sequence[Item],
+    conversation: Item,
+    *,
+    with_neighbours: bool = True,
+    **ranker_options: Any,
 ) -> Order:
     """The turns, each also found by the turns around it."""
     texts, days = [item["text"] for item in items], [item["time"] for item in items]
-    around = [neighbours(i, texts, days) if with_neighbours else () for i in range(len(items))]
-    documents = (Document(item["id"], item["text"], around[i], item["time"]) for i, item in enumerate(items))
+    around = [
+        neighbours(i, texts, days) if with_neighbours else () for i in range(len(items))
+    ]
+    documents = (
+        Document(item["id"], item["text"], around[i], item["time"])
+        for i, item in enumerate(items)
+    )
     ranker = ranker_of(documents, conversation, **ranker_options)
     newest_first = [item["id"] for item in reversed(items)]
 
     def order(question: str) -> list[str]:
         similarities = ranker.similarities(question)
-        return sorted(newest_first, key=lambda name: similarities.get(name, 0.0), reverse=True)
+        return sorted(
+            newest_first, key=lambda name: similarities.get(name, 0.0), reverse=True
+        )
 
     return order
 
 
 # What is found without a step: what is ranked, of which pool, and with which options.
 WITHOUT: dict[str, tuple[Callable[..., Order], str, dict[str, Any]]] = {
-    "observations, source message alone, blended": (blended, "observations", {"around": 0}),
-    "observations, source message alone, similarity": (blended, "observations", {"around": 0, "weight": 0.0}),
-    "observations without feedback, similarity": (blended, "observations", {"weight": 0.0, "feedback": 0.0}),
-    "turns without feedback, similarity": (turns_by_similarity, "turns", {"feedback": 0.0}),
-    "turns without neighbours, similarity": (turns_by_similarity, "turns", {"with_neighbours": False}),
+    "observations, source message alone, blended": (
+        blended,
+        "observations",
+        {"around": 0},
+    ),
+    "observations, source message alone, similarity": (
+        blended,
+        "observations",
+        {"around": 0, "weight": 0.0},
+    ),
+    "observations without feedback, similarity": (
+        blended,
+        "observations",
+        {"weight": 0.0, "feedback": 0.0},
+    ),
+    "turns without feedback, similarity": (
+        turns_by_similarity,
+        "turns",
+        {"feedback": 0.0},
+    ),
+    "turns without neighbours, similarity": (
+        turns_by_similarity,
+        "turns",
+        {"with_neighbours": False},
+    ),
 }
 
 
-def generated(names: Sequence[str], topics: Sequence[tuple[str, str, tuple[str, ...]]]) -> float:
+def generated(
+    names: Sequence[str], topics: Sequence[tuple[str, str, tuple[str, ...]]]
+) -> float:
     """The percentage of questions whose fact comes first."""
     chance = random.Random(7)
     asked: list[tuple[Fact, str]] = []
@@ -169,7 +260,9 @@ def generated(names: Sequence[str], topics: Sequence[tuple[str, str, tuple[str, 
     facts = [fact for fact, _ in asked]
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
-    first = [rank(facts, question, ranker=ranker)[0].fact is fact for fact, question in asked]
+    first = [
+        rank(facts, question, ranker=ranker)[0].fact is fact for fact, question in asked
+    ]
     return 100 * sum(first) / len(first)
 
 
@@ -181,7 +274,9 @@ def newest_first(items: Sequence[Item], _: Item) -> Order:
 
 def by_confidence(items: Sequence[Item], _: Item) -> Order:
     """The facts by their confidence, the newest of equal ones first, whatever is asked."""
-    places = sorted(range(len(items)), key=lambda i: (items[i]["confidence"], i), reverse=True)
+    places = sorted(
+        range(len(items)), key=lambda i: (items[i]["confidence"], i), reverse=True
+    )
     ids = [items[i]["id"] for i in places]
     return lambda _: ids
 
@@ -195,7 +290,14 @@ class Scored:
 
     def series(self, pool: str, side: str) -> Series:
         """The line of a picture."""
-        return Series("recall of the evidence", POOLS[pool], side, "budget in tokens", "%", self.by_budget)
+        return Series(
+            "recall of the evidence",
+            POOLS[pool],
+            side,
+            "budget in tokens",
+            "%",
+            self.by_budget,
+        )
 
 
 def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
@@ -205,7 +307,10 @@ def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
         shares = []
         for conversation in shown(conversations, f"{make.__name__}, {pool}"):
             items = conversation["pools"][pool]
-            tokens, sources = ({item["id"]: item[key] for item in items} for key in ("tokens", "source"))
+            tokens, sources = (
+                {item["id"]: item[key] for item in items}
+                for key in ("tokens", "source")
+            )
             order = make(items, conversation, **options)
             for question in conversation["questions"]:
                 if not question["adversarial"]:
@@ -217,25 +322,45 @@ def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
     return scored
 
 
-def within_limit(conversations: Sequence[Item], min_similarity: float | None) -> tuple[float, float]:
+def within_limit(
+    conversations: Sequence[Item], min_similarity: float | None
+) -> tuple[float, float]:
     """The share of a question's evidence in the facts that a block of 2,000 tokens shows, in %, and their tokens."""
     counter, shares, tokens = TokenCounter(), list[float](), list[int]()
-    for conversation in shown(conversations, f"facts shown, min_similarity={min_similarity}"):
+    for conversation in shown(
+        conversations, f"facts shown, min_similarity={min_similarity}"
+    ):
         items = conversation["pools"]["observations"]
-        facts, source = facts_of(items, conversation, 1), {item["id"]: set(item["source"]) for item in items}
+        facts, source = (
+            facts_of(items, conversation, 1),
+            {item["id"]: set(item["source"]) for item in items},
+        )
         lines = {fact.id: counted_line(fact, counter) for fact in facts}
-        showable = ShowableFacts(facts, ranker_of(map(document_of, facts), conversation), lines=lines)
+        showable = ShowableFacts(
+            facts, ranker_of(map(document_of, facts), conversation), lines=lines
+        )
         for question in conversation["questions"]:
             if not question["adversarial"]:
-                ranking = showable.rank(question["text"], (), Weights())._replace(min_similarity=min_similarity)
-                chosen, evidence = [entry.fact for entry in ranking.fit(FACTS_LIMIT)], set(question["evidence"])
-                found = evidence & set(chain.from_iterable(source[fact.id] for fact in chosen))
+                ranking = showable.rank(question["text"], (), Weights())._replace(
+                    min_similarity=min_similarity
+                )
+                chosen, evidence = (
+                    [entry.fact for entry in ranking.fit(FACTS_LIMIT)],
+                    set(question["evidence"]),
+                )
+                found = evidence & set(
+                    chain.from_iterable(source[fact.id] for fact in chosen)
+                )
                 shares.append(len(found) / len(evidence))
                 tokens.append(sum(lines[fact.id].tokens for fact in chosen))
     return 100 * sum(shares) / len(shares), sum(tokens) / len(tokens)
 
 
-def publish_words(scored: Callable[..., Scored], measures: list[Measure], conversations: Sequence[Item]) -> int:
+def publish_words(
+    scored: Callable[..., Scored],
+    measures: list[Measure],
+    conversations: Sequence[Item],
+) -> int:
     """Measure what needs no model."""
     facts, turns = "observations", "turns"
     newest = scored(newest_first, facts)
@@ -243,14 +368,23 @@ def publish_words(scored: Callable[..., Scored], measures: list[Measure], conver
     found = scored(turns_by_similarity, turns)
     measures = [
         *measures,
-        *(Measure(what, scored(make, pool, **options).mean, "%") for what, (make, pool, options) in WITHOUT.items()),
+        *(
+            Measure(what, scored(make, pool, **options).mean, "%")
+            for what, (make, pool, options) in WITHOUT.items()
+        ),
         Measure("observations, newest first", newest.mean, "%"),
     ]
-    for part, some in (("chosen on", conversations[:CHOSEN_ON]), ("elsewhere", conversations[CHOSEN_ON:])):
+    for part, some in (
+        ("chosen on", conversations[:CHOSEN_ON]),
+        ("elsewhere", conversations[CHOSEN_ON:]),
+    ):
         for name, least in (("by default", None), ("min_similarity=0", 0.0)):
             evidence, tokens = within_limit(some, least)
             what = f"facts shown within {FACTS_LIMIT:,} tokens, {part}, {name}"
-            measures += [Measure(f"{what}: evidence", evidence, "%"), Measure(f"{what}: tokens", tokens)]
+            measures += [
+                Measure(f"{what}: evidence", evidence, "%"),
+                Measure(f"{what}: tokens", tokens),
+            ]
     promises = [
         Promise("observations, blended", 71.5, blend.mean, "%", at_least=True),
         Promise("observations, similarity", 72.5, similarity.mean, "%", at_least=True),
@@ -274,17 +408,25 @@ def publish_e5(scored: Callable[..., Scored]) -> int:
     turns = scored(turns_by_similarity, "turns", embedded=True)
     measures = [Measure("observations with E5, blended", blend.mean, "%")]
     promises = [
-        Promise("observations with E5, similarity", 73.0, alone.mean, "%", at_least=True),
+        Promise(
+            "observations with E5, similarity", 73.0, alone.mean, "%", at_least=True
+        ),
         Promise("turns with E5, similarity", 78.5, turns.mean, "%", at_least=True),
     ]
-    series = [alone.series("observations", WITH_MODEL), turns.series("turns", WITH_MODEL)]
+    series = [
+        alone.series("observations", WITH_MODEL),
+        turns.series("turns", WITH_MODEL),
+    ]
     return publish("recall", measures, promises, series, part="e5")
 
 
 def main() -> int:
     """Measure, publish, and return the exit code."""
     folder = named_path(DEFAULT_FOLDER)
-    english, chinese = generated(ENGLISH_NAMES, ENGLISH), generated(CHINESE_NAMES, CHINESE)
+    english, chinese = (
+        generated(ENGLISH_NAMES, ENGLISH),
+        generated(CHINESE_NAMES, CHINESE),
+    )
     measures = [
         Measure("generated, English: the fact is first", english, "%"),
         Measure("generated, Chinese: the fact is first", chinese, "%"),

@@ -30,7 +30,9 @@ IN_MEMORY = "sqlite+aiosqlite://"
 @lru_cache(maxsize=1)
 def o200k() -> tiktoken.Encoding:
     """The encoding that both sides count with, read from the file that llama-index-core ships."""
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(files("llama_index.core") / "_static" / "tiktoken_cache")
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(
+        files("llama_index.core") / "_static" / "tiktoken_cache"
+    )
     return tiktoken.get_encoding("o200k_base")
 
 
@@ -41,15 +43,25 @@ class RecipeBlock(BaseMemoryBlock[str]):
     token_limit: int = 50_000
     entries: list[str] = Field(default_factory=list)
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **block_kwargs: Any
+    ) -> str:
         return "\n".join(self.entries)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         for message in messages:
-            content = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
-            kwargs = {key: value for key, value in message.additional_kwargs.items() if key != "session_id"}
+            content = "\n".join(
+                block.text for block in message.blocks if isinstance(block, TextBlock)
+            )
+            kwargs = {
+                key: value
+                for key, value in message.additional_kwargs.items()
+                if key != "session_id"
+            }
             extra = f"\n({kwargs})" if kwargs else ""
-            self.entries.append(f"<message role={message.role}>\n{content}{extra}\n</message>")
+            self.entries.append(
+                f"<message role={message.role}>\n{content}{extra}\n</message>"
+            )
         while self._tokens() > self.token_limit:
             self.entries = self.entries[1:]
 
@@ -67,7 +79,9 @@ async def plain_memory(uri: str, **settings: Any) -> AsyncIterator[Memory]:
         await engine.dispose()
 
 
-def host_memory(uri: str, *blocks: BaseMemoryBlock[Any]) -> AbstractAsyncContextManager[Memory]:
+def host_memory(
+    uri: str, *blocks: BaseMemoryBlock[Any]
+) -> AbstractAsyncContextManager[Memory]:
     """LlamaIndex's Memory, set as the recipe sets it: every turn but the newest goes to the blocks."""
     return plain_memory(
         uri,

@@ -38,11 +38,17 @@ class Promise:
 
     @property
     def kept(self) -> bool:
-        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+        return (
+            self.measured >= self.limit
+            if self.at_least
+            else self.measured <= self.limit
+        )
 
     @property
     def bound(self) -> str:
-        return f"at {'least' if self.at_least else 'most'} {_shown(self.limit, self.unit)}"
+        return (
+            f"at {'least' if self.at_least else 'most'} {_shown(self.limit, self.unit)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,12 @@ class Series:
 
 
 def publish(
-    name: str, measures: list[Measure], promises: list[Promise], series: Sequence[Series] = (), *, part: str = ""
+    name: str,
+    measures: list[Measure],
+    promises: list[Promise],
+    series: Sequence[Series] = (),
+    *,
+    part: str = "",
 ) -> int:
     """Print the tables and write ``results/NAME.json``. Returns the exit code: 1 if a promise is missed.
 
@@ -66,14 +77,18 @@ def publish(
     ``results/NAME_PART.json``, which stays where the part is not measured.
     """
     command, file = command_of(name), f"{name}_{part}" if part else name
-    width = max(len(what) for what in [*(m.what for m in measures), *(p.what for p in promises)])
+    width = max(
+        len(what) for what in [*(m.what for m in measures), *(p.what for p in promises)]
+    )
     print(f"{file}: {command}")
     for measure in measures:
         print(f"  {measure.what:{width}}  {_shown(measure.value, measure.unit):>12}")
     for promise in promises:
         verdict = "kept" if promise.kept else "missed"
         measured = _shown(promise.measured, promise.unit)
-        print(f"  {promise.what:{width}}  {promise.bound:>16}  measured {measured:>9}  {verdict}")
+        print(
+            f"  {promise.what:{width}}  {promise.bound:>16}  measured {measured:>9}  {verdict}"
+        )
     RESULTS.mkdir(exist_ok=True)
     result = {
         "command": command,
@@ -86,16 +101,25 @@ def publish(
         "measures": [_plain(measure) for measure in measures],
         "promises": [{**_plain(promise), "kept": promise.kept} for promise in promises],
     }
-    (RESULTS / f"{file}.json").write_text(_written(result, series) + "\n", encoding="utf-8")
+    (RESULTS / f"{file}.json").write_text(
+        _written(result, series) + "\n", encoding="utf-8"
+    )
     return 0 if all(promise.kept for promise in promises) else 1
 
 
 def _written(result: dict[str, Any], series: Sequence[Series]) -> str:
     """JSON, with each series on a line of its own: a number on each line would make thousands of them."""
-    lines = [{**asdict(line), "points": [[_short(x), _short(y)] for x, y in line.points]} for line in series]
+    lines = [
+        {**asdict(line), "points": [[_short(x), _short(y)] for x, y in line.points]}
+        for line in series
+    ]
     listed = ",\n    ".join(json.dumps(line) for line in lines)
     text = json.dumps({**result, "series": []}, indent=2)
-    return text.replace('"series": []', f'"series": [\n    {listed}\n  ]') if listed else text
+    return (
+        text.replace('"series": []', f'"series": [\n    {listed}\n  ]')
+        if listed
+        else text
+    )
 
 
 def _plain(line: Measure | Promise) -> dict[str, Any]:

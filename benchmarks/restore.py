@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 ROUNDS, MEMORY_ROUNDS = 9, 3
 LONG, SHORT, CHUNK = 100_000, 2_000, 2_000
 
-FRESH, SHORT_SESSION, LONG_SESSION = "a fresh session", f"{SHORT:,} messages", f"{LONG:,} messages"
+FRESH, SHORT_SESSION, LONG_SESSION = (
+    "a fresh session",
+    f"{SHORT:,} messages",
+    f"{LONG:,} messages",
+)
 HOST_SESSION = f"{LONG:,} messages of LlamaIndex's Memory"
 SIDES = (FRESH, SHORT_SESSION, LONG_SESSION, HOST_SESSION)
 
@@ -58,7 +62,9 @@ SIDES = (FRESH, SHORT_SESSION, LONG_SESSION, HOST_SESSION)
 def opened(file: Path) -> CondensedMemory:
     """The session in this file."""
     return CondensedMemory.from_defaults(
-        session_id=SESSION, async_database_uri=f"sqlite+aiosqlite:///{file}", extract_facts=False
+        session_id=SESSION,
+        async_database_uri=f"sqlite+aiosqlite:///{file}",
+        extract_facts=False,
     )
 
 
@@ -103,10 +109,16 @@ async def first_aget(file: Path, what: str) -> dict[str, float]:
     TokenCounter().count("the vocabulary is loaded")
     async with opened(file) as memory:
         start = perf_counter()
-        await memory.aput(ChatMessage(role=MessageRole.USER, content="What did we say about the house?"))
+        await memory.aput(
+            ChatMessage(
+                role=MessageRole.USER, content="What did we say about the house?"
+            )
+        )
         put_done = perf_counter()
         if what == "rows":
-            with patch.object(ChatMessage, "model_validate", wraps=ChatMessage.model_validate) as parse:
+            with patch.object(
+                ChatMessage, "model_validate", wraps=ChatMessage.model_validate
+            ) as parse:
                 await memory.aget()
             return {"rows": parse.call_count}
         if what == "bytes":
@@ -115,7 +127,11 @@ async def first_aget(file: Path, what: str) -> dict[str, float]:
             return {"bytes": tracemalloc.get_traced_memory()[1]}
         with full_collections() as collections:
             await memory.aget()
-        return {"put": put_done - start, "seconds": perf_counter() - put_done, "collections": sum(collections)}
+        return {
+            "put": put_done - start,
+            "seconds": perf_counter() - put_done,
+            "collections": sum(collections),
+        }
 
 
 def in_new_process(file: Path, what: str) -> dict[str, float]:
@@ -137,11 +153,16 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
     asyncio.run(write_session(files[LONG_SESSION], LONG))
     asyncio.run(write_host_session(files[HOST_SESSION], LONG))
     taken: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
-    for what in shown(["seconds"] * ROUNDS + ["bytes"] * MEMORY_ROUNDS + ["rows"], "rounds"):
+    for what in shown(
+        ["seconds"] * ROUNDS + ["bytes"] * MEMORY_ROUNDS + ["rows"], "rounds"
+    ):
         for side, file in files.items():
             for key, value in in_new_process(file, what).items():
                 taken[side].setdefault(key, []).append(value)
-    return {side: {key: median(values) for key, values in of.items()} for side, of in taken.items()}
+    return {
+        side: {key: median(values) for key, values in of.items()}
+        for side, of in taken.items()
+    }
 
 
 def main() -> int:
@@ -155,14 +176,22 @@ def main() -> int:
     for side, of in taken.items():
         measures.append(Measure(f"put of the question, {side}", 1000 * of["put"], "ms"))
         measures.append(Measure(f"first aget, {side}", 1000 * of["seconds"], "ms"))
-        measures.append(Measure(f"of it full garbage collections, {side}", 1000 * of["collections"], "ms"))
+        measures.append(
+            Measure(
+                f"of it full garbage collections, {side}",
+                1000 * of["collections"],
+                "ms",
+            )
+        )
         measures.append(Measure(f"messages parsed, {side}", of["rows"]))
         measures.append(Measure(f"peak memory, {side}", of["bytes"] / 1e6, "MB"))
     for side in (LONG_SESSION, HOST_SESSION):
         more = 1000 * (taken[side]["seconds"] - taken[FRESH]["seconds"])
         promises.append(Promise(f"more than a fresh session, {side}", 100, more, "ms"))
         peak = taken[side]["bytes"] / taken[SHORT_SESSION]["bytes"]
-        promises.append(Promise(f"peak memory against {SHORT_SESSION}, {side}", 1.3, peak))
+        promises.append(
+            Promise(f"peak memory against {SHORT_SESSION}, {side}", 1.3, peak)
+        )
     return publish("restore", measures, promises)
 
 

@@ -24,8 +24,17 @@ from benchmarks.locomo import DEFAULT_FOLDER, file_in
 from benchmarks.measured import RESULTS, stale
 
 # What some of them need, as --list says it.
-LOCOMO, FOLDER, CASES = "LoCoMo", "a folder with LoCoMo", "cases written by hand, and LoCoMo"
-REALMEM, BENCH, E5, POSTGRESQL = "RealMem", "[bench]", "[local] for a part", "PostgreSQL (in [dev])"
+LOCOMO, FOLDER, CASES = (
+    "LoCoMo",
+    "a folder with LoCoMo",
+    "cases written by hand, and LoCoMo",
+)
+REALMEM, BENCH, E5, POSTGRESQL = (
+    "RealMem",
+    "[bench]",
+    "[local] for a part",
+    "PostgreSQL (in [dev])",
+)
 # In the order in which they run.
 NEEDS: dict[str, tuple[str, ...]] = {
     "import_time": (),
@@ -88,15 +97,27 @@ def results_by_benchmark() -> dict[str, dict[str, Any]]:
 def stale_benchmarks() -> list[str]:
     """Those with a result that is older than what it measures, and those without any."""
     changed, known = stale(), results_by_benchmark()
-    return [name for name in NAMES if not known[name] or not changed.keys().isdisjoint(known[name])]
+    return [
+        name
+        for name in NAMES
+        if not known[name] or not changed.keys().isdisjoint(known[name])
+    ]
 
 
 def listed() -> str:
     """A line for each benchmark: the seconds of its last run, and what it needs."""
     lines = []
     for name, results in results_by_benchmark().items():
-        seconds = [result["seconds"] for result in results.values() if "seconds" in result]
-        took = f"{max(seconds):,} s" if seconds else "not known" if results else "not yet run"
+        seconds = [
+            result["seconds"] for result in results.values() if "seconds" in result
+        ]
+        took = (
+            f"{max(seconds):,} s"
+            if seconds
+            else "not known"
+            if results
+            else "not yet run"
+        )
         lines.append(f"{name:20} {took:>11}  {', '.join(NEEDS.get(name, ()))}".rstrip())
     return "\n".join(lines)
 
@@ -104,18 +125,32 @@ def listed() -> str:
 def run(name: str, arguments: Sequence[str]) -> int:
     """The exit code of one benchmark; how long it took is printed."""
     start = perf_counter()
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments], check=False
+    )
     print(f"{name}: {perf_counter() - start:.0f} s\n", flush=True)
     return done.returncode
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """What the command asks for."""
-    parser = argparse.ArgumentParser("python -m benchmarks.run_all", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.run_all", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--data", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    parser.add_argument("--stale", action="store_true", help="only those with results older than what they measure")
-    parser.add_argument("--list", action="store_true", help="run nothing; print the seconds of the last run, and needs")
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME"
+    )
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="only those with results older than what they measure",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="run nothing; print the seconds of the last run, and needs",
+    )
     parser.add_argument(SHOW_PROGRESS, action="store_true")
     return parser.parse_args(arguments)
 
@@ -126,14 +161,29 @@ def main() -> int:
     if asked.list:
         print(listed())
         return 0
-    names = [name for name in (stale_benchmarks() if asked.stale else NAMES) if name in asked.only]
+    names = [
+        name
+        for name in (stale_benchmarks() if asked.stale else NAMES)
+        if name in asked.only
+    ]
     progress = [SHOW_PROGRESS] if asked.show_progress else []
-    codes = {name: run(name, [*arguments_of(name, asked.data), *progress]) for name in shown(names, "benchmarks")}
-    without = [name for name, code in codes.items() if code in (NOT_MEASURED, NOT_MEASURED | 1)]
+    codes = {
+        name: run(name, [*arguments_of(name, asked.data), *progress])
+        for name in shown(names, "benchmarks")
+    }
+    without = [
+        name for name, code in codes.items() if code in (NOT_MEASURED, NOT_MEASURED | 1)
+    ]
     failed = [name for name, code in codes.items() if code not in (0, NOT_MEASURED)]
-    print(f"missed: {', '.join(failed)}" if failed else "all promises kept that were measured")
+    print(
+        f"missed: {', '.join(failed)}"
+        if failed
+        else "all promises kept that were measured"
+    )
     if without:
-        print(f"not measured, or not all of it: {', '.join(f'{name} (needs {why(name)})' for name in without)}")
+        print(
+            f"not measured, or not all of it: {', '.join(f'{name} (needs {why(name)})' for name in without)}"
+        )
     return 1 if failed or without else 0
 
 

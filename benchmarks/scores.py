@@ -18,7 +18,9 @@ class Recall(NamedTuple):
 
 
 def found_within(
-    order: Iterable[str], tokens: Mapping[str, int], sources: Mapping[str, Iterable[str]]
+    order: Iterable[str],
+    tokens: Mapping[str, int],
+    sources: Mapping[str, Iterable[str]],
 ) -> list[set[str]]:
     """What the items bring that fit each budget; one that does not fit is passed over.
 
@@ -44,7 +46,10 @@ def found_within(
 def recall_of(shares: Sequence[Sequence[float]]) -> Recall:
     """Averages the shares (0..1) of the questions, each a share for each of ``BUDGETS``, to a tenth of a per cent."""
     means = [sum(by) / len(shares) for by in zip(*shares, strict=True)]
-    return Recall(tuple(round(100 * mean, 1) for mean in means), round(100 * sum(means) / len(means), 1))
+    return Recall(
+        tuple(round(100 * mean, 1) for mean in means),
+        round(100 * sum(means) / len(means), 1),
+    )
 
 
 def shares_of(evidence: Sequence[str], found: Iterable[set[str]]) -> list[float]:

@@ -29,16 +29,28 @@ HALVES = ("dev", "check")
 def outcomes() -> Iterator[tuple[dict[str, Any], Outcome]]:
     """Each entry of the file with what became of it."""
     for entry in json.loads(FILE.read_text(encoding="utf-8")):
-        fact = {"label": "n1", "content": entry["content"], "quote": entry["said"], "confidence": 0.9}
+        fact = {
+            "label": "n1",
+            "content": entry["content"],
+            "quote": entry["said"],
+            "confidence": 0.9,
+        }
         reply = {"new_facts": [fact], "retired": []}
-        yield entry, check(Case(entry["kind"], (Utterance(1, "user", entry["said"]),), reply))
+        yield (
+            entry,
+            check(Case(entry["kind"], (Utterance(1, "user", entry["said"]),), reply)),
+        )
 
 
 def mistakes() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The secrets that are stored, and the harmless facts that are lost."""
     found = list(outcomes())
-    stored = [entry for entry, outcome in found if entry["secret"] and outcome.is_changed]
-    return stored, [entry for entry, outcome in found if not entry["secret"] and outcome.is_lost]
+    stored = [
+        entry for entry, outcome in found if entry["secret"] and outcome.is_changed
+    ]
+    return stored, [
+        entry for entry, outcome in found if not entry["secret"] and outcome.is_lost
+    ]
 
 
 def main() -> int:
@@ -46,7 +58,9 @@ def main() -> int:
     stored, lost = mistakes()
     wrong = {"secrets stored": stored, "harmless facts lost": lost}
     measures = [
-        Measure(f"{what}: {half}", sum(entry["half"] == half for entry in entries), "of 15")
+        Measure(
+            f"{what}: {half}", sum(entry["half"] == half for entry in entries), "of 15"
+        )
         for what, entries in wrong.items()
         for half in HALVES
     ]

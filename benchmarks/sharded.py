@@ -29,7 +29,12 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    MessageRole,
+    TextBlock,
+    ToolCallBlock,
+)
 from llama_index.core.memory import Memory
 
 from benchmarks.command import shown
@@ -92,32 +97,50 @@ class Kept:
 
 def tool_round(chance: random.Random, piece: str) -> Iterator[ChatMessage]:
     """One to three calls at once, and their results."""
-    names = [f"call_{chance.randrange(10**9)}" for _ in range(chance.choice((1, 1, 2, 3)))]
+    names = [
+        f"call_{chance.randrange(10**9)}" for _ in range(chance.choice((1, 1, 2, 3)))
+    ]
     calls = [
-        ToolCallBlock(tool_call_id=name, tool_name="look_up", tool_kwargs={"topic": piece[: len(piece) // 2], "n": i})
+        ToolCallBlock(
+            tool_call_id=name,
+            tool_name="look_up",
+            tool_kwargs={"topic": piece[: len(piece) // 2], "n": i},
+        )
         for i, name in enumerate(names)
     ]
     said = [TextBlock(text="I will look that up.")] if chance.random() < 0.3 else []
     yield ChatMessage(role=MessageRole.ASSISTANT, blocks=[*said, *calls])
     for name in names:
         found = str(sample_messages(1, start=chance.randrange(10**6))[0].content)
-        yield ChatMessage(role=MessageRole.TOOL, content=found, additional_kwargs={"tool_call_id": name})
+        yield ChatMessage(
+            role=MessageRole.TOOL,
+            content=found,
+            additional_kwargs={"tool_call_id": name},
+        )
 
 
 def make_turn(chance: random.Random, name: str) -> Turn:
     """A turn whose piece has this name in it."""
     piece = chance.choice(PIECES).format(name, chance.randrange(2, 5_000))
-    rounds = [message for _ in range(chance.choice((0, 0, 1, 2, 3))) for message in tool_round(chance, piece)]
+    rounds = [
+        message
+        for _ in range(chance.choice((0, 0, 1, 2, 3)))
+        for message in tool_round(chance, piece)
+    ]
     # Answers take up what was said, but never a whole piece.
     answer = chance.choice(("OK.", f"Noted: {piece[: len(piece) // 2]} ... What else?"))
-    return Turn(piece, (*rounds, ChatMessage(role=MessageRole.ASSISTANT, content=answer)))
+    return Turn(
+        piece, (*rounds, ChatMessage(role=MessageRole.ASSISTANT, content=answer))
+    )
 
 
 def make_conversation(chance: random.Random, pieces: int) -> Conversation:
     """A conversation of so many pieces, none of them in another."""
     names = [f"part{number}x" for number in chance.sample(range(1_000), pieces)]
     turns = tuple(make_turn(chance, name) for name in names)
-    return Conversation(turns, restart=chance.randrange(1, pieces), is_killed=chance.random() < 0.5)
+    return Conversation(
+        turns, restart=chance.randrange(1, pieces), is_killed=chance.random() < 0.5
+    )
 
 
 def kept(prompt: Sequence[ChatMessage], pieces: Sequence[str]) -> Kept:
@@ -129,7 +152,9 @@ def kept(prompt: Sequence[ChatMessage], pieces: Sequence[str]) -> Kept:
     return Kept(
         every_piece=len(there) == len(pieces),
         no_piece_twice=all(whole.count(piece) == 1 for piece in there),
-        in_one_user_message=any(all(piece in text for piece in there) for text in asked),
+        in_one_user_message=any(
+            all(piece in text for piece in there) for text in asked
+        ),
         in_order=places == sorted(places),
     )
 
@@ -146,7 +171,9 @@ async def say(memory: Memory, turns: Sequence[Turn]) -> list[ChatMessage]:
 
 def ours(uri: str) -> CondensedMemory:
     """CondensedMemory with its defaults."""
-    return CondensedMemory.from_defaults(session_id=SESSION, async_database_uri=uri, extract_facts=False)
+    return CondensedMemory.from_defaults(
+        session_id=SESSION, async_database_uri=uri, extract_facts=False
+    )
 
 
 @asynccontextmanager
@@ -157,7 +184,11 @@ async def killed(uri: str) -> AsyncIterator[CondensedMemory]:
     await memory.sql_store.aclose()
 
 
-SIDES: dict[str, Open] = {OURS: ours, HOST: plain_memory, RECIPE: lambda uri: host_memory(uri, RecipeBlock())}
+SIDES: dict[str, Open] = {
+    OURS: ours,
+    HOST: plain_memory,
+    RECIPE: lambda uri: host_memory(uri, RecipeBlock()),
+}
 
 
 async def last_prompt(opened: Open, conversation: Conversation) -> list[ChatMessage]:
@@ -166,11 +197,15 @@ async def last_prompt(opened: Open, conversation: Conversation) -> list[ChatMess
         return await say(memory, conversation.turns)
 
 
-async def last_prompt_after_restart(opened: Open, conversation: Conversation, file: Path) -> list[ChatMessage]:
+async def last_prompt_after_restart(
+    opened: Open, conversation: Conversation, file: Path
+) -> list[ChatMessage]:
     """The last prompt of the memory that takes over."""
     uri = f"sqlite+aiosqlite:///{file}"
     # LlamaIndex's own has nothing to do when it is closed.
-    async with (killed if opened is ours and conversation.is_killed else opened)(uri) as first:
+    async with (killed if opened is ours and conversation.is_killed else opened)(
+        uri
+    ) as first:
         await say(first, conversation.turns[: conversation.restart])
     async with opened(uri) as second:
         return await say(second, conversation.turns[conversation.restart :])
@@ -181,11 +216,16 @@ async def measure(conversations: Sequence[Conversation]) -> dict[str, list[Kept]
     held: dict[str, list[Kept]] = {}
     for side, opened in SIDES.items():
         for conversation in shown(conversations, side):
-            pieces = [escape_tags(turn.piece) if side == OURS else turn.piece for turn in conversation.turns]
+            pieces = [
+                escape_tags(turn.piece) if side == OURS else turn.piece
+                for turn in conversation.turns
+            ]
             prompt = await last_prompt(opened, conversation)
             held.setdefault(side, []).append(kept(prompt, pieces))
             with TemporaryDirectory() as folder:
-                prompt = await last_prompt_after_restart(opened, conversation, Path(folder, "memory.db"))
+                prompt = await last_prompt_after_restart(
+                    opened, conversation, Path(folder, "memory.db")
+                )
             held.setdefault(f"{side}{TAKEN_OVER}", []).append(kept(prompt, pieces))
     return held
 
@@ -193,10 +233,14 @@ async def measure(conversations: Sequence[Conversation]) -> dict[str, list[Kept]
 def main() -> int:
     """Measure, publish, and return the exit code."""
     chance = random.Random(SEED)
-    conversations = [make_conversation(chance, pieces) for pieces in LENGTHS for _ in range(EACH)]
+    conversations = [
+        make_conversation(chance, pieces) for pieces in LENGTHS for _ in range(EACH)
+    ]
     measures = [
         Measure("conversations", len(conversations)),
-        Measure("pieces", sum(len(conversation.turns) for conversation in conversations)),
+        Measure(
+            "pieces", sum(len(conversation.turns) for conversation in conversations)
+        ),
     ]
     promises = []
     for side, prompts in asyncio.run(measure(conversations)).items():
@@ -206,8 +250,12 @@ def main() -> int:
             continue
         measures.append(Measure(f"all holds, {side}", share))
         for condition in fields(Kept):
-            share = sum(getattr(prompt, condition.name) for prompt in prompts) / len(prompts)
-            measures.append(Measure(f"{condition.name.replace('_', ' ')}, {side}", share))
+            share = sum(getattr(prompt, condition.name) for prompt in prompts) / len(
+                prompts
+            )
+            measures.append(
+                Measure(f"{condition.name.replace('_', ' ')}, {side}", share)
+            )
     return publish("sharded", measures, promises)
 
 

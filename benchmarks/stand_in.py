@@ -13,7 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    MessageRole,
+    TextBlock,
+    ToolCallBlock,
+)
 from sklearn.feature_extraction.text import HashingVectorizer  # type: ignore[import-untyped]
 
 from benchmarks.locomo import text_of
@@ -24,7 +30,9 @@ SUMMARY_WORDS, FACT_WORDS = 300, 12
 CONDENSED_FACTS = 49
 
 _FACT = re.compile(r"<fact>(.*?)</fact>", re.DOTALL)
-_USER_ELEMENT = re.compile(r'^<message role="user"[^>]*>(.*?)</message>$', re.MULTILINE | re.DOTALL)
+_USER_ELEMENT = re.compile(
+    r'^<message role="user"[^>]*>(.*?)</message>$', re.MULTILINE | re.DOTALL
+)
 _TAG = re.compile(r"</?message\b[^>]*>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
@@ -37,9 +45,15 @@ class StandInModel(OfflineModel):
         return "StandInModel"
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, blocks=[_answer(messages, **kwargs)]))
+        return ChatResponse(
+            message=ChatMessage(
+                role=MessageRole.ASSISTANT, blocks=[_answer(messages, **kwargs)]
+            )
+        )
 
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponse:
         return self.chat(messages, **kwargs)
 
 
@@ -59,27 +73,52 @@ class HashedWords(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
-_VECTORIZER = HashingVectorizer(n_features=256, stop_words="english", alternate_sign=False)
+_VECTORIZER = HashingVectorizer(
+    n_features=256, stop_words="english", alternate_sign=False
+)
 
 
-def _answer(messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any) -> TextBlock | ToolCallBlock:
+def _answer(
+    messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any
+) -> TextBlock | ToolCallBlock:
     asked = text_of(messages[-1])
     if "report_facts" in tools:
         said = _USER_ELEMENT.findall(asked.partition("<transcript>")[2])
-        return ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_reported(said))
+        return ToolCallBlock(
+            tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_reported(said)
+        )
     if "fact extraction system" in asked:
-        return TextBlock(text=_listed(text_of(one) for one in messages[:-1] if one.role == MessageRole.USER))
+        return TextBlock(
+            text=_listed(
+                text_of(one) for one in messages[:-1] if one.role == MessageRole.USER
+            )
+        )
     if "fact condensing system" in asked:
-        existing = asked.partition("<existing_facts>")[2].partition("</existing_facts>")[0]
-        return TextBlock(text="".join(f"<fact>{fact}</fact>" for fact in _FACT.findall(existing)[-CONDENSED_FACTS:]))
-    transcript = asked.partition("<transcript>")[2].partition("</transcript>")[0] or asked
+        existing = asked.partition("<existing_facts>")[2].partition(
+            "</existing_facts>"
+        )[0]
+        return TextBlock(
+            text="".join(
+                f"<fact>{fact}</fact>"
+                for fact in _FACT.findall(existing)[-CONDENSED_FACTS:]
+            )
+        )
+    transcript = (
+        asked.partition("<transcript>")[2].partition("</transcript>")[0] or asked
+    )
     return TextBlock(text=" ".join(_TAG.sub(" ", transcript).split()[-SUMMARY_WORDS:]))
 
 
 def _reported(said: Iterable[str]) -> dict[str, Any]:
     """A report of facts as our extraction asks for it."""
     facts = [
-        {"label": f"n{i}", "content": fact, "category": "context", "confidence": 0.9, "quote": fact}
+        {
+            "label": f"n{i}",
+            "content": fact,
+            "category": "context",
+            "confidence": 0.9,
+            "quote": fact,
+        }
         for i, fact in enumerate(map(_statement, said), 1)
     ]
     return {"new_facts": facts, "confirmed": [], "retired": []}

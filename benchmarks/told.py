@@ -8,8 +8,12 @@ from random import Random
 
 from llama_index.core.base.llms.types import ChatMessage
 
-_NAMES = "Nora Caroline Elias Priya Tomas Wendy Ibrahim Lucia Anders Mei Oscar Farah".split()
-_RELATIONS = "cousin sister neighbour uncle colleague friend aunt nephew brother boss".split()
+_NAMES = (
+    "Nora Caroline Elias Priya Tomas Wendy Ibrahim Lucia Anders Mei Oscar Farah".split()
+)
+_RELATIONS = (
+    "cousin sister neighbour uncle colleague friend aunt nephew brother boss".split()
+)
 # How a fact is told, asked for, given as an answer, and with what.
 _TOPICS = (
     (
@@ -37,7 +41,14 @@ _TOPICS = (
         "books gloves flowers tickets earrings chocolates headphones boots candles".split(),
     ),
 )
-_REPLIES = ("How nice!", "I see.", "Thanks for telling me.", "Noted.", "That is good to know.", "Interesting!")
+_REPLIES = (
+    "How nice!",
+    "I see.",
+    "Thanks for telling me.",
+    "Noted.",
+    "That is good to know.",
+    "Interesting!",
+)
 _SMALL_TALK = (
     ("The weather is awful today.", "I hope that it clears up soon."),
     ("I slept badly again.", "Sorry to hear that. Try to rest a little."),
@@ -53,7 +64,10 @@ _KNOWN = (
     ("What colour is the sky on a clear day?", "The sky is blue"),
     ("Which planet is the largest?", "The largest planet is Jupiter"),
     ("What is water made of?", "Water is made of hydrogen and oxygen"),
-    ("Who wrote Romeo and Juliet?", "Romeo and Juliet was written by William Shakespeare"),
+    (
+        "Who wrote Romeo and Juliet?",
+        "Romeo and Juliet was written by William Shakespeare",
+    ),
     ("What is the opposite of hot?", "The opposite of hot is cold"),
     ("In which country is Tokyo?", "Tokyo is in Japan"),
 )
@@ -90,14 +104,21 @@ def asked(facts: list[Told], random: Random) -> Task:
 def asked_again(facts: list[Told], random: Random) -> Task:
     """A task that ends with a question that only the one before explains."""
     before, one = random.sample(facts, 2)
-    turn = [ChatMessage(before.question), ChatMessage(f"{before.answer}.", role="assistant")]
+    turn = [
+        ChatMessage(before.question),
+        ChatMessage(f"{before.answer}.", role="assistant"),
+    ]
     return Task([*_conversation(facts, random), *turn], f"And {one.name}?", one.answer)
 
 
 def told_to_write(facts: list[Told], random: Random) -> Task:
     """A task that ends with an instruction."""
     one = random.choice(facts)
-    return Task(_conversation(facts, random), f"Write down in one sentence what I told you of {one.name}.", one.answer)
+    return Task(
+        _conversation(facts, random),
+        f"Write down in one sentence what I told you of {one.name}.",
+        one.answer,
+    )
 
 
 def told_to_go_on(facts: list[Told], random: Random) -> Task:
@@ -116,10 +137,15 @@ def asked_for_a_sum(facts: list[Told], random: Random) -> Task:
     """A task that ends with a question whose answer is worked out from two things that were told."""
     first, second = random.sample(facts, 2)
     prices = {one.name: random.randint(2, 9) for one in facts}
-    paid = [Told(name, f"{name} paid {price} euros for the ticket.", "", "") for name, price in prices.items()]
+    paid = [
+        Told(name, f"{name} paid {price} euros for the ticket.", "", "")
+        for name, price in prices.items()
+    ]
     total = prices[first.name] + prices[second.name]
     question = f"How much did {first.name} and {second.name} pay together?"
-    return Task(_conversation([*facts, *paid], random), question, f"They paid {total} euros")
+    return Task(
+        _conversation([*facts, *paid], random), question, f"They paid {total} euros"
+    )
 
 
 OTHERS: dict[str, Ending] = {
@@ -133,7 +159,10 @@ OTHERS: dict[str, Ending] = {
 
 def tasks(count: int, seed: int, ending: Ending = asked) -> list[Task]:
     """So many tasks of 3 to 8 facts. The same seed gives the same tasks."""
-    return [ending(_facts(random), random) for random in (Random(seed * 10_000 + i) for i in range(count))]
+    return [
+        ending(_facts(random), random)
+        for random in (Random(seed * 10_000 + i) for i in range(count))
+    ]
 
 
 def _facts(random: Random) -> list[Told]:
@@ -141,7 +170,9 @@ def _facts(random: Random) -> list[Told]:
     count = random.randint(3, 8)
     topics = random.sample(_TOPICS, 2)
     values = [iter(random.sample(topic[3], len(topic[3]))) for topic in topics]
-    people = zip(random.sample(_NAMES, count), random.sample(_RELATIONS, count), strict=True)
+    people = zip(
+        random.sample(_NAMES, count), random.sample(_RELATIONS, count), strict=True
+    )
     facts = []
     for i, (name, relation) in enumerate(people):
         words = {"name": name, "relation": relation, "value": next(values[i % 2])}
@@ -154,4 +185,8 @@ def _conversation(facts: list[Told], random: Random) -> list[ChatMessage]:
     turns = [(fact.told, random.choice(_REPLIES)) for fact in facts]
     for small in random.sample(_SMALL_TALK, random.randint(2, 4)):
         turns.insert(random.randint(0, len(turns)), small)
-    return [message for said, reply in turns for message in (ChatMessage(said), ChatMessage(reply, role="assistant"))]
+    return [
+        message
+        for said, reply in turns
+        for message in (ChatMessage(said), ChatMessage(reply, role="assistant"))
+    ]

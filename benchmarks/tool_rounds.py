@@ -21,7 +21,16 @@ from collections.abc import AsyncIterator
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 from llama_index.core.llms.llm import LLM
 
-from benchmarks.cached_prefix import LIMIT, RECALLED, RULES, WITH_RECALL, Open, Total, ours, plain_list
+from benchmarks.cached_prefix import (
+    LIMIT,
+    RECALLED,
+    RULES,
+    WITH_RECALL,
+    Open,
+    Total,
+    ours,
+    plain_list,
+)
 from benchmarks.command import shown
 from benchmarks.messages import conversation
 from benchmarks.prompt_caches import Marks
@@ -29,7 +38,11 @@ from benchmarks.report import Measure, Promise, publish
 from benchmarks.wire import Wire, listening, parts_of
 
 TURNS, ROUNDS = 100, 3
-OURS, HOST, ENDED = "CondensedMemory, marked", "LlamaIndex's Memory", ", end of the prompt too"
+OURS, HOST, ENDED = (
+    "CondensedMemory, marked",
+    "LlamaIndex's Memory",
+    ", end of the prompt too",
+)
 
 
 async def prompts_of(opened: Open) -> AsyncIterator[list[ChatMessage]]:
@@ -37,14 +50,22 @@ async def prompts_of(opened: Open) -> AsyncIterator[list[ChatMessage]]:
     said = iter(conversation(TURNS * (ROUNDS + 1)))
     async with opened() as memory:
         for _ in range(TURNS):
-            questions, texts = zip(*((next(said), next(said)) for _ in range(ROUNDS + 1)), strict=True)
+            questions, texts = zip(
+                *((next(said), next(said)) for _ in range(ROUNDS + 1)), strict=True
+            )
             await memory.aput(questions[0])
             kept: list[ChatMessage] = []
             for i in range(ROUNDS):
                 yield [*await memory.aget(), *kept]
-                call = ToolCallBlock(tool_call_id=f"call_{i}", tool_name="look", tool_kwargs={"place": i})
+                call = ToolCallBlock(
+                    tool_call_id=f"call_{i}", tool_name="look", tool_kwargs={"place": i}
+                )
                 of_call = {"tool_call_id": call.tool_call_id}
-                result = ChatMessage(role=MessageRole.TOOL, content=texts[i].content, additional_kwargs=of_call)
+                result = ChatMessage(
+                    role=MessageRole.TOOL,
+                    content=texts[i].content,
+                    additional_kwargs=of_call,
+                )
                 kept += [ChatMessage(role=MessageRole.ASSISTANT, blocks=[call]), result]
             yield [*await memory.aget(), *kept]
             await memory.aput_messages([*kept, texts[-1]])
@@ -52,7 +73,10 @@ async def prompts_of(opened: Open) -> AsyncIterator[list[ChatMessage]]:
 
 async def measure(opened: Open, models: dict[str, LLM], wire: Wire) -> dict[str, Total]:
     """What rules count of a memory, each with a model."""
-    totals, caches = {rule: Total() for rule in models}, {rule: RULES[rule]() for rule in models}
+    totals, caches = (
+        {rule: Total() for rule in models},
+        {rule: RULES[rule]() for rule in models},
+    )
     async for messages in prompts_of(opened):
         for rule, model in models.items():
             await model.achat(messages)
@@ -66,10 +90,15 @@ async def measure(opened: Open, models: dict[str, LLM], wire: Wire) -> dict[str,
 
 async def measure_all() -> tuple[list[Measure], list[Promise]]:
     """What is found of each side, and what is paid for it."""
-    sides = {OURS: ours(LIMIT, marked=True), OURS + WITH_RECALL: ours(LIMIT, recall=RECALLED, marked=True)}
+    sides = {
+        OURS: ours(LIMIT, marked=True),
+        OURS + WITH_RECALL: ours(LIMIT, recall=RECALLED, marked=True),
+    }
     measured: dict[str, dict[str, Total]] = {}
     with listening() as wire:
-        ended: dict[str, LLM] = {"R4": wire.anthropic(cache_control={"type": "ephemeral"})}
+        ended: dict[str, LLM] = {
+            "R4": wire.anthropic(cache_control={"type": "ephemeral"})
+        }
         marked: dict[str, LLM] = {"R3": wire.caching_openai(), "R4": wire.anthropic()}
         for name, side in shown(sides.items(), "sides"):
             measured[name] = await measure(side.opened, marked, wire)
@@ -77,7 +106,9 @@ async def measure_all() -> tuple[list[Measure], list[Promise]]:
         wanted = measured[OURS]["R4"].tokens
         as_long = await measure(plain_list(LIMIT).opened, ended, wire)
         host = plain_list(round(LIMIT * wanted / as_long["R4"].tokens))
-        measured[HOST] = await measure(host.opened, {"R2": wire.openai(), **ended}, wire)
+        measured[HOST] = await measure(
+            host.opened, {"R2": wire.openai(), **ended}, wire
+        )
     measures, promises = list[Measure](), list[Promise]()
     for name, totals in measured.items():
         for rule, total in totals.items():
@@ -86,8 +117,14 @@ async def measure_all() -> tuple[list[Measure], list[Promise]]:
             measures.append(Measure(f"share found, {what}", total.share_found))
             measures.append(Measure(f"price relative to the plain list, {what}", price))
             if rule == "R3" or ENDED in name:
-                promises.append(Promise(f"price, {what}", 1.5 if WITH_RECALL in name else 1.15, price))
-        measures.append(Measure(f"tokens of a prompt, {name}", total.tokens / total.prompts))
+                promises.append(
+                    Promise(
+                        f"price, {what}", 1.5 if WITH_RECALL in name else 1.15, price
+                    )
+                )
+        measures.append(
+            Measure(f"tokens of a prompt, {name}", total.tokens / total.prompts)
+        )
     return measures, promises
 
 

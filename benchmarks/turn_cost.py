@@ -62,12 +62,17 @@ async def session_of(side: str, file: Path) -> AsyncIterator[Memory]:
     if side in (*LONG_SESSIONS, SHORT_SESSION):
         recall = 0 if side == LONG_SESSION else None
         opened = CondensedMemory.from_defaults(
-            session_id=SESSION, async_database_uri=uri, extract_facts=False, recall_token_limit=recall
+            session_id=SESSION,
+            async_database_uri=uri,
+            extract_facts=False,
+            recall_token_limit=recall,
         )
     else:
         opened = host_memory(uri, *([RecipeBlock()] if side == RECIPE else []))
     async with opened as memory:
-        await memory.aput_messages(sample_messages(LONG if side in LONG_SESSIONS else SHORT))
+        await memory.aput_messages(
+            sample_messages(LONG if side in LONG_SESSIONS else SHORT)
+        )
         yield memory
 
 
@@ -91,16 +96,25 @@ async def measure(folder: Path) -> dict[str, list[tuple[float, float]]]:
     ):
         for round_number in shown(range(ROUNDS), "rounds"):
             async with AsyncExitStack() as stack:
-                memories: dict[str, Memory] = {RECALLING: recalling, LONG_SESSION: long_session}
+                memories: dict[str, Memory] = {
+                    RECALLING: recalling,
+                    LONG_SESSION: long_session,
+                }
                 for i, side in enumerate(SIDES[2:]):
                     file = folder / f"{round_number}-{i}.db"
-                    memories[side] = await stack.enter_async_context(session_of(side, file))
+                    memories[side] = await stack.enter_async_context(
+                        session_of(side, file)
+                    )
                 for number in range(WARM_UP + TURNS):
                     for i in range(len(SIDES)):
                         side = SIDES[(number + i) % len(SIDES)]
                         before = thread_time()
                         taken = await turn(memories[side], number)
-                        seconds[side] += [(taken, thread_time() - before)] if number >= WARM_UP else []
+                        seconds[side] += (
+                            [(taken, thread_time() - before)]
+                            if number >= WARM_UP
+                            else []
+                        )
     return seconds
 
 
@@ -126,20 +140,50 @@ def measured() -> tuple[list[Measure], list[Promise]]:
     with TemporaryDirectory() as folder:
         seconds = asyncio.run(measure(Path(folder)))
         pauses = asyncio.run(pauses_of_turns(Path(folder, "pauses.db")))
-    turns = {side: 1000 * median(wall for wall, _ in taken) for side, taken in seconds.items()}
-    loop = {side: 1000 * median(processor for _, processor in taken) for side, taken in seconds.items()}
-    measures = [Measure(f"one turn, {side}", taken, "ms") for side, taken in turns.items()]
-    measures += [Measure(f"the event loop's processor time, {side}", taken, "ms") for side, taken in loop.items()]
+    turns = {
+        side: 1000 * median(wall for wall, _ in taken)
+        for side, taken in seconds.items()
+    }
+    loop = {
+        side: 1000 * median(processor for _, processor in taken)
+        for side, taken in seconds.items()
+    }
+    measures = [
+        Measure(f"one turn, {side}", taken, "ms") for side, taken in turns.items()
+    ]
+    measures += [
+        Measure(f"the event loop's processor time, {side}", taken, "ms")
+        for side, taken in loop.items()
+    ]
     measures.append(Measure("turns measured on each side", ROUNDS * TURNS))
-    measures.append(Measure("the recipe against Memory without blocks", turns[RECIPE] / turns[HOST]))
-    measures.append(Measure(f"{LONG:,} messages with recall against {SHORT}", turns[RECALLING] / turns[SHORT_SESSION]))
+    measures.append(
+        Measure("the recipe against Memory without blocks", turns[RECIPE] / turns[HOST])
+    )
+    measures.append(
+        Measure(
+            f"{LONG:,} messages with recall against {SHORT}",
+            turns[RECALLING] / turns[SHORT_SESSION],
+        )
+    )
     held = f"{LONG:,} messages and {FACTS:,} facts"
     measures.append(
-        Measure(f"longest pause in 99 of 100 turns, {held}", quantiles(pauses, n=100, method="inclusive")[-1], "ms")
+        Measure(
+            f"longest pause in 99 of 100 turns, {held}",
+            quantiles(pauses, n=100, method="inclusive")[-1],
+            "ms",
+        )
     )
     promises = [
-        Promise(f"{LONG:,} messages without recall against {SHORT}", 1.15, turns[LONG_SESSION] / turns[SHORT_SESSION]),
-        Promise(f"CondensedMemory against Memory without blocks at {SHORT}", 0.38, turns[SHORT_SESSION] / turns[HOST]),
+        Promise(
+            f"{LONG:,} messages without recall against {SHORT}",
+            1.15,
+            turns[LONG_SESSION] / turns[SHORT_SESSION],
+        ),
+        Promise(
+            f"CondensedMemory against Memory without blocks at {SHORT}",
+            0.38,
+            turns[SHORT_SESSION] / turns[HOST],
+        ),
         Promise(f"longest pause in a turn, {held}", 5, max(pauses), "ms"),
     ]
     return measures, promises

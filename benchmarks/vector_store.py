@@ -7,7 +7,11 @@ from typing import Any
 
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
-from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery, VectorStoreQueryResult
+from llama_index.core.vector_stores import (
+    SimpleVectorStore,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
 
 
 class TextVectorStore(SimpleVectorStore):

@@ -47,12 +47,18 @@ class Wire:
 
     def caching_openai(self) -> LLM:
         """The same, with marks."""
-        return CachingOpenAI(model="gpt-5.6-sol", api_base=f"{self.address}/v1", api_key="none")
+        return CachingOpenAI(
+            model="gpt-5.6-sol", api_base=f"{self.address}/v1", api_key="none"
+        )
 
     def anthropic(self, **kwargs: Any) -> LLM:
         """LlamaIndex's model for Anthropic's Messages API."""
         return Anthropic(
-            model="claude-sonnet-4-5", base_url=self.address, api_key="none", max_tokens=8, additional_kwargs=kwargs
+            model="claude-sonnet-4-5",
+            base_url=self.address,
+            api_key="none",
+            max_tokens=8,
+            additional_kwargs=kwargs,
         )
 
 
@@ -82,7 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         wire: Wire = self.server.wire  # type: ignore[attr-defined]
         wire.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         is_anthropic = self.path.endswith("/messages")
-        answer = json.dumps(_MESSAGE if is_anthropic else _completion(wire.answer)).encode()
+        answer = json.dumps(
+            _MESSAGE if is_anthropic else _completion(wire.answer)
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
@@ -93,7 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
 def _completion(text: str) -> Body:
     message = {"role": "assistant", "content": text}
     choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "gpt-4o", "choices": choices}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "gpt-4o",
+        "choices": choices,
+    }
 
 
 def parts_of(body: Body) -> list[Part]:
@@ -112,10 +126,23 @@ def _system(body: Body) -> list[Body]:
 
 def _parts_of(message: Body) -> Iterator[Part]:
     role, content = message["role"], message.get("content") or []
-    blocks = [*([{"text": content}] if isinstance(content, str) else content), *message.get("tool_calls", [])]
+    blocks = [
+        *([{"text": content}] if isinstance(content, str) else content),
+        *message.get("tool_calls", []),
+    ]
     for i, block in enumerate(blocks):
-        said = block["text"] if "text" in block else json.dumps({**block, "cache_control": None})
+        said = (
+            block["text"]
+            if "text" in block
+            else json.dumps({**block, "cache_control": None})
+        )
         text = f"<|{role}|>\n{said}" if i == 0 else said
         is_last = i == len(blocks) - 1
-        marked = bool(block.get("cache_control") or block.get("prompt_cache_breakpoint"))
-        yield Part(f"{text}\n" if is_last else text, marked, is_last and role in ("user", "tool"))
+        marked = bool(
+            block.get("cache_control") or block.get("prompt_cache_breakpoint")
+        )
+        yield Part(
+            f"{text}\n" if is_last else text,
+            marked,
+            is_last and role in ("user", "tool"),
+        )

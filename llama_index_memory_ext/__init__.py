@@ -18,35 +18,56 @@ from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
 from llama_index_memory_ext.errors import TurnError as TurnError
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.agents.contexts import restore_context as restore_context
-    from llama_index_memory_ext.agents.retriever import MemoryRetriever as MemoryRetriever
+    from llama_index_memory_ext.agents.contexts import (
+        restore_context as restore_context,
+    )
+    from llama_index_memory_ext.agents.retriever import (
+        MemoryRetriever as MemoryRetriever,
+    )
     from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
     from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
     from llama_index_memory_ext.facts.block import FactsOptions as FactsOptions
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock as RelevantFactsBlock
+    from llama_index_memory_ext.facts.block import (
+        RelevantFactsBlock as RelevantFactsBlock,
+    )
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.language.secrets import redact_secrets as redact_secrets
-    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory as CondensedMemory
-    from llama_index_memory_ext.memory.condensed_memory import MemoryOptions as MemoryOptions
-    from llama_index_memory_ext.memory.template import MemoryBlocksTemplate as MemoryBlocksTemplate
-    from llama_index_memory_ext.models.caching_openai import CachingOpenAI as CachingOpenAI
-    from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses as CachingOpenAIResponses
+    from llama_index_memory_ext.memory.condensed_memory import (
+        CondensedMemory as CondensedMemory,
+    )
+    from llama_index_memory_ext.memory.condensed_memory import (
+        MemoryOptions as MemoryOptions,
+    )
+    from llama_index_memory_ext.memory.template import (
+        MemoryBlocksTemplate as MemoryBlocksTemplate,
+    )
+    from llama_index_memory_ext.models.caching_openai import (
+        CachingOpenAI as CachingOpenAI,
+    )
+    from llama_index_memory_ext.models.caching_openai import (
+        CachingOpenAIResponses as CachingOpenAIResponses,
+    )
     from llama_index_memory_ext.models.offline import OfflineModel as OfflineModel
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock as CondensedMemoryBlock
+    from llama_index_memory_ext.record.block import (
+        CondensedMemoryBlock as CondensedMemoryBlock,
+    )
     from llama_index_memory_ext.record.block import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
-    from llama_index_memory_ext.text.messages import extract_conversation_context as extract_conversation_context
+    from llama_index_memory_ext.text.messages import (
+        extract_conversation_context as extract_conversation_context,
+    )
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
     from llama_index_memory_ext.text.trim import trim as trim
 
     __version__: str
 
-# Each name is imported at its first use: LlamaIndex takes a second or two to start, and some commands do not need it.
+# Each name is imported at its first use: LlamaIndex takes a second or two to start, and
+# some commands do not need it.
 _NAMES = {
     "agents.contexts": ["restore_context"],
     "agents.retriever": ["MemoryRetriever"],
@@ -84,7 +105,9 @@ if not TYPE_CHECKING:  # With this function, a type checker would accept any nam
             return version("llama-index-memory-ext")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        value = globals()[name] = getattr(
+            import_module(f"{__name__}.{_MODULE_OF[name]}"), name
+        )
         return value
 
 

@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext import __version__
-from llama_index_memory_ext.cli import PACKAGE, UsageError, describe_error, needs_extra, plain
+from llama_index_memory_ext.cli import (
+    PACKAGE,
+    UsageError,
+    describe_error,
+    needs_extra,
+    plain,
+)
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
@@ -18,18 +24,22 @@ if TYPE_CHECKING:
 
     import typer
 
-FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments name (default: ``sys.argv``).
+    """Run the command that the arguments name (default: ``sys.argv``).
 
-    Returns 0 if all went well, 1 if something failed or was not found, 2 for wrong usage, 130 if interrupted.
+    Returns 0 if all went well, 1 if something failed or was not found, 2 for wrong
+    usage, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A model may answer in characters that the terminal does not have, and a pipe may hold any bytes.
+            # A model may answer in characters that the terminal does not have, and a
+            # pipe may hold any bytes.
             stream.reconfigure(errors="replace")
     if arguments == ["--version"]:
         sys.stdout.write(f"{PACKAGE} {__version__}\n")
@@ -41,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UsageError:
             if arguments != ["demo"]:
                 raise
-            # Imported here: LlamaIndex takes seconds to start, and a wrong option is reported without it.
+            # Imported here: LlamaIndex takes seconds to start, and a wrong option is
+            # reported without it.
             from llama_index_memory_ext.cli.demo import run
 
             sys.exit(run())
@@ -51,19 +62,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has closed it. Otherwise Python would report an error when it flushes the rest.
+        # The reader of the output has closed it. Otherwise Python would report an error
+        # when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
         text = plain(describe_error(error))
-        sys.stderr.write((json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}") + "\n")
+        sys.stderr.write(
+            (json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}")
+            + "\n"
+        )
         # The class of wrong usage has a public name only in older versions of Typer.
-        is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(error, "format_message")
+        is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
+            error, "format_message"
+        )
         return WRONG_USAGE if is_usage else FAILED
 
 
 def load_app() -> typer.Typer:
-    """Returns the Typer app with all of its commands."""
+    """Return the Typer app with all of its commands."""
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 

@@ -18,8 +18,11 @@ class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Some are made of other arguments than their text. The answer of a model stays out of a pickle.
-        state = {name: value for name, value in vars(self).items() if name != "response"}
+        # Some are made of other arguments than their text. The answer of a model stays
+        # out of a pickle.
+        state = {
+            name: value for name, value in vars(self).items() if name != "response"
+        }
         return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined] # what copyreg uses
 
 
@@ -42,18 +45,24 @@ class SessionOwnerError(StoreError):
 class StoreTimeoutError(StoreError):
     """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names it.
 
-    What it has begun goes on until the database ends it. Of a write it is unknown whether it was stored.
+    What it has begun goes on until the database ends it. Of a write it is unknown
+    whether it was stored.
     """
 
     def __init__(self, operation: str, seconds: float, *, writes: bool = True) -> None:
-        outcome = " Whether it was stored is unknown: look before you repeat it." if writes else ""
+        if writes:
+            outcome = " Whether it was stored is unknown: look before you repeat it."
+        else:
+            outcome = ""
         super().__init__(
             f"The database has not answered within {seconds:g} s ({operation}).{outcome} See whether it is reachable, "
             "overloaded or locked by another program, or give it more time: MemoryStore(operation_timeout=...). With "
             "an engine of your own, a synchronous call (put, get, ...) within a running event loop waits in vain for "
             "what a task of that loop holds: await aput, aget, ... there."
         )
-        self.operation, self.seconds, self.writes = operation, seconds, writes
+        self.operation = operation
+        self.seconds = seconds
+        self.writes = writes
 
 
 class MessageError(MemoryExtError, TypeError):
@@ -78,8 +87,9 @@ _FACTS = '{"new_facts": [], "confirmed": [], "retired": []}'
 class FactReplyError(MemoryExtError, ValueError):
     """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
 
-    ``problem`` is where its JSON cannot be read, "" if there is none.
-    ``response`` is the whole answer, with its tokens, or None; a copy or a pickle of the error has none.
+    ``problem`` is where its JSON cannot be read, "" if there is none. ``response`` is
+    the whole answer, with its tokens, or None; a copy or a pickle of the error has
+    none.
     """
 
     response: ChatResponse | None = None
@@ -89,7 +99,8 @@ class FactReplyError(MemoryExtError, ValueError):
             f"Expected a JSON object such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
             f"in which there is none{f' ({problem})' if problem else ''}. `reply` of this error holds them."
         )
-        self.reply, self.problem = reply, problem
+        self.reply = reply
+        self.problem = problem
 
 
 class TruncatedReplyError(MemoryExtError, ValueError):
@@ -118,67 +129,90 @@ class SummaryReplyError(MemoryExtError, ValueError):
             f"Expected the text of a summary; saw {len(reply)} characters and did not take them: {reason}. "
             "The summary before stays. `reply` of this error holds the answer."
         )
-        self.reply, self.reason = reply, reason
+        self.reply = reply
+        self.reason = reason
 
 
-# The statuses with which a provider refuses a request for what is in it, and the one that names its length.
-REQUEST_STATUSES, TOO_LARGE = frozenset({400, 413, 422}), 413
-# How it says that it is the words. A request can also be refused for its settings, which no other words would change.
+# The statuses with which a provider refuses a request for what is in it, and the one
+# that names its length.
+REQUEST_STATUSES = frozenset({400, 413, 422})
+TOO_LARGE = 413
+# How it says that it is the words. A request can also be refused for its settings,
+# which no other words would change.
 _ABOUT_WORDS = re.compile(
     r"(?i)context.{0,20}(?:length|window|size)|content.{0,20}(?:filter|polic|management)|moderation|flagged|safety"
     r"|(?:prompt|input|messages?|string|request)\b.{0,20} too (?:long|large)"
 )
-# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx, and of botocore, ...
+# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx,
+# and of botocore, ...
 _NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
-# ... of these, the ones for which it came too late, and the ones for which nobody listened.
+# ... of these, the ones for which it came too late, and the ones for which nobody
+# listened.
 _TIMEOUTS = frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"})
 _NOBODY = frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"})
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status in a provider's error, wherever its client has put it; None if there is none."""
+    """Return the HTTP status in a provider's error, wherever its client has put it; None if there is none."""
     response = getattr(error, "response", None)
-    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    found = [getattr(error, "status_code", None), getattr(response, "status_code", None)]
+    if isinstance(response, dict):
+        metadata = response.get("ResponseMetadata", {})
+    else:
+        metadata = {}
+    found = [
+        getattr(error, "status_code", None),
+        getattr(response, "status_code", None),
+    ]
     found += [metadata.get("HTTPStatusCode"), getattr(error, "code", None)]
-    return next((int(status) for status in found if isinstance(status, int) and status >= 100), None)  # noqa: PLR2004 - the lowest
+    return next(
+        (int(status) for status in found if isinstance(status, int) and status >= 100),
+        None,
+    )
 
 
 def is_about_words(error: BaseException) -> bool:
-    """Whether a provider has refused a request for its words: their number, or what they say."""
+    """Return whether a provider has refused a request for its words: their number, or what they say."""
     status = status_of(error)
-    return status == TOO_LARGE or (status in REQUEST_STATUSES and _ABOUT_WORDS.search(str(error)) is not None)
+    return status == TOO_LARGE or (
+        status in REQUEST_STATUSES and _ABOUT_WORDS.search(str(error)) is not None
+    )
 
 
 def is_about_request(error: BaseException) -> bool:
-    """Whether another request, with less in it, might be answered."""
+    """Return whether another request, with less in it, might be answered."""
     return status_of(error) in REQUEST_STATUSES or is_timeout(error)
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether an answer did not come in time, though somebody was there: less to read may help."""
+    """Return whether an answer did not come in time, though somebody was there: less to read may help."""
     names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())
-    in_time = isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
+    in_time = (
+        isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
+    )
     return bool(in_time and not names & _NOBODY) or status_of(error) in {408, 504}
 
 
 def is_no_answer(error: BaseException) -> bool:
-    """Whether nobody has answered, or one of our own errors says that nobody could."""
-    return isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or bool(_NO_ANSWER & _names(error))
+    """Return whether nobody has answered, or one of our own errors says that nobody could."""
+    return isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or bool(
+        _NO_ANSWER & _names(error)
+    )
 
 
 def _names(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
-# What a failure of a model comes from: the words that it was asked about, how long they take, the model, or it is not
-# known.
+# What a failure of a model comes from: the words that it was asked about, how long they
+# take, the model, or it is not known.
 Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 
 
 def blame_of(error: Exception) -> Blame:
     """Return what a failure comes from."""
-    if isinstance(error, FactReplyError | TruncatedReplyError | VerificationError) or is_about_words(error):
+    if isinstance(
+        error, FactReplyError | TruncatedReplyError | VerificationError
+    ) or is_about_words(error):
         return "turns"
     if is_timeout(error):
         return "length"

@@ -10,7 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.bridge.pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
+from llama_index.core.bridge.pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+)
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
@@ -34,20 +39,23 @@ logger = logging.getLogger(__name__)
 DEFAULT_SESSION_ID = "default"
 # Most seconds that closing waits for work, besides that of the memory's own session.
 CLOSE_SECONDS = 30.0
-# A block that was given nothing after so many questions is in a Memory that keeps its turns to itself.
+# A block that was given nothing after so many questions is in a Memory that keeps its
+# turns to itself.
 _MOST_UNGIVEN_TURNS = 3
 _MOST_SEEN = 1_000
 
 # A field that also takes a plain function from a text to its tokens.
 Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
 # Codes of ISO 639-1; None stands for any language.
-Languages: TypeAlias = Annotated[Sequence[str] | None, BeforeValidator(checked_languages)]
+Languages: TypeAlias = Annotated[
+    Sequence[str] | None, BeforeValidator(checked_languages)
+]
 # Models are shared by copies, and left out of pickles: they hold keys and connections.
 _MODELS = ("llm", "embed_model")
 
 
 def llm_of_settings() -> LLM | None:
-    """Returns the model that the program has set as ``Settings.llm``; None if it has set none."""
+    """Return the model that the program has set as ``Settings.llm``; None if it has set none."""
     # The property of the settings would make an OpenAI, to which nobody has agreed.
     llm = Settings._llm  # noqa: SLF001
     # What LlamaIndex takes where somebody sets None.
@@ -57,24 +65,39 @@ def llm_of_settings() -> LLM | None:
 class LogBlock(BaseMemoryBlock[str]):
     """A block that reads the log of its store.
 
-    Without a store it has a private one in memory, into which ``aput`` writes what the memory flushes.
+    Without a store it has a private one in memory, into which ``aput`` writes what the
+    memory flushes.
     """
 
     # A misspelt setting must not be ignored.
     model_config = ConfigDict(extra="forbid")
 
     tokenizer_fn: Counter = Field(
-        default_factory=TokenCounter, exclude=True, repr=False, description="Counts the tokens; o200k_base by default."
+        default_factory=TokenCounter,
+        exclude=True,
+        repr=False,
+        description="Counts the tokens; o200k_base by default.",
     )
     store: MemoryStore | None = Field(
-        default=None, exclude=True, repr=False, description="The store whose log is read; None for a private one."
+        default=None,
+        exclude=True,
+        repr=False,
+        description="The store whose log is read; None for a private one.",
     )
-    llm: LLM | None = Field(default=None, exclude=True, repr=False, description="None: Settings.llm, if it is set.")
+    llm: LLM | None = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="None: Settings.llm, if it is set.",
+    )
     languages: Languages = Field(
-        default=None, description="In which languages questions may be, as ['de', 'en']; None: told for each question."
+        default=None,
+        description="In which languages questions may be, as ['de', 'en']; None: told for each question.",
     )
     retry_seconds: float = Field(
-        default=2.0, gt=0, description="Pause after the model has failed; each further one is twice as long."
+        default=2.0,
+        gt=0,
+        description="Pause after the model has failed; each further one is twice as long.",
     )
 
     _store: MemoryStore = PrivateAttr()
@@ -89,11 +112,16 @@ class LogBlock(BaseMemoryBlock[str]):
     def model_post_init(self, context: Any, /) -> None:
         """Make a private store where none is given."""
         super().model_post_init(context)
-        self._store = self.store if self.store is not None else MemoryStore()
+        if self.store is not None:
+            self._store = self.store
+        else:
+            self._store = MemoryStore()
 
     def known_llm(self) -> LLM | None:
-        """The model of this block, or else of ``Settings``; None if there is none."""
-        return llm_of_settings() if self.llm is None else self.llm
+        """Return the model of this block, or else of ``Settings``; None if there is none."""
+        if self.llm is None:
+            return llm_of_settings()
+        return self.llm
 
     def chosen_llm(self) -> LLM:
         """As ``known_llm``, without the history that its server keeps; raises a NoModelError if there is none."""
@@ -104,14 +132,22 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         models = [self.__dict__[name] for name in _MODELS if name in self.__dict__]
-        return super().__deepcopy__({**(memo or {}), **{id(model): model for model in models}})
+        return super().__deepcopy__(
+            {**(memo or {}), **{id(model): model for model in models}}
+        )
 
     def __getstate__(self) -> dict[Any, Any]:
-        fields = {name: None if name in _MODELS else value for name, value in self.__dict__.items()}
+        fields = {
+            name: None if name in _MODELS else value
+            for name, value in self.__dict__.items()
+        }
         return {**super().__getstate__(), "__dict__": fields}
 
     async def aput(
-        self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
+        self,
+        messages: list[ChatMessage],
+        from_short_term_memory: bool = False,
+        session_id: str | None = None,
     ) -> None:
         """Start the work that follows from messages that have left short-term memory.
 
@@ -126,7 +162,9 @@ class LogBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
 
-    async def anotice_flush(self, session_id: str, messages: Sequence[ChatMessage]) -> None:
+    async def anotice_flush(
+        self, session_id: str, messages: Sequence[ChatMessage]
+    ) -> None:
         """Start the background work that follows from these messages, which have just left short-term memory."""
         await self.anotice(session_id)
 
@@ -145,7 +183,10 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def _take_seen(self, session_id: str | None) -> list[str]:
         """Return the session, or without an id all that this block has seen; they are flushed from then on."""
-        sessions = list(self._seen) if session_id is None else [session_id]
+        if session_id is None:
+            sessions = list(self._seen)
+        else:
+            sessions = [session_id]
         for session in sessions:
             self._seen.pop(session, None)
         return sessions
@@ -160,12 +201,14 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def _advise(self, messages: Sequence[ChatMessage]) -> None:
         """Log once in a process what to set, if a Memory keeps these turns and has given this block none."""
-        questions = [message for message in messages if message.role == MessageRole.USER]
+        questions = [
+            message for message in messages if message.role == MessageRole.USER
+        ]
         if len(questions) >= _MOST_UNGIVEN_TURNS:
             _advise_on_settings(self.name)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """The readers that the store registers when a session is written to."""
+        """Return the readers that the store registers when a session is written to."""
         return ()
 
     @property
@@ -174,7 +217,7 @@ class LogBlock(BaseMemoryBlock[str]):
         """The jobs of all blocks of this kind on the same store."""
 
     def job_key(self, session_id: str) -> JobKey:
-        """The key of this block's jobs of a session."""
+        """Return the key of this block's jobs of a session."""
         return JobKey(session_id, self.name)
 
     @property
@@ -188,14 +231,18 @@ class LogBlock(BaseMemoryBlock[str]):
             await jobs.wait(self.job_key(session_id))
 
     def failures_of(self, session_id: str) -> dict[str, Failure]:
-        """The last failures of a session's jobs since their last success, by kind; {} if there are none."""
-        found = {jobs.kind: jobs.failure_of(self.job_key(session_id)) for jobs in self.all_jobs}
+        """Return the last failures of a session's jobs since their last success, by kind; {} if there are none."""
+        found = {
+            jobs.kind: jobs.failure_of(self.job_key(session_id))
+            for jobs in self.all_jobs
+        }
         return {kind: failure for kind, failure in found.items() if failure}
 
     async def aclose(self) -> None:
         """Flush the sessions that this block has seen, for at most 30 seconds, and close a private store.
 
-        The messages of a private store are gone then, and later calls raise a StoreError. A given store stays open.
+        The messages of a private store are gone then, and later calls raise a
+        StoreError. A given store stays open.
         """
         try:
             await self.finish()
@@ -207,7 +254,10 @@ class LogBlock(BaseMemoryBlock[str]):
         try:
             await asyncio.wait_for(self.aflush(), CLOSE_SECONDS)
         except asyncio.TimeoutError:
-            logger.warning("Block %r was closed before all of its work was done; the next start goes on.", self.name)
+            logger.warning(
+                "Block %r was closed before all of its work was done; the next start goes on.",
+                self.name,
+            )
         self._seen.clear()
 
     async def release(self) -> None:

@@ -32,7 +32,9 @@ class AnthropicServer:
 @contextmanager
 def serve(model: Model) -> Iterator[AnthropicServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    with listening(_AnthropicHandler, lambda address: AnthropicServer(address, model)) as server:
+    with listening(
+        _AnthropicHandler, lambda address: AnthropicServer(address, model)
+    ) as server:
         yield server
 
 
@@ -44,7 +46,11 @@ def why_refused(body: Message) -> str | None:
 
 def marks_of(body: Message) -> list[Message]:
     """What the ``cache_control`` of each marked block says, in the order in which the cache sees them."""
-    return [block["cache_control"] for _, _, block in _blocks(body) if "cache_control" in block]
+    return [
+        block["cache_control"]
+        for _, _, block in _blocks(body)
+        if "cache_control" in block
+    ]
 
 
 def _about_messages(body: Message) -> Iterator[str]:
@@ -71,7 +77,11 @@ def _about_marks(body: Message) -> Iterator[str]:
     if asked and "cache_control" not in list(_blocks(body))[-1][2]:
         marks = [*marks, asked]
     for mark in marks:
-        if mark.get("type") != "ephemeral" or set(mark) - {"type", "ttl"} or mark.get("ttl", "5m") not in ("5m", "1h"):
+        if (
+            mark.get("type") != "ephemeral"
+            or set(mark) - {"type", "ttl"}
+            or mark.get("ttl", "5m") not in ("5m", "1h")
+        ):
             yield "cache_control: Input should be {'type': 'ephemeral'}, with a 'ttl' of '5m' or '1h'"
         if mark.get("ttl") == "1h" and shorter:
             yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block."
@@ -84,7 +94,11 @@ def _about_calls(body: Message) -> Iterator[str]:
     """Each call is answered at the beginning of the next message; messages of one role in a row are one."""
     turns: list[tuple[str, list[Message]]] = []
     for i, message in enumerate(body["messages"]):
-        blocks = [block for where, _, block in _blocks(body) if where.startswith(f"messages.{i}.")]
+        blocks = [
+            block
+            for where, _, block in _blocks(body)
+            if where.startswith(f"messages.{i}.")
+        ]
         if turns and turns[-1][0] == message["role"]:
             turns[-1][1].extend(blocks)
         else:
@@ -94,7 +108,9 @@ def _about_calls(body: Message) -> Iterator[str]:
         first = {block.get("tool_use_id") for block in blocks[: len(waiting)]}
         for name in set(waiting) - first:
             yield f"messages.{i - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: {name}."
-        answered = {block["tool_use_id"] for block in blocks if block["type"] == "tool_result"}
+        answered = {
+            block["tool_use_id"] for block in blocks if block["type"] == "tool_result"
+        }
         for name in sorted(answered - set(waiting)):
             yield f"messages.{i}.content.0: unexpected `tool_use_id` found in `tool_result` blocks: {name}."
         waiting = [block["id"] for block in blocks if block["type"] == "tool_use"]
@@ -117,7 +133,11 @@ def _as_blocks(content: str | list[Message]) -> list[Message]:
 
 def _part(role: str, block: Message) -> Part:
     plain = {name: value for name, value in block.items() if name != "cache_control"}
-    text = block["text"] if block.get("type") == "text" else json.dumps(plain, sort_keys=True)
+    text = (
+        block["text"]
+        if block.get("type") == "text"
+        else json.dumps(plain, sort_keys=True)
+    )
     return Part(f"{role}: {text}\n", "cache_control" in block)
 
 
@@ -127,7 +147,11 @@ class _AnthropicHandler(Handler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         complaint = why_refused(body)
         if not self.headers["x-api-key"] or not self.headers["anthropic-version"]:
-            self.refuse(401, "authentication_error", "x-api-key and anthropic-version headers are required")
+            self.refuse(
+                401,
+                "authentication_error",
+                "x-api-key and anthropic-version headers are required",
+            )
         elif complaint:
             state.refusals.append(complaint)
             self.refuse(400, "invalid_request_error", complaint)
@@ -135,9 +159,13 @@ class _AnthropicHandler(Handler):
             state.requests.append(body)
             parts = [_part(role, block) for _, role, block in _blocks(body)]
             # A request may ask the server to mark the last block itself.
-            parts[-1] = parts[-1]._replace(marked=parts[-1].marked or "cache_control" in body)
+            parts[-1] = parts[-1]._replace(
+                marked=parts[-1].marked or "cache_control" in body
+            )
             state.usages.append(state.cache.serve(parts))
-            answer = state.model(body["messages"], [tool["name"] for tool in body.get("tools") or []])
+            answer = state.model(
+                body["messages"], [tool["name"] for tool in body.get("tools") or []]
+            )
             self.answer(body, answer, state.usages[-1])
 
     def answer(self, body: Message, answer: Message, usage: Usage) -> None:
@@ -149,22 +177,34 @@ class _AnthropicHandler(Handler):
             self.send_header("Connection", "close")
             self.end_headers()
             for event in _events(_message(body["model"], answer, usage)):
-                self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+                self.wfile.write(
+                    f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+                )
             self.close_connection = True
         else:
             self.send(200, _message(body["model"], answer, usage))
 
     def refuse(self, status: int, kind: str, message: str) -> None:
-        self.send(status, {"type": "error", "error": {"type": kind, "message": message}})
+        self.send(
+            status, {"type": "error", "error": {"type": kind, "message": message}}
+        )
 
 
 def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
     calls = answer.get("tool_calls") or []
-    text = [{"type": "text", "text": answer["content"]}] if answer.get("content") else []
+    text = (
+        [{"type": "text", "text": answer["content"]}] if answer.get("content") else []
+    )
     uses = []
     for one in calls:
         named = {"id": one["id"], "name": one["function"]["name"]}
-        uses.append({"type": "tool_use", **named, "input": json.loads(one["function"]["arguments"])})
+        uses.append(
+            {
+                "type": "tool_use",
+                **named,
+                "input": json.loads(one["function"]["arguments"]),
+            }
+        )
     return {
         "id": "msg_1",
         "type": "message",
@@ -183,13 +223,18 @@ def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
 
 
 def _events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+    yield {
+        "type": "message_start",
+        "message": {**message, "content": [], "stop_reason": None},
+    }
     for i, block in enumerate(message["content"]):
         is_text = block["type"] == "text"
         start = {**block, "text": ""} if is_text else {**block, "input": {}}
         yield {"type": "content_block_start", "index": i, "content_block": start}
         text = block["text"] if is_text else json.dumps(block["input"])
-        kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+        kind, name = (
+            ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+        )
         for at in range(0, len(text), 7):
             delta = {"type": kind, name: text[at : at + 7]}
             yield {"type": "content_block_delta", "index": i, "delta": delta}

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # The first example of a property may load a vocabulary, and a busy machine draws slowly: times say nothing.
-settings.register_profile("thorough", deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "thorough",
+    deadline=None,
+    max_examples=400,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 # The same examples each time, so that a test says the same of the same code; "thorough" draws others.
 settings.register_profile(
-    "here", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "here",
+    deadline=None,
+    max_examples=40,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("here")
 

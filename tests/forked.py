@@ -58,13 +58,21 @@ while _line := sys.stdin.readline():
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     atexit.register(server.communicate)
     return server
 
 
 def run_forked(
-    code: str, *arguments: str, folder: Path, environment: Mapping[str, str] | None = None
+    code: str,
+    *arguments: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder; return its exit code, its output and its errors.
 
@@ -86,4 +94,6 @@ def run_forked(
         server.stdin.flush()
         exit_code = int(server.stdout.readline())
         out, errors = [file.read_text(encoding="utf-8") for file in files]
-    return subprocess.CompletedProcess([sys.executable, "-c", code, *arguments], exit_code, out, errors)
+    return subprocess.CompletedProcess(
+        [sys.executable, "-c", code, *arguments], exit_code, out, errors
+    )

@@ -38,8 +38,14 @@ async def open_plain_memory() -> AsyncIterator[OpenPlainMemory]:
     async with AsyncExitStack() as stack:
 
         def open_one(*blocks: BaseMemoryBlock[Any], **options: Any) -> Memory:
-            settings = {"session_id": "chat", "chat_history_token_ratio": 0.0001, "insert_method": "user"}
-            memory = Memory.from_defaults(memory_blocks=list(blocks), **{**settings, **options})
+            settings = {
+                "session_id": "chat",
+                "chat_history_token_ratio": 0.0001,
+                "insert_method": "user",
+            }
+            memory = Memory.from_defaults(
+                memory_blocks=list(blocks), **{**settings, **options}
+            )
             stack.push_async_callback(close_plain_memory, memory)
             return memory
 

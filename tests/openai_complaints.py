@@ -10,14 +10,24 @@ from typing import Any
 from llama_index_memory_ext import TokenCounter
 
 BREAKPOINT = "prompt_cache_breakpoint"
-_MARKED_PARTS = ("text", "image_url", "file", "input_audio", "input_text", "input_image", "input_file")
+_MARKED_PARTS = (
+    "text",
+    "image_url",
+    "file",
+    "input_audio",
+    "input_text",
+    "input_image",
+    "input_file",
+)
 _TEXT_ONLY = ("system", "developer", "assistant", "tool")
 _KEY_CHARACTERS = 64
 
 
 def why_fields_refused(body: dict[str, Any], *, older: bool) -> str | None:
     """The complaint, or None. Models before GPT-5.6 know neither breakpoints nor options."""
-    marks = [f"{place}.{BREAKPOINT}" for place, _, part in _parts(body) if BREAKPOINT in part]
+    marks = [
+        f"{place}.{BREAKPOINT}" for place, _, part in _parts(body) if BREAKPOINT in part
+    ]
     if older and ("prompt_cache_options" in body or marks):
         return f"Unknown parameter: '{'prompt_cache_options' if 'prompt_cache_options' in body else marks[0]}'."
     for place, role, part in _parts(body):
@@ -36,10 +46,18 @@ def _parts(body: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     name = "input" if "input" in body else "messages"
     items = body[name] if isinstance(body.get(name), list) else []
     for i, item in enumerate(items):
-        role = item.get("role") or ("tool" if item.get("type") == "function_call_output" else "assistant")
-        yield f"{name}[{i}]", role, {BREAKPOINT: item[BREAKPOINT]} if BREAKPOINT in item else {}
+        role = item.get("role") or (
+            "tool" if item.get("type") == "function_call_output" else "assistant"
+        )
+        yield (
+            f"{name}[{i}]",
+            role,
+            {BREAKPOINT: item[BREAKPOINT]} if BREAKPOINT in item else {},
+        )
         for field in ("content", "output"):
-            for j, part in enumerate(item.get(field) or [] if isinstance(item.get(field), list) else []):
+            for j, part in enumerate(
+                item.get(field) or [] if isinstance(item.get(field), list) else []
+            ):
                 yield f"{name}[{i}].{field}[{j}]", role, part
 
 
@@ -64,7 +82,9 @@ def _why_key_refused(key: Any) -> str | None:
 
 def _why_options_refused(options: Any) -> str | None:
     allowed = {"mode": ("implicit", "explicit"), "ttl": ("30m",)}
-    if isinstance(options, dict) and all(value in allowed.get(name, ()) for name, value in options.items()):
+    if isinstance(options, dict) and all(
+        value in allowed.get(name, ()) for name, value in options.items()
+    ):
         return None
     return "Invalid value for 'prompt_cache_options'."
 
@@ -84,8 +104,16 @@ def why_format_refused(wanted: Any) -> str | None:
     named = wanted.get("json_schema", {})
     if not re.fullmatch("[a-zA-Z0-9_-]{1,64}", named.get("name", "")):
         return "Invalid 'response_format.json_schema.name': string does not match pattern '^[a-zA-Z0-9_-]+$'."
-    complaints = _complaints(named.get("schema", {})) if named.get("strict") else iter(())
-    return next((f"Invalid schema for response_format '{named['name']}': {one}" for one in complaints), None)
+    complaints = (
+        _complaints(named.get("schema", {})) if named.get("strict") else iter(())
+    )
+    return next(
+        (
+            f"Invalid schema for response_format '{named['name']}': {one}"
+            for one in complaints
+        ),
+        None,
+    )
 
 
 def _complaints(schema: dict[str, Any], context: tuple[str, ...] = ()) -> Iterator[str]:
@@ -116,13 +144,20 @@ _MESSAGE_TOKENS, _ANSWER_TOKENS = 4, 3
 
 def tokens_in(messages: list[dict[str, Any]]) -> int:
     """The tokens of the messages of a request."""
-    return _ANSWER_TOKENS + sum(_MESSAGE_TOKENS + _COUNTER.count(_text_of(message)) for message in messages)
+    return _ANSWER_TOKENS + sum(
+        _MESSAGE_TOKENS + _COUNTER.count(_text_of(message)) for message in messages
+    )
 
 
-def why_too_long(body: dict[str, Any], messages: list[dict[str, Any]], window: int) -> dict[str, Any] | None:
+def why_too_long(
+    body: dict[str, Any], messages: list[dict[str, Any]], window: int
+) -> dict[str, Any] | None:
     """The error for messages, tools and the room that is asked for the answer, if they exceed the window."""
     tools = sum(_COUNTER.count(json.dumps(tool)) for tool in body.get("tools") or [])
-    prompt, answer = tokens_in(messages), body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    prompt, answer = (
+        tokens_in(messages),
+        body.get("max_completion_tokens") or body.get("max_tokens") or 0,
+    )
     if prompt + tools + answer <= window:
         return None
     return {
@@ -139,6 +174,10 @@ def why_too_long(body: dict[str, Any], messages: list[dict[str, Any]], window: i
 
 def _text_of(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
-    pieces = [content] if isinstance(content, str) else [part.get("text") or json.dumps(part) for part in content]
+    pieces = (
+        [content]
+        if isinstance(content, str)
+        else [part.get("text") or json.dumps(part) for part in content]
+    )
     calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or []]
     return "".join([*pieces, *calls])

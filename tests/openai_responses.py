@@ -18,10 +18,18 @@ def messages_of(items: Any) -> list[Message]:
             call = {"id": item["call_id"], "type": "function"}
             call["function"] = {"name": item["name"], "arguments": item["arguments"]}
             if not (messages and messages[-1].get("tool_calls")):
-                messages.append({"role": "assistant", "content": None, "tool_calls": []})
+                messages.append(
+                    {"role": "assistant", "content": None, "tool_calls": []}
+                )
             messages[-1]["tool_calls"].append(call)
         elif item.get("type") == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": item["call_id"],
+                    "content": item["output"],
+                }
+            )
         else:
             messages.append({"role": item["role"], "content": item["content"]})
     return messages
@@ -60,19 +68,36 @@ def response(name: str, model: str, message: Message, usage: Message) -> Message
     }
 
 
-def events(name: str, model: str, message: Message, usage: Message) -> Iterator[Message]:
+def events(
+    name: str, model: str, message: Message, usage: Message
+) -> Iterator[Message]:
     """The events of a stream with the model's answer."""
     whole = response(name, model, message, usage)
-    yield {"type": "response.created", "response": {**whole, "output": [], "usage": None, "status": "in_progress"}}
+    yield {
+        "type": "response.created",
+        "response": {**whole, "output": [], "usage": None, "status": "in_progress"},
+    }
     for i, item in enumerate(whole["output"]):
         place = {"item_id": item["id"], "output_index": i}
         if item["type"] == "function_call":
-            yield {"type": "response.output_item.added", "output_index": i, "item": {**item, "arguments": ""}}
-            yield {"type": "response.function_call_arguments.done", **place, "arguments": item["arguments"]}
+            yield {
+                "type": "response.output_item.added",
+                "output_index": i,
+                "item": {**item, "arguments": ""},
+            }
+            yield {
+                "type": "response.function_call_arguments.done",
+                **place,
+                "arguments": item["arguments"],
+            }
         else:
             text = item["content"][0]["text"]
             for start in range(0, len(text), 7):
-                delta = {"delta": text[start : start + 7], "content_index": 0, "logprobs": []}
+                delta = {
+                    "delta": text[start : start + 7],
+                    "content_index": 0,
+                    "logprobs": [],
+                }
                 yield {"type": "response.output_text.delta", **place, **delta}
     yield {"type": "response.completed", "response": whole}
 
@@ -81,8 +106,21 @@ def _output(message: Message) -> list[Message]:
     items: list[Message] = []
     if message.get("content"):
         text = {"type": "output_text", "text": message["content"], "annotations": []}
-        items.append({"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]})
+        items.append(
+            {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [text],
+            }
+        )
     for call in message.get("tool_calls") or []:
-        names = {"id": f"fc_{call['id']}", "call_id": call["id"], "type": "function_call", "status": "completed"}
+        names = {
+            "id": f"fc_{call['id']}",
+            "call_id": call["id"],
+            "type": "function_call",
+            "status": "completed",
+        }
         items.append({**names, **call["function"]})
     return items

@@ -23,7 +23,16 @@ State = TypeVar("State")
 # What the model answers to the messages and the names of the tools that it was offered.
 Model = Callable[[list[Message], list[str]], Message]
 
-_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"}
+_FIELDS = {
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "refusal",
+    "audio",
+}
 
 
 @dataclass
@@ -54,20 +63,29 @@ class OpenAIServer:
         if self.caches:
             usage = self.caches.serve(body, older=self.older)
             self.usages.append(usage)
-            counts.update({"prompt_tokens": usage.prompt, "total_tokens": usage.prompt + 1})
-            details = {"cached_tokens": usage.found, "cache_write_tokens": usage.written}
+            counts.update(
+                {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt + 1}
+            )
+            details = {
+                "cached_tokens": usage.found,
+                "cache_write_tokens": usage.written,
+            }
         return {**counts, "prompt_tokens_details": details}
 
 
 @contextmanager
 def serve(model: Model) -> Iterator[OpenAIServer]:
     """Serve until the end of the block, on a free port of this machine."""
-    with listening(Handler, lambda address: OpenAIServer(f"{address}/v1", model)) as server:
+    with listening(
+        Handler, lambda address: OpenAIServer(f"{address}/v1", model)
+    ) as server:
         yield server
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler], state_at: Callable[[str], State]) -> Iterator[State]:
+def listening(
+    handler: type[BaseHTTPRequestHandler], state_at: Callable[[str], State]
+) -> Iterator[State]:
     """Serve until the end of the block, with a state that is made for the address and that the handler finds."""
     http = _Server(("127.0.0.1", 0), handler)
     state = state_at(f"http://127.0.0.1:{http.server_address[1]}")
@@ -87,10 +105,16 @@ def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def call(*calls: tuple[str, str, dict[str, Any]], content: str | None = None) -> Message:
+def call(
+    *calls: tuple[str, str, dict[str, Any]], content: str | None = None
+) -> Message:
     """An answer that asks for tools: (id, name, arguments) each."""
     tool_calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
         for call_id, name, arguments in calls
     ]
     return {"role": "assistant", "content": content, "tool_calls": tool_calls}
@@ -104,7 +128,9 @@ def fail(status: int, message: str) -> Message:
 def why_refused(messages: Any) -> str | None:
     """OpenAI's complaint about the messages of a request, or None."""
     if not isinstance(messages, list) or not messages:
-        return "Invalid 'messages': empty array. Expected an array with minimum length 1."
+        return (
+            "Invalid 'messages': empty array. Expected an array with minimum length 1."
+        )
     waiting: list[str] = []
     for i, message in enumerate(messages):
         complaint = _why_one_refused(i, message, waiting)
@@ -133,7 +159,10 @@ def _why_one_refused(  # noqa: PLR0911 - one return for each of OpenAI's complai
         return f"Invalid value for 'content': expected a string, got null (messages.[{i}])."
     if not isinstance(content, (str, list, type(None))):
         return f"Invalid type for 'messages.[{i}].content'."
-    if any("\ud800" <= character <= "\udfff" for character in json.dumps(message, ensure_ascii=False)):
+    if any(
+        "\ud800" <= character <= "\udfff"
+        for character in json.dumps(message, ensure_ascii=False)
+    ):
         return "We could not parse the JSON body of your request: invalid unicode."
     return None
 
@@ -169,14 +198,24 @@ class Handler(BaseHTTPRequestHandler):
         messages = messages_of(body["input"]) if responses else body.get("messages")
         earlier = before(body, state.kept)
         messages = [*(earlier or []), *messages] if responses else messages
-        complaint = why_refused(messages) or why_fields_refused(body, older=state.older) or state.complain(body)
+        complaint = (
+            why_refused(messages)
+            or why_fields_refused(body, older=state.older)
+            or state.complain(body)
+        )
         if earlier is None:
-            complaint = f"Previous response with id '{body['previous_response_id']}' not found."
+            complaint = (
+                f"Previous response with id '{body['previous_response_id']}' not found."
+            )
         if complaint:
             state.refusals.append(complaint)
-            self.send(400, {"error": {"message": complaint, "type": "invalid_request_error"}})
+            self.send(
+                400, {"error": {"message": complaint, "type": "invalid_request_error"}}
+            )
             return
-        too_long = state.context_window and why_too_long(body, messages, state.context_window)
+        too_long = state.context_window and why_too_long(
+            body, messages, state.context_window
+        )
         if too_long:
             state.refusals.append(too_long["message"])
             self.send(400, {"error": too_long})
@@ -192,7 +231,11 @@ class Handler(BaseHTTPRequestHandler):
         if responses and body.get("store") is not False:
             state.kept[name] = [*messages, message]
         if body.get("stream"):
-            stream = events(name, body["model"], message, usage) if responses else _chunks(body, message, usage)
+            stream = (
+                events(name, body["model"], message, usage)
+                if responses
+                else _chunks(body, message, usage)
+            )
             self.send_events(stream)
         elif responses:
             self.send(200, response(name, body["model"], message, usage))
@@ -222,7 +265,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _completion(model: str, message: Message, usage: Message) -> dict[str, Any]:
-    reason = message.get("finish_reason") or ("tool_calls" if message.get("tool_calls") else "stop")
+    reason = message.get("finish_reason") or (
+        "tool_calls" if message.get("tool_calls") else "stop"
+    )
     message = {key: value for key, value in message.items() if key != "finish_reason"}
     return {
         "id": "chatcmpl-1",
@@ -234,10 +279,20 @@ def _completion(model: str, message: Message, usage: Message) -> dict[str, Any]:
     }
 
 
-def _chunks(body: dict[str, Any], message: Message, usage: Message) -> Iterator[dict[str, Any]]:
-    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+def _chunks(
+    body: dict[str, Any], message: Message, usage: Message
+) -> Iterator[dict[str, Any]]:
+    chunk = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": body["model"],
+    }
     for delta in _deltas(message):
-        yield {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        yield {
+            **chunk,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+        }
     if (body.get("stream_options") or {}).get("include_usage"):
         yield {**chunk, "choices": [], "usage": usage}
 
@@ -250,6 +305,24 @@ def _deltas(message: Message) -> Iterator[dict[str, Any]]:
     for i, tool_call in enumerate(message.get("tool_calls") or []):
         function = tool_call["function"]
         head = {"name": function["name"], "arguments": ""}
-        yield {"tool_calls": [{"index": i, "id": tool_call["id"], "type": "function", "function": head}]}
+        yield {
+            "tool_calls": [
+                {
+                    "index": i,
+                    "id": tool_call["id"],
+                    "type": "function",
+                    "function": head,
+                }
+            ]
+        }
         for start in range(0, len(function["arguments"]), 5):
-            yield {"tool_calls": [{"index": i, "function": {"arguments": function["arguments"][start : start + 5]}}]}
+            yield {
+                "tool_calls": [
+                    {
+                        "index": i,
+                        "function": {
+                            "arguments": function["arguments"][start : start + 5]
+                        },
+                    }
+                ]
+            }

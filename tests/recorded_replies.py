@@ -42,44 +42,73 @@ class _Replaying(Handler):
 
     def do_GET(self) -> None:  # noqa: N802 - the server's name for it
         """Describe a model, as Google's API is asked to."""
-        self.send(200, {"name": "models/gemini-3-pro", "inputTokenLimit": 100_000, "outputTokenLimit": 8_192})
+        self.send(
+            200,
+            {
+                "name": "models/gemini-3-pro",
+                "inputTokenLimit": 100_000,
+                "outputTokenLimit": 8_192,
+            },
+        )
 
     def do_POST(self) -> None:  # noqa: N802
         state: ReplayServer = self.server.state  # type: ignore[attr-defined]
-        state.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        state.bodies.append(
+            json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        )
         self.send(200, state.reply)
 
 
 def openai(address: str) -> Any:
     from llama_index.llms.openai import OpenAI
 
-    return OpenAI(model="gpt-4o-audio-preview", api_key="sk-test-key", api_base=address, max_retries=0)
+    return OpenAI(
+        model="gpt-4o-audio-preview",
+        api_key="sk-test-key",
+        api_base=address,
+        max_retries=0,
+    )
 
 
 def openai_responses(address: str) -> Any:
     from llama_index.llms.openai import OpenAIResponses
 
-    return OpenAIResponses(model="gpt-5", api_key="sk-test-key", api_base=address, max_retries=0)
+    return OpenAIResponses(
+        model="gpt-5", api_key="sk-test-key", api_base=address, max_retries=0
+    )
 
 
 def anthropic(address: str) -> Any:
     from llama_index.llms.anthropic import Anthropic
 
-    return Anthropic(model="claude-sonnet-4-5", api_key="sk-test-key", base_url=address, max_retries=0)
+    return Anthropic(
+        model="claude-sonnet-4-5",
+        api_key="sk-test-key",
+        base_url=address,
+        max_retries=0,
+    )
 
 
 def google_genai(address: str) -> Any:
     from google.genai.types import HttpOptions
     from llama_index.llms.google_genai import GoogleGenAI
 
-    return GoogleGenAI(model="gemini-3-pro", api_key="key", http_options=HttpOptions(base_url=address))
+    return GoogleGenAI(
+        model="gemini-3-pro", api_key="key", http_options=HttpOptions(base_url=address)
+    )
 
 
 def bedrock_converse(address: str) -> Any:
     from llama_index.llms.bedrock_converse import BedrockConverse
 
-    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
-    return BedrockConverse(model="amazon.nova-pro-v1:0", endpoint_url=address, max_retries=1, **keys)
+    keys = {
+        "aws_access_key_id": "key",
+        "aws_secret_access_key": "secret",
+        "region_name": "us-east-1",
+    }
+    return BedrockConverse(
+        model="amazon.nova-pro-v1:0", endpoint_url=address, max_retries=1, **keys
+    )
 
 
 def ollama(address: str) -> Any:
@@ -99,7 +128,10 @@ def cohere(address: str) -> Any:
     from llama_index.llms.cohere import Cohere
 
     llm = Cohere(model="command-r-plus", api_key="key")
-    llm._client, llm._aclient = client.Client("key", base_url=address), client.AsyncClient("key", base_url=address)
+    llm._client, llm._aclient = (
+        client.Client("key", base_url=address),
+        client.AsyncClient("key", base_url=address),
+    )
     return llm
 
 
@@ -122,8 +154,15 @@ REPLIES: dict[Callable[[str], Any], Message] = {
                     "refusal": None,
                     "annotations": [],
                     "reasoning_content": THOUGHT,
-                    "audio": {"id": "audio_1", "data": SIGNATURE, "expires_at": 9, "transcript": WORDS},
-                    "tool_calls": [{"id": "call_1", "type": "function", "function": _CALL}],
+                    "audio": {
+                        "id": "audio_1",
+                        "data": SIGNATURE,
+                        "expires_at": 9,
+                        "transcript": WORDS,
+                    },
+                    "tool_calls": [
+                        {"id": "call_1", "type": "function", "function": _CALL}
+                    ],
                 },
             }
         ],
@@ -166,7 +205,13 @@ REPLIES: dict[Callable[[str], Any], Message] = {
                     }
                 ],
             },
-            {"id": "fc_1", "type": "function_call", "call_id": "call_1", "status": "completed", **_CALL},
+            {
+                "id": "fc_1",
+                "type": "function_call",
+                "call_id": "call_1",
+                "status": "completed",
+                **_CALL,
+            },
         ],
         "usage": {
             "input_tokens": 7,
@@ -213,7 +258,11 @@ REPLIES: dict[Callable[[str], Any], Message] = {
                         {"text": THOUGHT, "thought": True},
                         {"text": WORDS, "thoughtSignature": SIGNATURE},
                         {
-                            "functionCall": {"id": "call_1", "name": "weather", "args": QUERY},
+                            "functionCall": {
+                                "id": "call_1",
+                                "name": "weather",
+                                "args": QUERY,
+                            },
                             "thoughtSignature": SIGNATURE,
                         },
                     ],
@@ -237,9 +286,19 @@ REPLIES: dict[Callable[[str], Any], Message] = {
             "message": {
                 "role": "assistant",
                 "content": [
-                    {"reasoningContent": {"reasoningText": {"text": THOUGHT, "signature": SIGNATURE}}},
+                    {
+                        "reasoningContent": {
+                            "reasoningText": {"text": THOUGHT, "signature": SIGNATURE}
+                        }
+                    },
                     {"text": WORDS},
-                    {"toolUse": {"toolUseId": "call_1", "name": "weather", "input": QUERY}},
+                    {
+                        "toolUse": {
+                            "toolUseId": "call_1",
+                            "name": "weather",
+                            "input": QUERY,
+                        }
+                    },
                 ],
             }
         },
@@ -273,10 +332,15 @@ REPLIES: dict[Callable[[str], Any], Message] = {
                 "message": {
                     "role": "assistant",
                     "content": [
-                        {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
+                        {
+                            "type": "thinking",
+                            "thinking": [{"type": "text", "text": THOUGHT}],
+                        },
                         {"type": "text", "text": WORDS},
                     ],
-                    "tool_calls": [{"id": "call_1", "type": "function", "function": _CALL}],
+                    "tool_calls": [
+                        {"id": "call_1", "type": "function", "function": _CALL}
+                    ],
                 },
             }
         ],
@@ -287,7 +351,9 @@ REPLIES: dict[Callable[[str], Any], Message] = {
         "generation_id": "generation_1",
         "response_id": "response_1",
         "finish_reason": "COMPLETE",
-        "citations": [{"start": 0, "end": 6, "text": "I look", "document_ids": ["doc_1"]}],
+        "citations": [
+            {"start": 0, "end": 6, "text": "I look", "document_ids": ["doc_1"]}
+        ],
         "documents": [{"id": "doc_1", "title": "Weather", "snippet": "Rain in Oslo."}],
         "tool_calls": [{"name": "weather", "parameters": QUERY}],
         "meta": {"tokens": {"input_tokens": 7, "output_tokens": 5}},

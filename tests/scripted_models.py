@@ -37,11 +37,18 @@ async def starting() -> AsyncIterator[StartClient]:
     """What starts servers and clients, which all end with the block."""
     async with AsyncExitStack() as stack:
 
-        def start(client: type[Any], model: Model, /, **settings: Any) -> tuple[Any, OpenAIServer]:
+        def start(
+            client: type[Any], model: Model, /, **settings: Any
+        ) -> tuple[Any, OpenAIServer]:
             server = stack.enter_context(serve(model))
-            http_client, async_http_client = stack.enter_context(httpx.Client()), httpx.AsyncClient()
+            http_client, async_http_client = (
+                stack.enter_context(httpx.Client()),
+                httpx.AsyncClient(),
+            )
             stack.push_async_callback(async_http_client.aclose)
-            return client_of(server, http_client, async_http_client, client, **settings), server
+            return client_of(
+                server, http_client, async_http_client, client, **settings
+            ), server
 
         yield start
 
@@ -49,7 +56,9 @@ async def starting() -> AsyncIterator[StartClient]:
 def client_without_connections(server: OpenAIServer) -> OpenAI:
     """The real client, for calls in several event loops: nothing stays open between two requests."""
     none = httpx.Limits(max_keepalive_connections=0)
-    llm: OpenAI = client_of(server, httpx.Client(limits=none), httpx.AsyncClient(limits=none))
+    llm: OpenAI = client_of(
+        server, httpx.Client(limits=none), httpx.AsyncClient(limits=none)
+    )
     return llm
 
 

@@ -22,7 +22,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 # Scripts that read what other programs have exported; tests/test_recipes.py runs them.
-RECIPES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))}
+RECIPES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))
+}
 ALL_PAGES = PAGES | RECIPES
 # Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
 KINDS = {"python", "bash", "json", "text", "sql"}
@@ -33,13 +36,19 @@ DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 def blocks(kind: str, text: str = "") -> list[str]:
     """The blocks of code of a kind, on all pages or in a text."""
     pattern = rf"^```{kind}\n(.*?)^```$"
-    return re.findall(pattern, text or "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(
+        pattern, text or "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def commands_of(block: str) -> list[str]:
     """The commands that are left to run; one that is joined to another by && is one of its own."""
     commands = re.split(r"\n| && ", block.replace("\\\n", " "))
-    return [command for command in commands if command.strip() and not command.startswith(DONE_BEFORE)]
+    return [
+        command
+        for command in commands
+        if command.strip() and not command.startswith(DONE_BEFORE)
+    ]
 
 
 BLOCKS = blocks("python")
@@ -54,7 +63,11 @@ def model(messages: list[Message], tools: list[str]) -> Message:
         return say(f"It is {messages[-1]['content']}.")
     if messages[-1]["content"].endswith("What is 3214 * 322?"):
         return call(("call_1", "multiply", {"a": 3214, "b": 322}))
-    return say("By multiplying." if "multiply(" in messages[-1]["content"] else "I do not know.")
+    return say(
+        "By multiplying."
+        if "multiply(" in messages[-1]["content"]
+        else "I do not know."
+    )
 
 
 def keys_of(server: OpenAIServer) -> dict[str, str]:
@@ -63,7 +76,11 @@ def keys_of(server: OpenAIServer) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "code",
-    [pytest.param(code, id=f"{name}-{i}") for name in PAGES for i, code in enumerate(blocks("python", PAGES[name]), 1)],
+    [
+        pytest.param(code, id=f"{name}-{i}")
+        for name in PAGES
+        for i, code in enumerate(blocks("python", PAGES[name]), 1)
+    ],
 )
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
@@ -85,14 +102,21 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
             ["HistoryCondensedEvent", "MessagesRecalledEvent"],
             [*["FactsInjectedEvent"] * 2, "FactsExtractedEvent"],
         )
-        assert '"memory.messages": 2,' in done.stdout or "messages  2: 0 of the current turn, 2 shown" in done.stdout
+        assert (
+            '"memory.messages": 2,' in done.stdout
+            or "messages  2: 0 of the current turn, 2 shown" in done.stdout
+        )
         # What was said is in neither.
         assert not re.search("pytest|Question", done.stdout)
     assert server.refusals == []
 
 
 def test_no_two_blocks_use_the_same_database() -> None:
-    files = [name for code in BLOCKS for name in set(re.findall(r"sqlite\+aiosqlite:///([\w-]+\.db)", code))]
+    files = [
+        name
+        for code in BLOCKS
+        for name in set(re.findall(r"sqlite\+aiosqlite:///([\w-]+\.db)", code))
+    ]
     assert sorted(files) == sorted(set(files))
 
 
@@ -103,14 +127,22 @@ def test_the_two_commands_are_the_first_two_blocks_of_shell_code() -> None:
     assert "\n" not in "".join(commands)
 
 
-@pytest.mark.parametrize("commands", [commands_of(block) for block in blocks("bash") if commands_of(block)])
+@pytest.mark.parametrize(
+    "commands", [commands_of(block) for block in blocks("bash") if commands_of(block)]
+)
 def test_a_block_of_commands_runs(
     commands: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In an empty folder, one command after the other, without a key, input or a connection to another machine."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OPENAI_")
+    }
     environment["PYTHONPATH"] = watching(tmp_path_factory.mktemp("path"))
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment["PATH"]]
+    )
     done = subprocess.run(
         ["bash", "-euc", "\n".join(commands)],  # noqa: S607 - wherever it is
         cwd=tmp_path,
@@ -135,9 +167,17 @@ def test_no_block_is_of_a_kind_that_nothing_checks(page: str) -> None:
 
 
 def test_every_extra_that_is_named_exists() -> None:
-    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
-    extras = set(re.findall(r"^(\w+) = \[", declared.split("\n[")[0], flags=re.MULTILINE))
-    named = re.findall(r'(?:"\.|llama-index-memory-ext)\[([\w,]+)\]', "\n".join(PAGES.values()))
+    declared = (
+        (ROOT / "pyproject.toml")
+        .read_text(encoding="utf-8")
+        .split("[project.optional-dependencies]")[1]
+    )
+    extras = set(
+        re.findall(r"^(\w+) = \[", declared.split("\n[")[0], flags=re.MULTILINE)
+    )
+    named = re.findall(
+        r'(?:"\.|llama-index-memory-ext)\[([\w,]+)\]', "\n".join(PAGES.values())
+    )
     assert {extra for names in named for extra in names.split(",")} <= extras
 
 
@@ -150,7 +190,10 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", ALL_PAGES[page]):
         text = ALL_PAGES[Path(target).name if target else page] if anchor else ""
         headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        anchors = {
+            re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            for heading in headings
+        }
         if not (folder / target).exists() or (anchor and anchor not in anchors):
             lost.append(f"{target}#{anchor}")
     assert lost == []
@@ -158,16 +201,28 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
 
 def test_the_readme_is_short_and_names_every_guide() -> None:
     assert README.count("\n") <= 110
-    assert [name for name in PAGES if name != "README.md" and f"docs/{name}" not in README] == []
+    assert [
+        name for name in PAGES if name != "README.md" and f"docs/{name}" not in README
+    ] == []
 
 
 def test_every_recipe_is_named_in_a_guide_and_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     guides = "\n".join(PAGES.values())
-    assert [name for name in RECIPES if f"(recipes/{name}" not in guides or f"recipes/{name}" not in navigation] == []
+    assert [
+        name
+        for name in RECIPES
+        if f"(recipes/{name}" not in guides or f"recipes/{name}" not in navigation
+    ] == []
 
 
 def test_every_setting_is_on_its_page() -> None:
     named = set(re.findall(r"`(\w+)`", PAGES["settings.md"]))
-    assert [name for name in inspect.signature(CondensedMemory.from_defaults).parameters if name not in named] == []
-    assert [name for name in inspect.signature(MemoryStore).parameters if name not in named] == []
+    assert [
+        name
+        for name in inspect.signature(CondensedMemory.from_defaults).parameters
+        if name not in named
+    ] == []
+    assert [
+        name for name in inspect.signature(MemoryStore).parameters if name not in named
+    ] == []

@@ -11,13 +11,19 @@ import pytest
 
 import llama_index_memory_ext
 
-CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-GLOSSARY = "session user turn message record recall profile fact log reader cursor limit owner"
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(
+    encoding="utf-8"
+)
+GLOSSARY = (
+    "session user turn message record recall profile fact log reader cursor limit owner"
+)
 
 
 def refused_words() -> list[str]:
     """Return the words that CONTRIBUTING.md refuses."""
-    listed = re.search(r"because they name nothing:\s+(.*?)\.\n", CONTRIBUTING, re.DOTALL)
+    listed = re.search(
+        r"because they name nothing:\s+(.*?)\.\n", CONTRIBUTING, re.DOTALL
+    )
     assert listed is not None
     return [" ".join(word.split()) for word in listed[1].split(",")]
 
@@ -41,10 +47,16 @@ def test_the_glossary_explains_each_noun() -> None:
 
 def test_public_docstrings_use_no_word_that_names_nothing() -> None:
     pattern = re.compile(rf"\b({'|'.join(refused_words())})\b", re.IGNORECASE)
-    wrong = {name: pattern.findall(text) for name, text in documented_names() if pattern.search(text)}
+    wrong = {
+        name: pattern.findall(text)
+        for name, text in documented_names()
+        if pattern.search(text)
+    }
     assert wrong == {}
 
 
-@pytest.mark.parametrize("name", ["CondensedMemory", "CondensedMemory.from_defaults", "RelevantFactsBlock"])
+@pytest.mark.parametrize(
+    "name", ["CondensedMemory", "CondensedMemory.from_defaults", "RelevantFactsBlock"]
+)
 def test_the_docstrings_are_read(name: str) -> None:
     assert dict(documented_names())[name]

@@ -17,7 +17,9 @@ from llama_index_memory_ext.text.messages import cleaned
 
 
 def test_a_fact_needs_nothing_but_its_content() -> None:
-    fact = Fact(content="Prefers pytest for testing", confidence=0.9, category="preference")
+    fact = Fact(
+        content="Prefers pytest for testing", confidence=0.9, category="preference"
+    )
     assert (fact.namespace, fact.session_id, fact.message_ids) == ("", None, ())
     assert not fact.retired
     assert not fact.pinned
@@ -31,22 +33,34 @@ def test_a_fact_needs_nothing_but_its_content() -> None:
         ({"category": " "}, "category"),
         ({"id": ""}, "id"),
         ({"confidence": -0.1}, "confidence"),
-        ({"confidence": 7}, r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\."),
+        (
+            {"confidence": 7},
+            r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\.",
+        ),
         ({"created_at": datetime(2026, 11, 20)}, "created_at"),  # noqa: DTZ001
-        ({"created_at": "my secret"}, r"created_at must be a valid datetime or date.*; saw a str\."),
+        (
+            {"created_at": "my secret"},
+            r"created_at must be a valid datetime or date.*; saw a str\.",
+        ),
         ({"confidnce": 1}, r"no argument 'confidnce'\. Did you mean 'confidence'"),
     ],
 )
-def test_what_no_fact_can_be_is_refused_with_the_way_out(wrong: dict[str, Any], said: str) -> None:
+def test_what_no_fact_can_be_is_refused_with_the_way_out(
+    wrong: dict[str, Any], said: str
+) -> None:
     """A datetime without a zone too. In one line, without what pydantic writes and without the words of the fact."""
     with pytest.raises(FactError, match=said) as refused:
         Fact(**{"content": "Likes tea", **wrong})
-    assert not any(word in str(refused.value) for word in ("\n", "pydantic", "my secret"))
+    assert not any(
+        word in str(refused.value) for word in ("\n", "pydantic", "my secret")
+    )
     assert refused.value.__cause__ is refused.value.__context__ is None
 
 
 def test_a_fact_without_content_is_told_what_is_missing() -> None:
-    said = r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
+    said = (
+        r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
+    )
     with pytest.raises(FactError, match=said):
         Fact()  # type: ignore[call-arg]
 
@@ -54,10 +68,17 @@ def test_a_fact_without_content_is_told_what_is_missing() -> None:
 def test_times_come_out_in_utc_and_a_fact_was_updated_when_it_was_created() -> None:
     created_at = datetime(2026, 11, 20, 1, tzinfo=timezone(timedelta(hours=2)))
     fact = Fact(content="Likes tea", created_at=created_at)
-    assert fact.created_at.isoformat() == fact.updated_at.isoformat() == "2026-11-19T23:00:00+00:00"
+    assert (
+        fact.created_at.isoformat()
+        == fact.updated_at.isoformat()
+        == "2026-11-19T23:00:00+00:00"
+    )
 
 
-@given(content=st.text(alphabet=st.characters(codec=None), min_size=1), source=st.text(alphabet="a\ud800\x00😀"))
+@given(
+    content=st.text(alphabet=st.characters(codec=None), min_size=1),
+    source=st.text(alphabet="a\ud800\x00😀"),
+)
 def test_every_fact_survives_json(content: str, source: str) -> None:
     """Lone surrogates and NUL, which no database takes, become U+FFFD on the way in."""
     if not visible(cleaned(content)).strip():
@@ -70,8 +91,12 @@ def test_every_fact_survives_json(content: str, source: str) -> None:
 def test_surrogates_are_read_as_in_the_transcript() -> None:
     """A pair is one character; a lone one, and NUL, become U+FFFD."""
     broken, mended = "\ud83d\ude00 \ud83d \ude00 \x00", "😀 \ufffd \ufffd \ufffd"
-    fact = Fact(id=broken, content=broken, quote=broken, source=broken, retired_reason=broken)
-    assert {fact.id, fact.content, fact.quote, fact.source, fact.retired_reason} == {mended}
+    fact = Fact(
+        id=broken, content=broken, quote=broken, source=broken, retired_reason=broken
+    )
+    assert {fact.id, fact.content, fact.quote, fact.source, fact.retired_reason} == {
+        mended
+    }
     assert cleaned(broken) == mended
 
 

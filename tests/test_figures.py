@@ -40,7 +40,10 @@ def results(tmp_path: Path) -> Path:
         {"what": "gain", "value": 2.0, "unit": "nats"},
         {"what": "seconds", "value": 0.0264, "unit": "s"},
     ]
-    result = {"measures": measures, "promises": [{"what": "tokens", "measured": 5393.0, "unit": ""}]}
+    result = {
+        "measures": measures,
+        "promises": [{"what": "tokens", "measured": 5393.0, "unit": ""}],
+    }
     (tmp_path / "small.json").write_text(json.dumps(result), encoding="utf-8")
     return tmp_path
 
@@ -52,16 +55,28 @@ def test_a_page_has_the_figures_of_the_results(name: str) -> None:
 
 
 def test_every_text_with_figures_stands_in_a_page() -> None:
-    asked = {found[2] for page in PAGES.values() for found in figures.MARKED.finditer(page)}
+    asked = {
+        found[2] for page in PAGES.values() for found in figures.MARKED.finditer(page)
+    }
     assert asked == {*published.TEXTS, figures.STALE}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_mark_of_a_page_has_its_end_and_begins_no_line_of_a_paragraph(name: str) -> None:
+def test_every_mark_of_a_page_has_its_end_and_begins_no_line_of_a_paragraph(
+    name: str,
+) -> None:
     """A comment at the beginning of a line is a block of its own in Markdown."""
-    starts = re.findall(r"^(.*?)<!-- figures: [\w-]+ -->(.*?)$", PAGES[name], flags=re.MULTILINE)
-    assert len(starts) == PAGES[name].count("<!-- end -->") == len(figures.MARKED.findall(PAGES[name]))
-    assert [after for before, after in starts if not before.strip() and after.strip()] == []
+    starts = re.findall(
+        r"^(.*?)<!-- figures: [\w-]+ -->(.*?)$", PAGES[name], flags=re.MULTILINE
+    )
+    assert (
+        len(starts)
+        == PAGES[name].count("<!-- end -->")
+        == len(figures.MARKED.findall(PAGES[name]))
+    )
+    assert [
+        after for before, after in starts if not before.strip() and after.strip()
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -77,12 +92,22 @@ def test_every_mark_of_a_page_has_its_end_and_begins_no_line_of_a_paragraph(name
         ("small|tokens|2g", "5,400"),
     ],
 )
-def test_a_number_is_shown_as_the_text_asks_for(how: str, expected: str, results: Path) -> None:
-    assert figures.rendered(f"| a | {{{how}}} | {{by}} |", results) == f"| a | {expected} | `small` |"
+def test_a_number_is_shown_as_the_text_asks_for(
+    how: str, expected: str, results: Path
+) -> None:
+    assert (
+        figures.rendered(f"| a | {{{how}}} | {{by}} |", results)
+        == f"| a | {expected} | `small` |"
+    )
 
 
-def test_what_was_not_measured_is_an_error_that_names_file_and_measure(results: Path) -> None:
-    with pytest.raises(figures.FigureError, match=r"results/small\.json has measured no 'shares'; it has 'share'"):
+def test_what_was_not_measured_is_an_error_that_names_file_and_measure(
+    results: Path,
+) -> None:
+    with pytest.raises(
+        figures.FigureError,
+        match=r"results/small\.json has measured no 'shares'; it has 'share'",
+    ):
         figures.rendered("{small|shares|.0%}", results)
     with pytest.raises(figures.FigureError, match=r"There is no .*nothing\.json"):
         figures.rendered("{nothing|share|.0%}", results)
@@ -120,16 +145,27 @@ def test_results_that_are_shown_nowhere_are_named_only_as_long_as_that_is_so() -
 
 def test_every_benchmark_is_run_and_names_files_of_the_package_that_exist() -> None:
     assert set(run_all.NAMES) <= measured.MEASURES.keys()
-    assert [name for name in run_all.NAMES if not (measured.RESULTS.parent / f"{name}.py").is_file()] == []
-    assert {run_all.benchmark_of(json.loads(file.read_text("utf-8"))) for file in FILES} <= set(run_all.NAMES)
+    assert [
+        name
+        for name in run_all.NAMES
+        if not (measured.RESULTS.parent / f"{name}.py").is_file()
+    ] == []
+    assert {
+        run_all.benchmark_of(json.loads(file.read_text("utf-8"))) for file in FILES
+    } <= set(run_all.NAMES)
     named = {path for paths in measured.MEASURES.values() for path in paths}
-    assert [path for path in sorted(named) if not (measured.PACKAGE / path).exists()] == []
+    assert [
+        path for path in sorted(named) if not (measured.PACKAGE / path).exists()
+    ] == []
 
 
 def test_a_result_is_stale_as_soon_as_the_code_that_it_measures_has_changed(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = {"command": "python -m benchmarks.ranking_speed", "measured": measured.digests("ranking_speed")}
+    result = {
+        "command": "python -m benchmarks.ranking_speed",
+        "measured": measured.digests("ranking_speed"),
+    }
     (tmp_path / "ranking_speed.json").write_text(json.dumps(result), encoding="utf-8")
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
     monkeypatch.setattr(run_all, "RESULTS", tmp_path)
@@ -137,10 +173,16 @@ def test_a_result_is_stale_as_soon_as_the_code_that_it_measures_has_changed(
     assert "ranking_speed" not in run_all.stale_benchmarks()
     assert figures.told_stale(measured.stale()).strip() == "None."
     changed = package / "search" / "tfidf.py"
-    for line, found in (("# A comment.\n", {}), ("changed = 1\n", {"ranking_speed": ["search/tfidf.py"]})):
+    for line, found in (
+        ("# A comment.\n", {}),
+        ("changed = 1\n", {"ranking_speed": ["search/tfidf.py"]}),
+    ):
         changed.write_text(changed.read_text(encoding="utf-8") + line, encoding="utf-8")
         assert measured.stale(package) == found
-    assert figures.told_stale(measured.stale(package)).strip() == "- `ranking_speed`: since then `search/tfidf.py`"
+    assert (
+        figures.told_stale(measured.stale(package)).strip()
+        == "- `ranking_speed`: since then `search/tfidf.py`"
+    )
 
 
 def test_what_is_no_code_does_not_count() -> None:
@@ -183,17 +225,34 @@ def test_only_those_that_are_named_are_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_package_that_is_not_installed_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('none', name='sklearn')\n", encoding="utf-8")
+    (tmp_path / "sklearn.py").write_text(
+        "raise ModuleNotFoundError('none', name='sklearn')\n", encoding="utf-8"
+    )
     command = [sys.executable, "-m", "benchmarks.ranking_speed"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(figures.ROOT)])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(figures.ROOT)])
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == run_all.NOT_MEASURED
     assert done.stderr.startswith("sklearn is not installed: nothing is measured; ")
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", [name for name, needs in run_all.NEEDS.items() if {*needs} - {run_all.BENCH}] + ENGINE)
-def test_a_benchmark_says_what_it_lacks_and_writes_nothing(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [name for name, needs in run_all.NEEDS.items() if {*needs} - {run_all.BENCH}]
+    + ENGINE,
+)
+def test_a_benchmark_says_what_it_lacks_and_writes_nothing(
+    name: str, tmp_path: Path
+) -> None:
     """In a process that finds neither the packages of the extras nor data, and writes results elsewhere."""
     code = f"""
 import importlib.util, sys
@@ -206,9 +265,15 @@ sys.argv = ["x", "nowhere", "nowhere"]
 from benchmarks import {name}
 sys.exit({name}.main())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == run_all.NOT_MEASURED, done.stderr
-    assert re.search("not installed|There is no|^no ", done.stdout + done.stderr, flags=re.MULTILINE)
+    assert re.search(
+        "not installed|There is no|^no ", done.stdout + done.stderr, flags=re.MULTILINE
+    )
     assert "Traceback" not in done.stderr
     parts = {"recall": ["recall_generated"], "other_words": ["other_words"]}
-    assert [file.stem for file in tmp_path.glob("results/*.json")] == parts.get(name, [])
+    assert [file.stem for file in tmp_path.glob("results/*.json")] == parts.get(
+        name, []
+    )

@@ -26,7 +26,9 @@ from tests.test_docs import PAGES, blocks
 __all__ = ["database_uri", "postgres_server", "postgres_uri"]
 
 CELLS = blocks("text", PAGES["jupyter.md"])
-LOCAL = [block for block in blocks("text", PAGES["local-models.md"]) if "import" in block]
+LOCAL = [
+    block for block in blocks("text", PAGES["local-models.md"]) if "import" in block
+]
 APPS = PAGES["desktop-apps.md"]
 
 
@@ -45,7 +47,9 @@ async def test_the_cells_of_a_notebook_run_in_a_running_loop_and_with_the_synchr
         return names
 
     await run_cells(CELLS, {})
-    assert capsys.readouterr().out == "Noted: your name is Logan.\n['Is called Logan']\n"
+    assert (
+        capsys.readouterr().out == "Noted: your name is Logan.\n['Is called Logan']\n"
+    )
     again = await run_cells(CELLS[:1], {})
     memory = again["memory"]
     assert len(memory.get_all()) == 2
@@ -71,7 +75,11 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
     command: str, args: list[str], tmp_path: Path
 ) -> None:
     if command == "uvx":
-        assert args[:3] == ["--from", "llama-index-memory-ext[mcp]", "llama-index-memory"]
+        assert args[:3] == [
+            "--from",
+            "llama-index-memory-ext[mcp]",
+            "llama-index-memory",
+        ]
         args = args[3:]
     else:
         assert Path(command).name == "llama-index-memory"
@@ -80,15 +88,31 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
     assert Path(database).is_absolute()
     args = [str(tmp_path / "memory.db") if one == database else one for one in args]
     if "--read-only" in args:
-        assert run("facts", "add", "Likes tea", "--user", "ann", "--db", str(tmp_path / "memory.db")).returncode == 0
+        assert (
+            run(
+                "facts",
+                "add",
+                "Likes tea",
+                "--user",
+                "ann",
+                "--db",
+                str(tmp_path / "memory.db"),
+            ).returncode
+            == 0
+        )
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "llama_index_memory_ext", *args], env=clean_environment(), cwd=tmp_path
+        command=sys.executable,
+        args=["-m", "llama_index_memory_ext", *args],
+        env=clean_environment(),
+        cwd=tmp_path,
     )
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
         await session.initialize()
         tools = {tool.name for tool in (await session.list_tools()).tools}
     reading = {"search_memory", "list_memories"}
-    assert tools == (reading if "--read-only" in args else reading | {"remember", "forget"})
+    assert tools == (
+        reading if "--read-only" in args else reading | {"remember", "forget"}
+    )
 
 
 def test_there_is_a_way_for_each_program() -> None:
@@ -96,36 +120,65 @@ def test_there_is_a_way_for_each_program() -> None:
 
 
 @pytest.mark.parametrize("code", LOCAL)
-def test_the_programs_for_local_models_use_what_there_is_of_this_package(code: str) -> None:
+def test_the_programs_for_local_models_use_what_there_is_of_this_package(
+    code: str,
+) -> None:
     """A server is needed to run them."""
     parsed = ast.walk(ast.parse(code))
     calls = {}
     for node in parsed:
         if isinstance(node, ast.ImportFrom) and node.module == "llama_index_memory_ext":
-            assert {name.name for name in node.names} <= set(llama_index_memory_ext.__all__)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "CondensedMemory.from_defaults":
+            assert {name.name for name in node.names} <= set(
+                llama_index_memory_ext.__all__
+            )
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "CondensedMemory.from_defaults"
+        ):
             calls = {keyword.arg: keyword.value for keyword in node.keywords}
     assert calls
-    values = {name: ast.literal_eval(value) for name, value in calls.items() if name and name != "llm"}
-    assert CondensedMemory.from_defaults("chat-17", llm=OfflineModel(), **{**values, "async_database_uri": None})
+    values = {
+        name: ast.literal_eval(value)
+        for name, value in calls.items()
+        if name and name != "llm"
+    }
+    assert CondensedMemory.from_defaults(
+        "chat-17", llm=OfflineModel(), **{**values, "async_database_uri": None}
+    )
 
 
 async def test_a_file_moves_to_a_server_with_all_that_was_read_and_learned(
     database_uri: str, postgres_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And goes on there; a second try copies it anew."""
-    (code,) = (block for block in blocks("python", PAGES["upgrading.md"]) if "TARGET" in block)
-    settings: dict[str, Any] = {"user_id": "logan", "llm": OfflineModel(), "max_messages": 2, "keep_messages": 1}
+    (code,) = (
+        block for block in blocks("python", PAGES["upgrading.md"]) if "TARGET" in block
+    )
+    settings: dict[str, Any] = {
+        "user_id": "logan",
+        "llm": OfflineModel(),
+        "max_messages": 2,
+        "keep_messages": 1,
+    }
 
     async def told(uri: str, *questions: str) -> tuple[list[Any], list[Any], list[Any]]:
-        async with CondensedMemory.from_defaults("chat", async_database_uri=uri, **settings) as memory:
+        async with CondensedMemory.from_defaults(
+            "chat", async_database_uri=uri, **settings
+        ) as memory:
             for question in questions:
                 await memory.aput(user(question))
                 await memory.aput(assistant("Noted."))
                 await memory.aflush()
             shown = [message.content for message in await memory.aget()]
-            facts = [fact.model_dump() for fact in await memory.facts.alist(with_retired=True)]
-            return shown, facts, [(one.content, one.role) for one in await memory.aget_all()]
+            facts = [
+                fact.model_dump()
+                for fact in await memory.facts.alist(with_retired=True)
+            ]
+            return (
+                shown,
+                facts,
+                [(one.content, one.role) for one in await memory.aget_all()],
+            )
 
     before = await told(database_uri, "My name is Logan.", "I see.", "And so on.")
     assert before[1]

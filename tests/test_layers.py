@@ -54,7 +54,9 @@ background  jobs > locks loop                                             # work
 """
 FILES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
 MODULES = {
-    ".".join(("llama_index_memory_ext", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name
+    ".".join(
+        ("llama_index_memory_ext", *Path(name).with_suffix("").parts)
+    ).removesuffix(".__init__"): name
     for name in FILES
 }
 MOST_FILES, MOST_LEVELS = 100, 12
@@ -92,7 +94,12 @@ def places() -> dict[str, tuple[int, str, int]]:
         for line in rooms.splitlines():
             folder, _, groups = line.split("#")[0].partition(" ")
             for place, names in enumerate(groups.split(">")):
-                found.update({str(Path(folder, f"{name}.py")): (level, folder, place) for name in names.split()})
+                found.update(
+                    {
+                        str(Path(folder, f"{name}.py")): (level, folder, place)
+                        for name in names.split()
+                    }
+                )
     return found
 
 
@@ -103,14 +110,21 @@ def imported_modules(path: Path, *, for_types: bool = True) -> set[str]:
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
+        if (
+            isinstance(node, ast.If)
+            and ast.unparse(node.test) == "TYPE_CHECKING"
+            and not for_types
+        ):
             continue
         nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module, f"{path}: expected absolute imports"
-            found.update({f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES) or {node.module})
+            found.update(
+                {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
+                or {node.module}
+            )
     return found
 
 
@@ -118,22 +132,40 @@ def imported_modules(path: Path, *, for_types: bool = True) -> set[str]:
 def depth_of(name: str) -> int:
     """How many files the longest chain of imports has that begins with this file."""
     own_packages = {str(folder / "__init__.py") for folder in Path(name).parents}
-    below = {MODULES[module] for module in imported_modules(FILES[name], for_types=False) & set(MODULES)}
+    below = {
+        MODULES[module]
+        for module in imported_modules(FILES[name], for_types=False) & set(MODULES)
+    }
     return 1 + max(map(depth_of, below - own_packages), default=0)
 
 
-def test_every_file_with_code_has_a_place_in_the_picture_that_contributors_see() -> None:
-    with_code = {name for name, path in FILES.items() if len(ast.parse(path.read_text(encoding="utf-8")).body) > 1}
+def test_every_file_with_code_has_a_place_in_the_picture_that_contributors_see() -> (
+    None
+):
+    with_code = {
+        name
+        for name, path in FILES.items()
+        if len(ast.parse(path.read_text(encoding="utf-8")).body) > 1
+    }
     assert set(places()) == with_code
-    assert f"```text\n{PICTURE}```\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"```text\n{PICTURE}```\n" in (ROOT / "CONTRIBUTING.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_imports_point_down() -> None:
     place_of, wrong = places(), []
     for name, path in FILES.items():
-        for other in {MODULES[module] for module in imported_modules(path) & set(MODULES)} & set(place_of):
-            (level, folder, place), (other_level, other_folder, other_place) = place_of[name], place_of[other]
-            if not (other_level > level or (folder == other_folder and other_place > place)):
+        for other in {
+            MODULES[module] for module in imported_modules(path) & set(MODULES)
+        } & set(place_of):
+            (level, folder, place), (other_level, other_folder, other_place) = (
+                place_of[name],
+                place_of[other],
+            )
+            if not (
+                other_level > level or (folder == other_folder and other_place > place)
+            ):
                 wrong.append(f"{name} imports {other}")
     assert wrong == []
 
@@ -144,7 +176,9 @@ def test_the_house_is_small() -> None:
 
 
 def test_a_file_with_one_importer_has_a_reason() -> None:
-    importers: dict[str, set[str]] = {name: set() for name in set(FILES) & set(places())}
+    importers: dict[str, set[str]] = {
+        name: set() for name in set(FILES) & set(places())
+    }
     for name, path in FILES.items():
         for module in imported_modules(path) & set(MODULES):
             importers.get(MODULES[module], set()).add(name)
@@ -153,11 +187,18 @@ def test_a_file_with_one_importer_has_a_reason() -> None:
 
 
 def test_each_library_has_one_door() -> None:
-    room_of = {library: room for room, libraries in DOORS.items() for library in libraries.split()}
+    room_of = {
+        library: room
+        for room, libraries in DOORS.items()
+        for library in libraries.split()
+    }
     passed_by = {
         (name, library)
         for name, path in FILES.items()
-        for library in {module.split(".")[0] for module in imported_modules(path, for_types=False)} & set(room_of)
+        for library in {
+            module.split(".")[0] for module in imported_modules(path, for_types=False)
+        }
+        & set(room_of)
         if Path(name).parts[0] != room_of[library]
     }
     assert passed_by == set()
@@ -200,7 +241,9 @@ print(*sorted(set(sys.modules) - before))
 
 def test_importing_loads_what_is_needed_and_no_library_of_languages() -> None:
     """The help of the command line must not wait for LlamaIndex; each public name is loaded when it is first used."""
-    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True
+    )
     loaded, package = done.stdout.split(), "llama_index_memory_ext"
     allowed = {
         ".".join(filter(None, (package, room, name)))
@@ -208,4 +251,6 @@ def test_importing_loads_what_is_needed_and_no_library_of_languages() -> None:
         for name in ("", *names.split())
     }
     assert {name for name in loaded if name.split(".")[0] == package} <= allowed
-    assert {name.split(".")[0] for name in loaded} & set(DOORS["language"].split()) == set()
+    assert {name.split(".")[0] for name in loaded} & set(
+        DOORS["language"].split()
+    ) == set()

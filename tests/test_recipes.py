@@ -36,8 +36,14 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             (folder / name).write_text(content, encoding="utf-8")
         commands = "".join(blocks("bash", text)).splitlines()
         imports = [command for command in commands if " import " in command]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("OPENAI_")
+        }
+        environment["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), environment["PATH"]]
+        )
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(commands + imports)],  # noqa: S607 - wherever it is
             cwd=folder,
@@ -50,7 +56,9 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         # The small offline model cannot verify, and says so.
-        assert [line for line in done.stderr.splitlines() if "not verified" not in line] == []
+        assert [
+            line for line in done.stderr.splitlines() if "not verified" not in line
+        ] == []
         (folder / "printed").write_text(done.stdout, encoding="utf-8")
         return folder
 
@@ -59,7 +67,9 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def memory_in(folder: Path) -> CondensedMemory:
     uri = f"sqlite+aiosqlite:///{folder}/memory.db"
-    return CondensedMemory.from_defaults("chat-17", user_id="ann", async_database_uri=uri, extract_facts=False)
+    return CondensedMemory.from_defaults(
+        "chat-17", user_id="ann", async_database_uri=uri, extract_facts=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,10 @@ def memory_in(folder: Path) -> CondensedMemory:
         ),
         (
             "from-langgraph.md",
-            {"Is allergic to nuts": ("preference", "present"), "Lives in Köln": ("knowledge", "present")},
+            {
+                "Is allergic to nuts": ("preference", "present"),
+                "Lives in Köln": ("knowledge", "present"),
+            },
         ),
         (
             "from-zep.md",
@@ -94,31 +107,56 @@ async def test_a_recipe_imports_facts_once_with_their_times(
     async with memory_in(cook(page)) as memory:
         facts = await memory.facts.alist(state="all")
     now = utc_now()
-    assert {fact.content: (fact.category, fact.state(now)) for fact in facts} == expected
+    assert {
+        fact.content: (fact.category, fact.state(now)) for fact in facts
+    } == expected
     assert len(facts) == len(expected)
     assert all(fact.imported_from for fact in facts)
     assert {fact.created_at.year for fact in facts} <= {2024, now.year}
 
 
-async def test_the_recipe_for_langchain_imports_messages_with_calls_once(cook: Callable[[str], Path]) -> None:
+async def test_the_recipe_for_langchain_imports_messages_with_calls_once(
+    cook: Callable[[str], Path],
+) -> None:
     async with memory_in(cook("from-langgraph.md")) as memory:
         question, call, result, answer = await memory.aget_all()
-    assert (question.role.value, question.content) == ("user", "How is the weather in Köln?")
-    assert [(block.tool_name, block.tool_call_id) for block in call.blocks] == [("weather", "c1")]  # type: ignore[union-attr]
-    assert (result.role.value, result.content, result.additional_kwargs["tool_call_id"]) == ("tool", "Sunny", "c1")
+    assert (question.role.value, question.content) == (
+        "user",
+        "How is the weather in Köln?",
+    )
+    assert [(block.tool_name, block.tool_call_id) for block in call.blocks] == [
+        ("weather", "c1")
+    ]  # type: ignore[union-attr]
+    assert (
+        result.role.value,
+        result.content,
+        result.additional_kwargs["tool_call_id"],
+    ) == ("tool", "Sunny", "c1")
     assert "".join(block.text for block in answer.blocks) == "It is sunny."  # type: ignore[union-attr]
 
 
-async def test_the_recipe_for_zep_imports_messages_with_names_and_times_once(cook: Callable[[str], Path]) -> None:
+async def test_the_recipe_for_zep_imports_messages_with_names_and_times_once(
+    cook: Callable[[str], Path],
+) -> None:
     async with memory_in(cook("from-zep.md")) as memory:
         question, answer = await memory.aget_all()
-        rows = (await memory.sql_store.readers.unread("chat-17", "", with_active=True)).rows
-    assert (question.role.value, question.additional_kwargs["name"]) == ("user", "Ann_Lee")
+        rows = (
+            await memory.sql_store.readers.unread("chat-17", "", with_active=True)
+        ).rows
+    assert (question.role.value, question.additional_kwargs["name"]) == (
+        "user",
+        "Ann_Lee",
+    )
     assert (answer.role.value, answer.content) == ("assistant", "Noted.")
-    assert [f"{row.said_at:%Y-%m-%d %H:%M:%S}" for row in rows] == ["2024-05-01 10:00:00", "2024-05-01 10:00:05"]
+    assert [f"{row.said_at:%Y-%m-%d %H:%M:%S}" for row in rows] == [
+        "2024-05-01 10:00:00",
+        "2024-05-01 10:00:05",
+    ]
 
 
-def test_the_recipe_that_measures_a_model_prints_what_is_kept_and_why(cook: Callable[[str], Path]) -> None:
+def test_the_recipe_that_measures_a_model_prints_what_is_kept_and_why(
+    cook: Callable[[str], Path],
+) -> None:
     printed = (cook("what-a-model-learns.md") / "printed").read_text(encoding="utf-8")
     assert re.findall(r"verify=(\w+)", printed) == ["False", "True"]
     assert printed.count("kept: Lives in Oslo (stated: 'I live in Oslo')") == 2

@@ -19,7 +19,10 @@ from llama_index_memory_ext import (
     messages_from_json,
 )
 
-FEBRUARY, JANUARY = datetime(2026, 2, 1, tzinfo=timezone.utc), datetime(2026, 1, 1, tzinfo=timezone.utc)
+FEBRUARY, JANUARY = (
+    datetime(2026, 2, 1, tzinfo=timezone.utc),
+    datetime(2026, 1, 1, tzinfo=timezone.utc),
+)
 A_LIST = "Expected a list of ChatMessage objects"
 A_JSON = "Expected JSON"
 WRAPPED = 'Wrap a text as ChatMessage(role="user", content=text)'
@@ -36,35 +39,152 @@ async def done(answer: Any) -> None:
 
 # The call, with a memory that knows one fact; what was expected; what was seen; what to do.
 CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
-    (lambda _: opened(token_limit="40k"), "a whole number of tokens", "saw '40k'", "Leave it out"),  # noqa: S106
-    (lambda _: opened(token_limt=8000), "from_defaults()", "'token_limt'", "Did you mean 'token_limit'?"),
-    (lambda _: opened(session_id=""), "must be a text, must not be empty", "saw ''", "can delete"),
-    (lambda _: opened(user_id=" ann"), "no blanks around it", "saw ' ann'", "can delete"),
-    (lambda _: opened(condensed_token_limit=20), "at least 50", "condensed_token_limit=20", "Lower them, or raise"),
-    (lambda _: opened(async_database_uri="mysql://x/y"), "SQLite or PostgreSQL", "'mysql'", "Use one of sqlite"),
+    (
+        lambda _: opened(token_limit="40k"),
+        "a whole number of tokens",
+        "saw '40k'",
+        "Leave it out",
+    ),
+    (
+        lambda _: opened(token_limt=8000),
+        "from_defaults()",
+        "'token_limt'",
+        "Did you mean 'token_limit'?",
+    ),
+    (
+        lambda _: opened(session_id=""),
+        "must be a text, must not be empty",
+        "saw ''",
+        "can delete",
+    ),
+    (
+        lambda _: opened(user_id=" ann"),
+        "no blanks around it",
+        "saw ' ann'",
+        "can delete",
+    ),
+    (
+        lambda _: opened(condensed_token_limit=20),
+        "at least 50",
+        "condensed_token_limit=20",
+        "Lower them, or raise",
+    ),
+    (
+        lambda _: opened(async_database_uri="mysql://x/y"),
+        "SQLite or PostgreSQL",
+        "'mysql'",
+        "Use one of sqlite",
+    ),
     (lambda _: opened(llm="gpt-4o"), "an instance of LLM", "saw a str", "Leave it out"),
-    (lambda _: opened(insert_method="middle"), "'system' or 'user'", "saw 'middle'", "Give it such a value"),
-    (lambda _: opened(shared=True), "needs a user_id", "saw none", "Give it the user's"),
-    (lambda _: opened(keep_ratio=2), "less than or equal to 1", "saw 2", "Leave it out for 0.4"),
-    (lambda _: opened(categories="diet"), "1 to 50 names", "in a str", 'as in ["diet", "allergy"]'),
-    (lambda _: opened(tokenizer_fn=len), "a function from a text to the list", "gives a int", "TokenCounter("),
-    (lambda _: opened(scope="agent"), "needs to know the agent", "agent_id is None", 'Name it, agent_id="travel"'),
+    (
+        lambda _: opened(insert_method="middle"),
+        "'system' or 'user'",
+        "saw 'middle'",
+        "Give it such a value",
+    ),
+    (
+        lambda _: opened(shared=True),
+        "needs a user_id",
+        "saw none",
+        "Give it the user's",
+    ),
+    (
+        lambda _: opened(keep_ratio=2),
+        "less than or equal to 1",
+        "saw 2",
+        "Leave it out for 0.4",
+    ),
+    (
+        lambda _: opened(categories="diet"),
+        "1 to 50 names",
+        "in a str",
+        'as in ["diet", "allergy"]',
+    ),
+    (
+        lambda _: opened(tokenizer_fn=len),
+        "a function from a text to the list",
+        "gives a int",
+        "TokenCounter(",
+    ),
+    (
+        lambda _: opened(scope="agent"),
+        "needs to know the agent",
+        "agent_id is None",
+        'Name it, agent_id="travel"',
+    ),
     (lambda memory: memory.aput("Hello"), A_LIST, "this is a str", WRAPPED),
-    (lambda memory: memory.aput_messages(ChatMessage("Hello")), A_LIST, "this is a ChatMessage", WRAPPED),
-    (lambda memory: memory.facts.aadd("Likes tea.", confidence=2), "equal to 1", "saw 2", "Leave it out for 1.0"),
-    (lambda memory: memory.facts.aadd("x", category="no"), "one of the categories", "saw 'no'", "Choose one of them"),
-    (lambda memory: memory.facts.aretire("nothing"), "no fact 'nothing'", "among 1", "List them first"),
-    (lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY), "before until", "saw 2026-02-01", "Exchange"),
-    (lambda memory: memory.abranch("chat"), "a new session", "'chat' was used before", "Name another one"),
-    (lambda memory: memory.abackfill(session_ids=["x"]), "There is no session", "'x'", "get_keys()` lists those"),
-    (lambda _: messages_from_json("{"), A_JSON, "saw 1 characters", "To read a file, pass its bytes"),
-    (lambda _: MemoryStore("sqlite:///x.db", pool_size=0), "equal to 1", "saw 0", "Leave it out for 5"),
-    (lambda _: MemoryRetriever("memory"), "asks a CondensedMemory", "this is a str", "Build one with"),  # type: ignore[arg-type]
-    (lambda _: TfidfRanker(vectorizer=3), "a vectorizer of scikit-learn", "saw 3", "TfidfVectorizer()"),
+    (
+        lambda memory: memory.aput_messages(ChatMessage("Hello")),
+        A_LIST,
+        "this is a ChatMessage",
+        WRAPPED,
+    ),
+    (
+        lambda memory: memory.facts.aadd("Likes tea.", confidence=2),
+        "equal to 1",
+        "saw 2",
+        "Leave it out for 1.0",
+    ),
+    (
+        lambda memory: memory.facts.aadd("x", category="no"),
+        "one of the categories",
+        "saw 'no'",
+        "Choose one of them",
+    ),
+    (
+        lambda memory: memory.facts.aretire("nothing"),
+        "no fact 'nothing'",
+        "among 1",
+        "List them first",
+    ),
+    (
+        lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY),
+        "before until",
+        "saw 2026-02-01",
+        "Exchange",
+    ),
+    (
+        lambda memory: memory.abranch("chat"),
+        "a new session",
+        "'chat' was used before",
+        "Name another one",
+    ),
+    (
+        lambda memory: memory.abackfill(session_ids=["x"]),
+        "There is no session",
+        "'x'",
+        "get_keys()` lists those",
+    ),
+    (
+        lambda _: messages_from_json("{"),
+        A_JSON,
+        "saw 1 characters",
+        "To read a file, pass its bytes",
+    ),
+    (
+        lambda _: MemoryStore("sqlite:///x.db", pool_size=0),
+        "equal to 1",
+        "saw 0",
+        "Leave it out for 5",
+    ),
+    (
+        lambda _: MemoryRetriever("memory"),
+        "asks a CondensedMemory",
+        "this is a str",
+        "Build one with",
+    ),  # type: ignore[arg-type]
+    (
+        lambda _: TfidfRanker(vectorizer=3),
+        "a vectorizer of scikit-learn",
+        "saw 3",
+        "TfidfVectorizer()",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("call", "expected", "seen", "do"), CALLS, ids=[seen for _, _, seen, _ in CALLS])
+@pytest.mark.parametrize(
+    ("call", "expected", "seen", "do"), CALLS, ids=[seen for _, _, seen, _ in CALLS]
+)
 async def test_a_wrong_call_is_told_what_was_expected_what_was_seen_and_what_to_do(
     call: Callable[[Any], Any], expected: str, seen: str, do: str
 ) -> None:

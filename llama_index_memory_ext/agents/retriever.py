@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# On LoCoMo, ten nodes hold 72.6 % of the evidence for a question with 1.0, and 70.5 % with 0.7.
+# On LoCoMo, ten nodes hold 72.6 % of the evidence for a question with 1.0, and 70.5 %
+# with 0.7.
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
 _NODE_SHARE = 0.25
@@ -44,20 +45,28 @@ _SHOWN = frozenset({"kind", "role", "date", "until"})
 
 @contextmanager
 def store_errors(what: str, session_id: str) -> Iterator[None]:
-    """Raises, and logs, a StoreError where the database fails within the block; it says ``what`` did not happen.
+    """Raise, and logs, a StoreError where the database fails within the block; it says ``what`` did not happen.
 
-    The original error may quote stored texts, so only the name of its type is given. Other errors are raised as they
-    are.
+    The original error may quote stored texts, so only the name of its type is given.
+    Other errors are raised as they are.
     """
     try:
         yield
     # The last three tell of rows that cannot be read.
     except (StoreError, ValidationError, json.JSONDecodeError, UnicodeError) as raised:
         # What the database has refused has a cause.
-        error = raised.__cause__ if isinstance(raised, StoreError) else raised
+        if isinstance(raised, StoreError):
+            error = raised.__cause__
+        else:
+            error = raised
         if error is None:
             raise
-        logger.warning("%s (session %r, database failed: %s).", what, session_id, type(error).__name__)
+        logger.warning(
+            "%s (session %r, database failed: %s).",
+            what,
+            session_id,
+            type(error).__name__,
+        )
         raise StoreError(
             f"{what} (database failed: {type(error).__name__}). That does not mean that nothing is known: say that the "
             "memory cannot be reached, or try again later."
@@ -67,36 +76,42 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
 class MemoryRetriever(BaseRetriever):
     """Retrieves the facts of a memory's user and the messages of its session that have to do with a question.
 
-    It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as the memory ranks them, without
-    retired ones; but a question about the past finds what was true before, too. Messages are ranked as for recall,
-    those that the memory shows anyway too, a tool call together with its results; the current turn is left out, so that
-    a question does not find itself.
+    It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as
+    the memory ranks them, without retired ones; but a question about the past finds
+    what was true before, too. Messages are ranked as for recall, those that the memory
+    shows anyway too, a tool call together with its results; the current turn is left
+    out, so that a question does not find itself.
 
-    The score is 0..1: for a fact that of the ranking, and for a message the same formula, ``similarity_weight *
-    similarity + confidence_weight * confidence``, with confidence 1. Similarities are divided by the best of their
-    kind. Ties: facts first.
+    The score is 0..1: for a fact that of the ranking, and for a message the same
+    formula, ``similarity_weight * similarity + confidence_weight * confidence``, with
+    confidence 1. Similarities are divided by the best of their kind. Ties: facts first.
 
-    ``aretrieve`` and ``retrieve`` return the nodes best first, [] if nothing has a word in common with the question
-    (with an ``embed_model`` nearly everything has something), and raise a ``StoreError`` if the database failed. The
-    id of a fact's node is that of the fact; that of a message is the same in each search, and unique across databases.
-    The metadata are ``kind`` ("fact" or "message"), ``date`` and ``session_id``; of a fact ``fact_id``, ``category``,
-    ``confidence`` and ``created_at``, and ``until``, its last day, if it has ended or will; of a message ``role`` and
-    ``message_ids``. A model sees kind, role, date and until.
+    ``aretrieve`` and ``retrieve`` return the nodes best first, [] if nothing has a word
+    in common with the question (with an ``embed_model`` nearly everything has
+    something), and raise a ``StoreError`` if the database failed. The id of a fact's
+    node is that of the fact; that of a message is the same in each search, and unique
+    across databases. The metadata are ``kind`` ("fact" or "message"), ``date`` and
+    ``session_id``; of a fact ``fact_id``, ``category``, ``confidence`` and
+    ``created_at``, and ``until``, its last day, if it has ended or will; of a message
+    ``role`` and ``message_ids``. A model sees kind, role, date and until.
 
     Args:
         memory: The memory that is searched.
         facts: Whether facts are searched.
         messages: Whether messages are.
         similarity_top_k: Most nodes.
-        token_limit: Most tokens of all nodes as a model sees them, metadata included; None for no limit. Of a long
-            message the part with the words of the question is shown, of at most a quarter of the limit and 500 tokens.
+        token_limit: Most tokens of all nodes as a model sees them, metadata included;
+            None for no limit. Of a long message the part with the words of the question
+            is shown, of at most a quarter of the limit and 500 tokens.
         callback_manager: The host's own.
-        wanted: Which facts are found: ``since``, ``until``, ``category``, ``tags`` and ``agent_id``, as for
-            ``memory.facts.asearch``. Messages are found all the same.
+        wanted: Which facts are found: ``since``, ``until``, ``category``, ``tags`` and
+            ``agent_id``, as for ``memory.facts.asearch``. Messages are found all the
+            same.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
-        ValueError: There is nothing to look for, or ``similarity_top_k`` is less than 1.
+        ValueError: There is nothing to look for, or ``similarity_top_k`` is less than
+            1.
         LimitError: ``token_limit`` is less than 1.
         FactError: No fact can be wanted so.
     """
@@ -117,48 +132,90 @@ class MemoryRetriever(BaseRetriever):
         check_memory(memory, type(self).__name__)
         check_search(similarity_top_k, facts=facts, messages=messages)
         if token_limit is not None and token_limit < 1:
-            raise LimitError(f"token_limit must be at least 1, or None for no limit; saw {token_limit}.")
+            raise LimitError(
+                f"token_limit must be at least 1, or None for no limit; saw {token_limit}."
+            )
         self.memory = memory
         self.similarity_top_k = similarity_top_k
         self.token_limit = token_limit
-        self._facts, self._messages = facts, messages
-        self._wanted = checked(FactFilter, FactFilter, FactError, **wanted).model_dump(exclude_unset=True)
-        share = LONGEST_MESSAGE_TOKENS if token_limit is None else max(1, int(token_limit * _NODE_SHARE))
+        self._facts = facts
+        self._messages = messages
+        self._wanted = checked(FactFilter, FactFilter, FactError, **wanted).model_dump(
+            exclude_unset=True
+        )
+        if token_limit is None:
+            share = LONGEST_MESSAGE_TOKENS
+        else:
+            share = max(1, int(token_limit * _NODE_SHARE))
         self._node_limit = min(LONGEST_MESSAGE_TOKENS, share)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self._aretrieve(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        question, memory, most = query_bundle.query_str, self.memory, self.similarity_top_k
+        question = query_bundle.query_str
+        memory = self.memory
+        most = self.similarity_top_k
         if not question.strip():
             return []
         nodes: list[NodeWithScore] = []
         with store_errors("The memory could not be searched", memory.session_id):
             await memory.acheck_session()
             if self._facts:
-                found_facts = await memory.facts.asearch(question, similarity_top_k=most, **self._wanted)
-                nodes += [self.fact_node(entry.fact, entry.score) for entry in found_facts]
+                found_facts = await memory.facts.asearch(
+                    question, similarity_top_k=most, **self._wanted
+                )
+                nodes += [
+                    self.fact_node(entry.fact, entry.score) for entry in found_facts
+                ]
             if self._messages:
                 limits = {"most": most, "message_token_limit": self._node_limit}
-                shares = Weights(memory.facts_block.similarity_weight, memory.facts_block.confidence_weight).shares()
-                for found in await memory.condensed_block.asearch(question, session_id=memory.session_id, **limits):
-                    # Each database counts its rows from 1, and the host takes two nodes with the same id for one.
-                    place = (*memory.sql_store.database.identity, memory.session_id, found.row_ids[0])
-                    about = {"role": found.role, "date": found.day, "session_id": memory.session_id}
-                    score = shares.similarity * found.similarity + shares.confidence * _MESSAGE_CONFIDENCE
+                shares = Weights(
+                    memory.facts_block.similarity_weight,
+                    memory.facts_block.confidence_weight,
+                ).shares()
+                for found in await memory.condensed_block.asearch(
+                    question, session_id=memory.session_id, **limits
+                ):
+                    # Each database counts its rows from 1, and the host takes two nodes
+                    # with the same id for one.
+                    place = (
+                        *memory.sql_store.database.identity,
+                        memory.session_id,
+                        found.row_ids[0],
+                    )
+                    about = {
+                        "role": found.role,
+                        "date": found.day,
+                        "session_id": memory.session_id,
+                    }
+                    score = (
+                        shares.similarity * found.similarity
+                        + shares.confidence * _MESSAGE_CONFIDENCE
+                    )
                     ids = list(found.row_ids)
                     node_id = uuid5(NAMESPACE_OID, repr(place)).hex
-                    nodes.append(_node(node_id, found.text, score, kind="message", **about, message_ids=ids))
+                    nodes.append(
+                        _node(
+                            node_id,
+                            found.text,
+                            score,
+                            kind="message",
+                            **about,
+                            message_ids=ids,
+                        )
+                    )
         best = sorted(nodes, key=lambda node: -(node.score or 0.0))[:most]
         if self.token_limit is None:
             return best
         count = memory.tokenizer_fn.count
-        tokens = [count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in best]
+        tokens = [
+            count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in best
+        ]
         return [best[i] for i in fit_tokens(tokens, self.token_limit)]
 
     def fact_node(self, fact: Fact, score: float) -> NodeWithScore:
-        """Returns a fact as a node."""
+        """Return a fact as a node."""
         text = escape_tags(" ".join(fact.content.split()))
         return _node(
             fact.id,
@@ -176,5 +233,10 @@ class MemoryRetriever(BaseRetriever):
 
 def _node(node_id: str, text: str, score: float, **metadata: object) -> NodeWithScore:
     hidden = [key for key in metadata if key not in _SHOWN]
-    keys = {"excluded_llm_metadata_keys": hidden, "excluded_embed_metadata_keys": hidden}
-    return NodeWithScore(node=TextNode(id_=node_id, text=text, metadata=metadata, **keys), score=score)
+    keys = {
+        "excluded_llm_metadata_keys": hidden,
+        "excluded_embed_metadata_keys": hidden,
+    }
+    return NodeWithScore(
+        node=TextNode(id_=node_id, text=text, metadata=metadata, **keys), score=score
+    )

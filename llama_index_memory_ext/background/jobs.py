@@ -32,7 +32,8 @@ Work: TypeAlias = Callable[[], Awaitable[object]]
 class JobKey(NamedTuple):
     """What a job belongs to: a session, the reader of its log that the job works for, and the owner of the result.
 
-    Questions of the ``owner`` can wait for the job (``wait_for_owner``). () is no owner.
+    Questions of the ``owner`` can wait for the job (``wait_for_owner``). () is no
+    owner.
     """
 
     session_id: str
@@ -63,7 +64,10 @@ class BackOff:
     def failed(self) -> float:
         """Count a failure, and return its pause in seconds."""
         # The longest pause is reached long before; a larger power of 2 may be no float.
-        pause = min(self.first_pause_seconds * 2.0 ** min(self.failures, 30), LONGEST_PAUSE_SECONDS)
+        pause = min(
+            self.first_pause_seconds * 2.0 ** min(self.failures, 30),
+            LONGEST_PAUSE_SECONDS,
+        )
         self.failures += 1
         self.resume_at = time.monotonic() + pause
         return pause
@@ -91,8 +95,8 @@ class Failure:
 class _Job:
     """A job under way, with the work of the last start: an earlier one may have had a model that fails.
 
-    ``cause``: why it was started last. ``again``: there was a start since the last attempt began. ``awaited``: a caller
-    waits, so that it does not pause.
+    ``cause``: why it was started last. ``again``: there was a start since the last
+    attempt began. ``awaited``: a caller waits, so that it does not pause.
     """
 
     work: Work
@@ -107,13 +111,16 @@ class _Job:
 class Jobs:
     """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
-    ``kind`` names their spans and their failures in ``astats``. The log says ``failed`` of a failure: "Facts were not
-    extracted".
+    ``kind`` names their spans and their failures in ``astats``. The log says ``failed``
+    of a failure: "Facts were not extracted".
     """
 
-    def __init__(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> None:
+    def __init__(
+        self, kind: str, failed: str, event: type[JobFailedEvent] | None = None
+    ) -> None:
         self.kind = kind
-        self._failed, self._event = failed, event
+        self._failed = failed
+        self._event = event
         # No other event loop could wait for them.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
@@ -122,16 +129,22 @@ class Jobs:
         # How often the work of a key was halved, because it was too much for a model.
         self.halvings: Counter[JobKey] = Counter()
 
-    def start(self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None) -> None:
+    def start(
+        self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None
+    ) -> None:
         """Run the work in the background, or once more after the job of this key that is under way.
 
-        ``pause_seconds`` is the pause after a first failure. ``cause`` says why, for ``takes_care_of``.
+        ``pause_seconds`` is the pause after a first failure. ``cause`` says why, for
+        ``takes_care_of``.
         """
         here = asyncio.get_running_loop(), key
         self._done.put(key, None)
         job = self._jobs.get(here)
         if job is not None and not job.task.done():
-            job.work, job.pause_seconds, job.cause, job.again = work, pause_seconds, cause, True
+            job.work = work
+            job.pause_seconds = pause_seconds
+            job.cause = cause
+            job.again = True
             return
         for place in list(self._jobs):
             if place[0].is_closed():
@@ -143,7 +156,8 @@ class Jobs:
 
         def remove(task: asyncio.Task[None]) -> None:
             at_work.pop(task, None)
-            # A task keeps its event loop alive. Another job of the key may have begun before this callback.
+            # A task keeps its event loop alive. Another job of the key may have begun
+            # before this callback.
             if here in self._jobs and self._jobs[here].task is task:
                 del self._jobs[here]
 
@@ -166,7 +180,7 @@ class Jobs:
         return is_same
 
     def failure_of(self, key: JobKey) -> Failure | None:
-        """The last failure since the last success; None if there is none."""
+        """Return the last failure since the last success; None if there is none."""
         return self._failures.get(key)
 
     async def wait(self, key: JobKey) -> None:
@@ -194,20 +208,29 @@ class Jobs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _here(self, names: Collection[str] | None) -> dict[JobKey, _Job]:
-        """The jobs of these sessions, or all, in this event loop."""
-        here, jobs = asyncio.get_running_loop(), list(self._jobs.items())
-        return {key: job for (loop, key), job in jobs if loop is here and (names is None or key.session_id in names)}
+        """Return the jobs of these sessions, or all, in this event loop."""
+        here = asyncio.get_running_loop()
+        jobs = list(self._jobs.items())
+        return {
+            key: job
+            for (loop, key), job in jobs
+            if loop is here and (names is None or key.session_id in names)
+        }
 
     async def _run(self, key: JobKey) -> None:
-        job, succeeded = self._jobs[asyncio.get_running_loop(), key], False
+        job = self._jobs[asyncio.get_running_loop(), key]
+        succeeded = False
         while job.again or not succeeded:
-            failure, now = self._failures.get(key), datetime.now(timezone.utc)
+            failure = self._failures.get(key)
+            now = datetime.now(timezone.utc)
             if failure and failure.retry_at and failure.retry_at > now:
                 if job.awaited:
                     return
                 job.pausing = True
                 # The clock may have been set back.
-                await asyncio.sleep(min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS))
+                await asyncio.sleep(
+                    min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS)
+                )
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if not succeeded:
@@ -216,7 +239,9 @@ class Jobs:
                 return
         self._done.put(key, job.cause)
 
-    async def _attempt(self, key: JobKey, work: Work, first_pause: float | None) -> bool:
+    async def _attempt(
+        self, key: JobKey, work: Work, first_pause: float | None
+    ) -> bool:
         """Run the work once, and remember a failure; without a pause nothing is about to try again."""
         with span(f"memory {self.kind}"):
             try:
@@ -228,12 +253,18 @@ class Jobs:
                 waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
                 return True
             waited_in_vain.put(key.owner, True)  # noqa: FBT003
-            earlier, at, name = self._failures.pop(key, None), datetime.now(timezone.utc), type(error).__name__
-            before, retry_at = (earlier.failures, earlier.retry_at) if earlier else (0, None)
-            pause, outcome = None, "the next start of this session's memory tries again"
+            earlier = self._failures.pop(key, None)
+            at = datetime.now(timezone.utc)
+            name = type(error).__name__
+            before, retry_at = (
+                (earlier.failures, earlier.retry_at) if earlier else (0, None)
+            )
+            pause = None
+            outcome = "the next start of this session's memory tries again"
             if first_pause is not None:
                 pause = BackOff(first_pause, before).failed()
-                retry_at, outcome = at + timedelta(seconds=pause), f"trying again in {pause:g} s"
+                retry_at = at + timedelta(seconds=pause)
+                outcome = f"trying again in {pause:g} s"
             # That there is no model is said once, and not again with each pause.
             if not (earlier and earlier.error == name == NoModelError.__name__):
                 log_failure(self._failed, key.session_id, error, outcome)
@@ -241,25 +272,36 @@ class Jobs:
             if len(self._failures) > _MOST_FAILURES:
                 del self._failures[next(iter(self._failures))]
             if self._event is not None:
-                send(self._event(session_id=key.session_id, error=name, failures=before + 1, retry_seconds=pause))
+                send(
+                    self._event(
+                        session_id=key.session_id,
+                        error=name,
+                        failures=before + 1,
+                        retry_seconds=pause,
+                    )
+                )
             return False
 
 
 class JobRegistry:
     """The jobs of all memories on one store, so that work is done once, and can be cancelled together.
 
-    A web application makes a memory for each request. With jobs of its own each would call a failing model again.
+    A web application makes a memory for each request. With jobs of its own each would
+    call a failing model again.
     """
 
     def __init__(self) -> None:
-        # Sessions with finished turns that were not read for facts yet, as far as this process knows.
+        # Sessions with finished turns that were not read for facts yet, as far as this
+        # process knows.
         self.unread: set[str] = set()
         finalize(self, _tell_unread, self.unread)
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 
-    def jobs(self, kind: str, failed: str, event: type[JobFailedEvent] | None = None) -> Jobs:
-        """The jobs of a kind, the same object in each call."""
+    def jobs(
+        self, kind: str, failed: str, event: type[JobFailedEvent] | None = None
+    ) -> Jobs:
+        """Return the jobs of a kind, the same object in each call."""
         return self._jobs.setdefault(kind, Jobs(kind, failed, event))
 
     def watch(self, work: Stoppable) -> None:
@@ -268,7 +310,9 @@ class JobRegistry:
 
     async def wait_for_session(self, session_id: str) -> None:
         """Wait until the jobs of a session in this event loop have ended; none pauses after a failure meanwhile."""
-        await asyncio.gather(*(jobs.wait(JobKey(session_id)) for jobs in list(self._jobs.values())))
+        await asyncio.gather(
+            *(jobs.wait(JobKey(session_id)) for jobs in list(self._jobs.values()))
+        )
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""
@@ -280,13 +324,20 @@ class JobRegistry:
         await stop_here()
         other = other_loop()
         if other is not None:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop_here(), other))
+            await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(stop_here(), other)
+            )
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
     """Log a failure in one line, without texts."""
-    reason = error if isinstance(error, NoModelError) else type(error).__name__
-    logger.warning("%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome)
+    if isinstance(error, NoModelError):
+        reason = error
+    else:
+        reason = type(error).__name__
+    logger.warning(
+        "%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome
+    )
 
 
 def _tell_unread(sessions: set[str]) -> None:

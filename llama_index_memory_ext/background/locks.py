@@ -20,16 +20,19 @@ _TRY_SECONDS = 0.02
 K = TypeVar("K")
 V = TypeVar("V")
 
-_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, asyncio.Lock]] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, asyncio.Lock]
+] = WeakKeyDictionary()
 
 
 def lock_for(*name: Hashable) -> asyncio.Lock:
-    """The lock of this name: all tasks of this event loop that name it wait for each other, in their order."""
+    """Return the lock of this name: all tasks of this event loop that name it wait for each other, in their order."""
     locks = _locks.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     return locks.setdefault(name, asyncio.Lock())
 
 
-# Each lock of ``thread_lock`` that exists, and those that this process holds while it forks.
+# Each lock of ``thread_lock`` that exists, and those that this process holds while it
+# forks.
 _thread_locks: WeakSet[Any] = WeakSet()
 _registering = threading.RLock()
 _held_over_fork: list[Any] = []
@@ -38,7 +41,8 @@ _held_over_fork: list[Any] = []
 def thread_lock() -> Any:
     """Return a reentrant lock for threads that is free in the child after a fork, whichever thread held it before.
 
-    A fork waits for the lock, at most ``FORK_SECONDS``, so that what it protects is complete in the child.
+    A fork waits for the lock, at most ``FORK_SECONDS``, so that what it protects is
+    complete in the child.
     """
     lock = threading.RLock()
     with _registering:
@@ -69,7 +73,11 @@ def _release_locks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_locks)
+    os.register_at_fork(
+        before=_hold_locks,
+        after_in_parent=_release_locks,
+        after_in_child=_release_locks,
+    )
 
 
 class Recent(Generic[K, V]):
@@ -81,14 +89,14 @@ class Recent(Generic[K, V]):
         self._lock = thread_lock()
 
     def get(self, key: K) -> V | None:
-        """Returns the value of a key, which counts as a use; None if there is none."""
+        """Return the value of a key, which counts as a use; None if there is none."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value of a key."""
+        """Set the value of a key."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
@@ -96,7 +104,7 @@ class Recent(Generic[K, V]):
                 self._entries.popitem(last=False)
 
     def values(self) -> list[V]:
-        """Returns all values, the least recently used first."""
+        """Return all values, the least recently used first."""
         with self._lock:
             return list(self._entries.values())
 
@@ -107,9 +115,11 @@ class Recent(Generic[K, V]):
         return type(self), (self.size,)
 
 
-# The tasks of jobs in this process, in any event loop, that have not failed: whose their result is, and the session.
+# The tasks of jobs in this process, in any event loop, that have not failed: whose
+# their result is, and the session.
 at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
-# The owners whose last job has failed, or took longer than a question waits: none waits until one has succeeded.
+# The owners whose last job has failed, or took longer than a question waits: none waits
+# until one has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
 _LOOK_SECONDS = 0.01
 
@@ -121,9 +131,14 @@ if hasattr(os, "register_at_fork"):
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
     """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
 
-    After a job that has failed, or that took longer, no call waits until one has succeeded.
+    After a job that has failed, or that took longer, no call waits until one has
+    succeeded.
     """
-    tasks = [task for task, (whose, session_id) in list(at_work.items()) if whose == owner and session_id != but]
+    tasks = [
+        task
+        for task, (whose, session_id) in list(at_work.items())
+        if whose == owner and session_id != but
+    ]
     end = time.monotonic() + seconds
     while any(task in at_work for task in tasks) and not waited_in_vain.get(owner):
         if time.monotonic() >= end:

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# An event loop keeps no task alive, and the memory of a web request may be deleted before its jobs have ended.
+# An event loop keeps no task alive, and the memory of a web request may be deleted
+# before its jobs have ended.
 _spawned: set[asyncio.Task[Any]] = set()
 
 
 def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Starts work that no call waits for. It is cancelled when the background loop in which it runs ends."""
-    _spawned.difference_update([task for task in list(_spawned) if task.get_loop().is_closed()])
+    """Start work that no call waits for. It is cancelled when the background loop in which it runs ends."""
+    _spawned.difference_update(
+        [task for task in list(_spawned) if task.get_loop().is_closed()]
+    )
     task = asyncio.get_running_loop().create_task(work)
     _spawned.add(task)
     task.add_done_callback(_spawned.discard)
@@ -38,14 +41,17 @@ def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 class BackgroundLoop:
     """An event loop in a thread of its own, started at once; use it as a context manager.
 
-    Tasks in the loop go on while the main thread does something else. Ctrl-C reaches the main thread only: it ends the
-    call that the main thread waits for, and no other task. At the end of the block all tasks are cancelled.
+    Tasks in the loop go on while the main thread does something else. Ctrl-C reaches
+    the main thread only: it ends the call that the main thread waits for, and no other
+    task. At the end of the block all tasks are cancelled.
     """
 
     def __init__(self) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()
-        self.thread = threading.Thread(None, asyncio.run, "memory calls", [self._serve(started)], daemon=True)
+        self.thread = threading.Thread(
+            None, asyncio.run, "memory calls", [self._serve(started)], daemon=True
+        )
         self.thread.start()
         self.loop = started.result()
 
@@ -60,7 +66,7 @@ class BackgroundLoop:
         self.end()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended.
+        """Run a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended.
 
         It sees the context variables of the caller.
         """
@@ -87,7 +93,7 @@ def _wait_for(running: Future[Any]) -> None:
 
 
 async def _cancel(call: Coroutine[Any, Any, Any]) -> None:
-    """Cancels the task of a call, and waits for its end; Ctrl-C may have come before it had one."""
+    """Cancel the task of a call, and waits for its end; Ctrl-C may have come before it had one."""
     for task in asyncio.all_tasks():
         if task.get_coro() is call:
             task.cancel()
@@ -95,7 +101,8 @@ async def _cancel(call: Coroutine[Any, Any, Any]) -> None:
     call.close()
 
 
-# The loop of all synchronous calls of this process: started at first use, ended with the program.
+# The loop of all synchronous calls of this process: started at first use, ended with
+# the program.
 _shared: BackgroundLoop | None = None
 _is_over = False
 _guard = threading.RLock()
@@ -105,10 +112,14 @@ _of_parent: list[object] = []
 
 
 def _shared_loop() -> BackgroundLoop | None:
-    """The loop of all synchronous calls; None in its own calls and jobs, and at the end of the program."""
+    """Return the loop of all synchronous calls; None in its own calls and jobs, and at the end of the program."""
     global _shared  # noqa: PLW0603 - one for each process
     with _guard:
-        if _is_over or _is_within.get() or (_shared is not None and _shared.thread is threading.current_thread()):
+        if (
+            _is_over
+            or _is_within.get()
+            or (_shared is not None and _shared.thread is threading.current_thread())
+        ):
             return None
         _shared = _shared or BackgroundLoop()
         return _shared
@@ -116,10 +127,12 @@ def _shared_loop() -> BackgroundLoop | None:
 
 def _forget_loop() -> None:
     """No thread of the parent process runs in its child."""
-    # Another thread of the parent may have held the guard. Its loop must not be collected: they share its selector.
+    # Another thread of the parent may have held the guard. Its loop must not be
+    # collected: they share its selector.
     global _shared, _guard
     _of_parent.extend([_shared, *_spawned])
-    _shared, _guard = None, threading.RLock()
+    _shared = None
+    _guard = threading.RLock()
     _spawned.clear()
 
 
@@ -139,11 +152,12 @@ def _end_loop() -> None:
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    """Returns what a call returns, from code without an event loop, or in one that is blocked meanwhile.
+    """Return what a call returns, from code without an event loop, or in one that is blocked meanwhile.
 
-    All calls of the process share one loop, with its connections, locks and jobs. A call within such a call, in a
-    model's callback for example, has a loop of its own, which ends with it. Ctrl-C cancels the call, and is raised when
-    it has ended. A StoreError if the interpreter is ending.
+    All calls of the process share one loop, with its connections, locks and jobs. A
+    call within such a call, in a model's callback for example, has a loop of its own,
+    which ends with it. Ctrl-C cancels the call, and is raised when it has ended. A
+    StoreError if the interpreter is ending.
     """
     if sys.is_finalizing():
         call.close()
@@ -161,7 +175,7 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 def other_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop of the synchronous calls, if there is one and it is not this one: a task here may wait for it."""
+    """Return the loop of the synchronous calls, if there is one and it is not this one: a task here may wait for it."""
     shared = None if _shared is None else _shared_loop()
     return None if shared is None else shared.loop
 
@@ -172,7 +186,7 @@ def in_sync(
     after: Callable[[Any], Awaitable[object]] | None = None,
     note: str = "",
 ) -> Callable[Concatenate[Any, P], T]:
-    """Returns the synchronous twin of a method, named without the ``a``; ``after`` it another call may follow."""
+    """Return the synchronous twin of a method, named without the ``a``; ``after`` it another call may follow."""
 
     @wraps(method)
     def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.errors import MemoryExtError, is_no_answer, is_timeout, status_of
+from llama_index_memory_ext.errors import (
+    MemoryExtError,
+    is_no_answer,
+    is_timeout,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Control characters except line ends and tabs, lone surrogates, and characters that change the direction of text.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except line ends and tabs, lone surrogates, and characters that
+# change the direction of text.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 PACKAGE = "llama-index-memory-ext"
 # Seconds that a model has for an answer.
@@ -33,41 +41,53 @@ class UsageError(TerminalError):
 
 @contextmanager
 def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
-    """Names the extra to install if the block imports one of these libraries, and it is not there."""
+    """Name the extra to install if the block imports one of these libraries, and it is not there."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in libraries:
             raise
-        raise UsageError(f'This command needs more packages: pip install "{PACKAGE}[{extra}]"') from None
+        raise UsageError(
+            f'This command needs more packages: pip install "{PACKAGE}[{extra}]"'
+        ) from None
 
 
 def open_store(db: str, **place: Any) -> ext.MemoryStore:
-    """Returns the store in a SQLite file or at a SQLAlchemy address, which it connects to at its first use."""
+    """Return the store in a SQLite file or at a SQLAlchemy address, which it connects to at its first use."""
     if "://" not in db:
         file = Path(db).expanduser().absolute()
         if "?" in db:
-            raise UsageError("--db must name a file, without a question mark, or be a SQLAlchemy address.")
+            raise UsageError(
+                "--db must name a file, without a question mark, or be a SQLAlchemy address."
+            )
         if file.is_dir():
             raise UsageError(f"--db must name a file, and {file} is a folder.")
         db = f"sqlite+aiosqlite:///{file.as_posix()}"
     store = ext.MemoryStore(db, **place)
     if store.database.in_memory:
-        raise UsageError("a database in memory is gone when the command ends. Name a file or a server.")
+        raise UsageError(
+            "a database in memory is gone when the command ends. Name a file or a server."
+        )
     return store
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns what failed, in one line, without keys, passwords and values that were refused."""
+    """Return what failed, in one line, without keys, passwords and values that were refused."""
     text = str(error)
     if (usage := getattr(error, "format_message", None)) is not None:
         return str(usage())
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
-        host, status, body, problem = model_host(), status_of(error), getattr(error, "body", None), ""
+        host = model_host()
+        status = status_of(error)
+        body = getattr(error, "body", None)
+        problem = ""
         if status is not None:
-            said = body.get("message") if isinstance(body, dict) else text
+            if isinstance(body, dict):
+                said = body.get("message")
+            else:
+                said = text
             problem = f"{host} answers with status {status}: {_redacted(str(said))}"
         elif is_timeout(error):
             problem = f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
@@ -75,7 +95,9 @@ def describe_error(error: BaseException) -> str:
             problem = f"there is no connection to {host}."
         if problem:
             return problem
-    elif isinstance(error, ValueError) and callable(errors := getattr(error, "errors", None)):
+    elif isinstance(error, ValueError) and callable(
+        errors := getattr(error, "errors", None)
+    ):
         # The whole text of a pydantic error quotes the value.
         first: Any = errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -84,32 +106,36 @@ def describe_error(error: BaseException) -> str:
 
 
 def model_host() -> str:
-    """Returns the host of the model's API, without a user name or a password from its address."""
+    """Return the host of the model's API, without a user name or a password from its address."""
     address = urlsplit(os.environ.get("OPENAI_API_BASE") or "https://api.openai.com")
     return address.netloc.rpartition("@")[2] or "the address in OPENAI_API_BASE"
 
 
 def plain(text: str) -> str:
-    r"""Returns the text with each character that could control a terminal replaced by a visible one.
+    r"""Return the text with each character that could control a terminal replaced by a visible one.
 
     >>> plain("\x1b[31mred")
     '␛[31mred'
     """
 
     def picture(found: re.Match[str]) -> str:
-        return chr(0x2400 + ord(found[0])) if found[0] < " " else "\u2421" if found[0] == "\x7f" else "\ufffd"
+        if found[0] < " ":
+            return chr(0x2400 + ord(found[0]))
+        return "\u2421" if found[0] == "\x7f" else "\ufffd"
 
     return _UNSAFE.sub(picture, text)
 
 
 def one_line(text: str, longest: int = 500) -> str:
-    """Returns the text safe to print, on one line of at most ``longest`` characters."""
+    """Return the text safe to print, on one line of at most ``longest`` characters."""
     line = plain(" ".join(text.split()))
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."
+    if len(line) <= longest:
+        return line
+    return f"{line[: longest - 3]}..."
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Returns a number with its noun: ``1 fact``, ``2 facts``."""
+    """Return a number with its noun: ``1 fact``, ``2 facts``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -19,7 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import PACKAGE, TerminalError, UsageError, describe_error, one_line, open_store, plain
+from llama_index_memory_ext.cli import (
+    PACKAGE,
+    TerminalError,
+    UsageError,
+    describe_error,
+    one_line,
+    open_store,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +40,7 @@ _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
 
 # What typer.Option returns is declared as Any.
 def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
-    """Returns an option whose help does not show its default."""
+    """Return an option whose help does not show its default."""
     return typer.Option(name, metavar=metavar, help=help_, show_default=False, **more)
 
 
@@ -44,25 +52,50 @@ _AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
 _EMBED_HELP = "Find by meaning, too, with a small model on this machine (extra local). Default: by words alone."
 _TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
-Db = Annotated[str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")]
+Db = Annotated[
+    str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")
+]
 User = Annotated[str | None, option("--user", "ID", _USER_HELP)]
-Session = Annotated[str | None, option("--session", "ID", "The session: one conversation.")]
+Session = Annotated[
+    str | None, option("--session", "ID", "The session: one conversation.")
+]
 Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
 Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]
 Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; errors as JSON on stderr.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print JSON and nothing else; errors as JSON on stderr."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_MODEL_HELP = "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
+_MODEL_HELP = (
+    "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
+)
 Model = Annotated[str | None, option("--model", "NAME", _MODEL_HELP)]
-_Table = Annotated[str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")]
-_Schema = Annotated[str | None, option("--schema", "NAME", _SCHEMA_HELP, envvar="LLAMA_INDEX_MEMORY_SCHEMA")]
+_Table = Annotated[
+    str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")
+]
+_Schema = Annotated[
+    str | None,
+    option("--schema", "NAME", _SCHEMA_HELP, envvar="LLAMA_INDEX_MEMORY_SCHEMA"),
+]
 
 # Text in brackets in a help text is not markup.
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
 
 
-@app.callback(help="Condensed memory for LlamaIndex agents. --version alone prints the version.")
-def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None) -> None:
+@app.callback(
+    help="Condensed memory for LlamaIndex agents. --version alone prints the version."
+)
+def _set_tables(
+    *, table: _Table = "llama_index_memory", schema: _Schema = None
+) -> None:
     if not table:
         raise UsageError("--table must not be empty.")
     _tables.set({"table_name": table, "db_schema": schema})
@@ -72,8 +105,9 @@ def _set_tables(*, table: _Table = "llama_index_memory", schema: _Schema = None)
 def demo() -> None:
     """Ask this memory and LlamaIndex's Memory about a conversation of 60 turns, and compare answers and prices.
 
-    Both memories have the same token_limit. With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_MODEL, default
-    gpt-4o-mini; OPENAI_API_BASE for another server, with a model of any name), without it a small offline model.
+    Both memories have the same token_limit. With OPENAI_API_KEY set a model of OpenAI's
+    answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with
+    a model of any name), without it a small offline model.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
@@ -82,27 +116,31 @@ def demo() -> None:
 
 
 def default_file() -> Path:
-    """Returns the file that is used without ``--db``, in the user's application folder."""
+    """Return the file that is used without ``--db``, in the user's application folder."""
     return Path(typer.get_app_dir("llama-index-memory")) / "memory.db"
 
 
 def find_store(db: str | None) -> ext.MemoryStore:
-    """Returns the store that ``--db`` names, not yet opened."""
+    """Return the store that ``--db`` names, not yet opened."""
     return open_store(str(default_file()) if db is None else db, **_tables.get())
 
 
 def file_of(store: ext.MemoryStore) -> Path | None:
-    """Returns the SQLite file of a store; None for a server, and for a file that is named by a URI."""
+    """Return the SQLite file of a store; None for a server, and for a file that is named by a URI."""
     url = store.database.url
-    return Path(str(url.database)) if store.database.backend == "sqlite" and "uri" not in url.query else None
+    if store.database.backend == "sqlite" and "uri" not in url.query:
+        return Path(str(url.database))
+    return None
 
 
 async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
-    """Raises an error that says why the store cannot be used.
+    """Raise an error that says why the store cannot be used.
 
-    With ``create`` the first write creates what is missing; of the folders only that of the default file is created.
+    With ``create`` the first write creates what is missing; of the folders only that of
+    the default file is created.
     """
-    version, file = await store.read_schema_version(), file_of(store)
+    version = await store.read_schema_version()
+    file = file_of(store)
     if create:
         if file == default_file():
             # Only the user may read it.
@@ -116,7 +154,7 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
 
 
 async def try_writing(store: ext.MemoryStore) -> None:
-    """Does what writing a row takes, and takes it back; tables that are missing are made."""
+    """Do what writing a row takes, and takes it back; tables that are missing are made."""
     await store.database.run(lambda conn: conn.rollback(), sessions=["doctor"])
 
 
@@ -125,8 +163,10 @@ Output = tuple[Any, RenderableType]
 _Work: TypeAlias = "Callable[[ext.MemoryStore], Awaitable[Output | None]]"
 
 
-def run(db: str | None, work: _Work, *, create: bool = False, as_json: bool = False) -> Any:
-    """Opens the store that ``--db`` names, checks it, does the work on it, and shows and returns the result."""
+def run(
+    db: str | None, work: _Work, *, create: bool = False, as_json: bool = False
+) -> Any:
+    """Open the store that ``--db`` names, checks it, does the work on it, and shows and returns the result."""
 
     async def call() -> Output | None:
         async with aclosing(find_store(db)) as store:
@@ -134,11 +174,13 @@ def run(db: str | None, work: _Work, *, create: bool = False, as_json: bool = Fa
             return await work(store)
 
     output = asyncio.run(call())
-    return None if output is None else show(output, as_json=as_json)
+    if output is None:
+        return None
+    return show(output, as_json=as_json)
 
 
 def show(output: Output, *, as_json: bool) -> Any:
-    """Prints a result as JSON, or what is shown otherwise; returns the result."""
+    """Print a result as JSON, or what is shown otherwise; returns the result."""
     # Imported here: it takes a while, and the help does not need it.
     from pydantic_core import to_jsonable_python
 
@@ -162,19 +204,23 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
 
     store = find_store(db)
     checks = [
-        _check(PACKAGE, lambda: f"{ext.__version__}, on Python {platform.python_version()}"),
+        _check(
+            PACKAGE, lambda: f"{ext.__version__}, on Python {platform.python_version()}"
+        ),
         _check("database", lambda: asyncio.run(_look_at(store))),
         _check("model", lambda: describe_model(choose_model())),
     ]
     is_ok = all(check["verdict"] == "ok" for check in checks)
-    shown = table(["checked", "result", "found"], [[*check.values()] for check in checks])
+    shown = table(
+        ["checked", "result", "found"], [[*check.values()] for check in checks]
+    )
     show(({"ok": is_ok, "checks": checks}, shown), as_json=as_json)
     if not is_ok:
         raise typer.Exit(1)
 
 
 def _check(name: str, look: Callable[[], str]) -> dict[str, str]:
-    """Returns what there is, or why it cannot be used."""
+    """Return what there is, or why it cannot be used."""
     try:
         return {"name": name, "verdict": "ok", "found": look()}
     except Exception as error:  # noqa: BLE001 - whatever failed is what the doctor is to find
@@ -182,11 +228,14 @@ def _check(name: str, look: Callable[[], str]) -> dict[str, str]:
 
 
 async def _look_at(store: ext.MemoryStore) -> str:
-    """Returns where the database is, and the version of its tables; an error says why it cannot be used."""
-    file, found = file_of(store), "no tables of this package yet; the first conversation creates them"
+    """Return where the database is, and the version of its tables; an error says why it cannot be used."""
+    file = file_of(store)
+    found = "no tables of this package yet; the first conversation creates them"
     # The folder of the default file is created.
     if file and file != default_file() and not file.parent.is_dir():
-        raise TerminalError(f"{file} needs the folder {file.parent}, which does not exist.")
+        raise TerminalError(
+            f"{file} needs the folder {file.parent}, which does not exist."
+        )
     async with aclosing(store):
         if (schema := await store.read_schema_version()) is not None:
             await try_writing(store)
@@ -195,15 +244,26 @@ async def _look_at(store: ext.MemoryStore) -> str:
 
 
 def memory_on(
-    store: ext.MemoryStore, session: str | None, user: str | None, agent: str | None = None, embed: Embed = None
+    store: ext.MemoryStore,
+    session: str | None,
+    user: str | None,
+    agent: str | None = None,
+    embed: Embed = None,
 ) -> ext.CondensedMemory:
-    """Returns the memory of a session, or of a user without one, that extracts nothing."""
-    options: Any = {"user_id": user, "agent_id": agent, "embed_model": embed, "extract_facts": False}
-    return ext.CondensedMemory.from_defaults("any" if session is None else session, chat_store=store, **options)
+    """Return the memory of a session, or of a user without one, that extracts nothing."""
+    options: Any = {
+        "user_id": user,
+        "agent_id": agent,
+        "embed_model": embed,
+        "extract_facts": False,
+    }
+    return ext.CondensedMemory.from_defaults(
+        "any" if session is None else session, chat_store=store, **options
+    )
 
 
 def book_of(memory: ext.CondensedMemory) -> FactBook:
-    """Returns the facts that the agent of a memory sees; where it has none, those of all agents of the user."""
+    """Return the facts that the agent of a memory sees; where it has none, those of all agents of the user."""
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.facts.book import FactBook
 
@@ -215,33 +275,40 @@ def book_of(memory: ext.CondensedMemory) -> FactBook:
 
 
 def whose(memory: ext.CondensedMemory) -> str:
-    """Returns whose facts a memory keeps, as people are told: the user's, or else the session's."""
-    return memory.session_id if memory.user_id is None else memory.user_id
+    """Return whose facts a memory keeps, as people are told: the user's, or else the session's."""
+    if memory.user_id is None:
+        return memory.session_id
+    return memory.user_id
 
 
 def one_of(user: str | None, session: str | None) -> str:
-    """Returns the one of two options that is given; both or none are wrong usage."""
+    """Return the one of two options that is given; both or none are wrong usage."""
     if (user is None) == (session is None):
         raise UsageError("say either --user ID or --session ID.")
     return str(session) if user is None else user
 
 
 def is_terminal() -> bool:
-    """Whether a user can be asked and sees the answer."""
+    """Return whether a user can be asked and sees the answer."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirm(question: str) -> None:
-    """Asks before something is deleted; ends the command if the answer is no, or if no user can be asked."""
+    """Ask before something is deleted; ends the command if the answer is no, or if no user can be asked."""
     if not is_terminal():
-        raise UsageError("nobody can be asked here, so nothing was done. Say --yes if it should be.")
+        raise UsageError(
+            "nobody can be asked here, so nothing was done. Say --yes if it should be."
+        )
     agreed = False
-    # An event loop would take the first Ctrl-C for itself, and go on waiting for the answer.
+    # An event loop would take the first Ctrl-C for itself, and go on waiting for the
+    # answer.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with suppress(EOFError):
             # On stderr: stdout holds the result and nothing else.
-            agreed = Confirm.ask(Text(plain(question)), console=new_console(stderr=True), default=False)
+            agreed = Confirm.ask(
+                Text(plain(question)), console=new_console(stderr=True), default=False
+            )
     finally:
         signal.signal(signal.SIGINT, handler)
         if not agreed:
@@ -251,7 +318,7 @@ def confirm(question: str) -> None:
 
 
 def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
-    """Prints a table, or a text as it is, never as markup; on a terminal its lines end between words."""
+    """Print a table, or a text as it is, never as markup; on a terminal its lines end between words."""
     console = new_console(stderr=stderr)
     if isinstance(what, str):
         console.print(Text(plain(what), style), soft_wrap=not console.is_terminal)
@@ -259,16 +326,20 @@ def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
         console.print(what)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = "") -> RenderableType:
-    """Returns rows as a table whose cells are folded to the width of the screen; without rows the text for that."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = ""
+) -> RenderableType:
+    """Return rows as a table whose cells are folded to the width of the screen; without rows the text for that."""
     if not rows:
         return empty
-    made = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Table(
+        *columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0)
+    )
     for row in rows:
         made.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
     return made
 
 
 def new_console(*, stderr: bool = False) -> Console:
-    """Returns a console that takes no text for markup."""
+    """Return a console that takes no text for markup."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)

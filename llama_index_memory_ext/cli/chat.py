@@ -44,18 +44,22 @@ def chat(
 ) -> None:
     """Talk with an agent that remembers.
 
-    With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_API_BASE for another address), else a small offline one.
-    Type /help for what else can be done. Ctrl-C interrupts an answer, Ctrl-D or /quit ends the conversation. Lines that
-    come through a pipe are answered one by one.
+    With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_API_BASE for another
+    address), else a small offline one. Type /help for what else can be done. Ctrl-C
+    interrupts an answer, Ctrl-D or /quit ends the conversation. Lines that come through
+    a pipe are answered one by one.
     """
     unanswered = 0
-    session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}" if session is None else session
+    if session is None:
+        session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
     resources = AsyncExitStack()
     options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):
-            agent, memory = loop.run(_open(resources, db, session, model, timeout, **options))
+            agent, memory = loop.run(
+                _open(resources, db, session, model, timeout, **options)
+            )
         try:
             for line in filter(None, iter(_read_line, "/quit")):
                 unanswered += not _respond(loop, agent, memory, line)
@@ -66,9 +70,14 @@ def chat(
 
 
 async def _open(
-    resources: AsyncExitStack, db: str | None, session: str, model: str | None, timeout: float, **options: Any
+    resources: AsyncExitStack,
+    db: str | None,
+    session: str,
+    model: str | None,
+    timeout: float,
+    **options: Any,
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
-    """Makes the agent and its memory, and prints its model, its database and whose facts it keeps."""
+    """Make the agent and its memory, and prints its model, its database and whose facts it keeps."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import FunctionAgent
     from openai import DefaultAsyncHttpxClient
@@ -76,19 +85,30 @@ async def _open(
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
     from llama_index_memory_ext.models.prompt_caches import needs_cache_points
 
-    store, user, temporary = cli.find_store(db), options["user_id"], options["temporary"]
+    store = cli.find_store(db)
+    user = options["user_id"]
+    temporary = options["temporary"]
     await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, create=not temporary)
     if not temporary:
         # Where nothing can be kept no conversation begins.
         await cli.try_writing(store)
     # OpenAI's clients leave connections open unless they are given a client.
-    llm = choose_model(model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout)
+    llm = choose_model(
+        model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout
+    )
     # Servers that give other families OpenAI's API refuse OpenAI's marks.
     marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
-    memory = ext.CondensedMemory.from_defaults(session, chat_store=store, llm=llm, cache_points=marks, **options)
+    memory = ext.CondensedMemory.from_defaults(
+        session, chat_store=store, llm=llm, cache_points=marks, **options
+    )
     messages = await memory.sql_store.count_messages(session, None)
-    state = "temporary: nothing is stored" if temporary else f"{messages} messages so far" if messages else "new"
+    if temporary:
+        state = "temporary: nothing is stored"
+    elif messages:
+        state = f"{messages} messages so far"
+    else:
+        state = "new"
     _note(
         f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\n"
         f"database {cli.file_of(store) or store.address}\n"
@@ -98,8 +118,10 @@ async def _open(
     return FunctionAgent(tools=list(TOOLS), llm=llm), memory
 
 
-def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str) -> bool:
-    """Answers a question or obeys a command; returns False for a question without an answer."""
+def _respond(
+    loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str
+) -> bool:
+    """Answer a question or obeys a command; returns False for a question without an answer."""
     # Imported here: they import LlamaIndex.
     from llama_index.core.base.llms.types import ChatMessage
 
@@ -114,14 +136,25 @@ def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMe
             _wait_for_facts(loop, memory.aflush())
             cli.say(facts_table(loop.run(memory.facts.alist()), cli.whose(memory)))
         elif name == "/why":
-            messages = loop.run(memory.aget_all()) + ([ChatMessage(text.strip())] if text.strip() else [])
-            question, context = question_in(messages, [], memory.facts_block.context_turns)
+            messages = loop.run(memory.aget_all()) + (
+                [ChatMessage(text.strip())] if text.strip() else []
+            )
+            question, context = question_in(
+                messages, [], memory.facts_block.context_turns
+            )
             if question:
-                cli.say(f"Facts that the model would be shown now for {one_line(question)!r}, and why:")
-                found = memory.facts_block.aexplain(question, session_id=memory.session_id, context=context)
+                cli.say(
+                    f"Facts that the model would be shown now for {one_line(question)!r}, and why:"
+                )
+                found = memory.facts_block.aexplain(
+                    question, session_id=memory.session_id, context=context
+                )
                 cli.say(explanation_table(loop.run(found), cli.whose(memory)))
             else:
-                cli.say("Nothing was asked yet. Say /why QUESTION to look at a question of your own.", stderr=True)
+                cli.say(
+                    "Nothing was asked yet. Say /why QUESTION to look at a question of your own.",
+                    stderr=True,
+                )
         elif name == "/help":
             cli.say(_HELP)
         else:
@@ -134,22 +167,28 @@ def _respond(loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMe
         raise
     except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
         failed = "That failed" if is_command else "No answer"
-        cli.say(f"{failed}: {describe_error(error).rstrip('.')}.", style="red", stderr=True)
+        cli.say(
+            f"{failed}: {describe_error(error).rstrip('.')}.", style="red", stderr=True
+        )
         return is_command
     return True
 
 
 def _wait_for_facts(loop: BackgroundLoop, work: Coroutine[None, None, None]) -> None:
-    """Waits for the extraction from the last turn, unless Ctrl-C is pressed."""
+    """Wait for the extraction from the last turn, unless Ctrl-C is pressed."""
     try:
-        with cli.new_console(stderr=True).status("Extracting facts from the last turn (Ctrl-C leaves that for later)"):
+        with cli.new_console(stderr=True).status(
+            "Extracting facts from the last turn (Ctrl-C leaves that for later)"
+        ):
             loop.run(work)
     except KeyboardInterrupt:
         _note("Facts that are missing are extracted when this session is next used.")
 
 
-async def _answer(agent: FunctionAgent, memory: ext.CondensedMemory, question: str) -> None:
-    """Prints the answer as it comes. The question is in the memory even if there is no answer."""
+async def _answer(
+    agent: FunctionAgent, memory: ext.CondensedMemory, question: str
+) -> None:
+    """Print the answer as it comes. The question is in the memory even if there is no answer."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import AgentStream, ToolCallResult
 
@@ -174,11 +213,12 @@ async def _answer(agent: FunctionAgent, memory: ext.CondensedMemory, question: s
 
 
 def _read_line() -> str:
-    """Returns what is typed or comes next through the pipe, "" after Ctrl-C, "/quit" at the end."""
+    """Return what is typed or comes next through the pipe, "" after Ctrl-C, "/quit" at the end."""
     prompt = "\nyou> " if cli.is_terminal() else ""
     if prompt:
         with suppress(ImportError):
-            # Gives input() arrow keys and a history, where Python has it. For a pipe it would print control characters.
+            # Gives input() arrow keys and a history, where Python has it. For a pipe it
+            # would print control characters.
             import readline  # noqa: F401 - it is enough that it is loaded
     try:
         return input(prompt).strip()

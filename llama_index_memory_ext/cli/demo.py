@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.agent.workflow import AgentInput, AgentOutput, FunctionAgent, ToolCallResult
+from llama_index.core.agent.workflow import (
+    AgentInput,
+    AgentOutput,
+    FunctionAgent,
+    ToolCallResult,
+)
 from llama_index.core.memory import Memory
 
 import llama_index_memory_ext as ext
@@ -31,12 +36,19 @@ if TYPE_CHECKING:
 
 _TOKEN_LIMIT = 3_000
 # A long prompt is printed without its middle, a long line without its end.
-_FIRST_LINES, _LAST_LINES, _COLUMNS = 4, 15, 78
-# US dollars for a million tokens, from https://developers.openai.com/api/docs/pricing in November 2026. A cached
-# token costs 0.075 less.
-_MODEL, _INPUT_PRICE, _CACHE_DISCOUNT, _OUTPUT_PRICE = "gpt-4o-mini", 0.15, 0.075, 0.60
-# OpenAI caches prompts from 1,024 tokens on, in steps of 128: https://developers.openai.com/api/docs/guides/prompt-caching
-_LEAST_CACHED, _CACHE_STEP = 1_024, 128
+_FIRST_LINES = 4
+_LAST_LINES = 15
+_COLUMNS = 78
+# US dollars for a million tokens, from https://developers.openai.com/api/docs/pricing
+# in November 2026. A cached token costs 0.075 less.
+_MODEL = "gpt-4o-mini"
+_INPUT_PRICE = 0.15
+_CACHE_DISCOUNT = 0.075
+_OUTPUT_PRICE = 0.60
+# OpenAI caches prompts from 1,024 tokens on, in steps of 128:
+# https://developers.openai.com/api/docs/guides/prompt-caching
+_LEAST_CACHED = 1_024
+_CACHE_STEP = 128
 _COUNTER = ext.TokenCounter()
 
 
@@ -78,19 +90,24 @@ TOOLS = (add, subtract, multiply, divide)
 
 
 def choose_model(
-    name: str | None = None, http: AsyncClient | None = None, timeout: float | None = None
+    name: str | None = None,
+    http: AsyncClient | None = None,
+    timeout: float | None = None,
 ) -> FunctionCallingLLM:
-    """Returns the model of this name (default: ``OPENAI_MODEL``); without a key the offline model.
+    """Return the model of this name (default: ``OPENAI_MODEL``); without a key the offline model.
 
-    With an ``OPENAI_API_BASE`` of others it may have any name; ``OPENAI_CONTEXT_WINDOW`` says its window in tokens.
-    ``timeout`` is in seconds (default: ``OPENAI_TIMEOUT``).
+    With an ``OPENAI_API_BASE`` of others it may have any name;
+    ``OPENAI_CONTEXT_WINDOW`` says its window in tokens. ``timeout`` is in seconds
+    (default: ``OPENAI_TIMEOUT``).
     """
     variables = os.environ
     if not variables.get("OPENAI_API_KEY"):
         return OfflineModel()
     seconds = variables.get("OPENAI_TIMEOUT") or str(TIMEOUT)
     if not seconds.replace(".", "", 1).isdecimal():
-        raise SettingError(f"OPENAI_TIMEOUT must be a number of seconds such as 30, not {seconds!r}.")
+        raise SettingError(
+            f"OPENAI_TIMEOUT must be a number of seconds such as 30, not {seconds!r}."
+        )
     options: dict[str, Any] = {
         "model": name or variables.get("OPENAI_MODEL") or "gpt-4o-mini",
         "api_base": variables.get("OPENAI_API_BASE"),
@@ -105,14 +122,14 @@ def choose_model(
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
-    """Returns the name and the host of a model, or why the offline model answers."""
+    """Return the name and the host of a model, or why the offline model answers."""
     if isinstance(model, OfflineModel):
         return "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
     return f"{model.metadata.model_name} at {model_host()}"
 
 
 def describe_call(call: ToolCallResult) -> str:
-    """Returns the name, the arguments and the result of a tool call."""
+    """Return the name, the arguments and the result of a tool call."""
     arguments = ", ".join(f"{name}={value}" for name, value in call.tool_kwargs.items())
     return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
@@ -154,7 +171,9 @@ def run() -> int:
     said = [body_of(message) for message in messages if message.role == "user"]
     turns = len(said) + len(_QUESTIONS)
     uri = f"sqlite+aiosqlite:///{Path(tempfile.mkdtemp(prefix='demo-')).as_posix()}/memory.db"
-    print(f"A conversation of {turns} turns, with two memories that have token_limit={_TOKEN_LIMIT:,} each\n")
+    print(
+        f"A conversation of {turns} turns, with two memories that have token_limit={_TOKEN_LIMIT:,} each\n"
+    )
     _print_labelled("model", describe_model(model))
     _print_labelled("database", uri)
     print(f"\n\nTURNS 1 TO {len(said)}: orders of a fruit trader, and among them:\n")
@@ -171,15 +190,24 @@ def run() -> int:
     return 0
 
 
-async def _compare(model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]) -> list[_Side]:
+async def _compare(
+    model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]
+) -> list[_Side]:
     """Put the messages into both memories, ask each the questions, and return what happened."""
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
-    # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at once.
+    # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
+    # once.
     plain = Memory.from_defaults(
-        token_limit=_TOKEN_LIMIT, chat_history_token_ratio=1, token_flush_size=_TOKEN_LIMIT // 10
+        token_limit=_TOKEN_LIMIT,
+        chat_history_token_ratio=1,
+        token_flush_size=_TOKEN_LIMIT // 10,
     )
     async with ext.CondensedMemory.from_defaults(
-        "demo", user_id="logan", llm=model, async_database_uri=uri, token_limit=_TOKEN_LIMIT
+        "demo",
+        user_id="logan",
+        llm=model,
+        async_database_uri=uri,
+        token_limit=_TOKEN_LIMIT,
     ) as ours:
         sides = [_Side("LlamaIndex Memory", plain), _Side("CondensedMemory", ours)]
         for number, message in enumerate(messages, 1):
@@ -191,9 +219,12 @@ async def _compare(model: FunctionCallingLLM, uri: str, messages: Sequence[ChatM
                     prompt = await side.memory.aget()
                     side.add_call("\n".join(map(body_of, prompt)), message)
                 await side.memory.aput(message)
-            # An agent need not wait. The demo waits, so that each run shows the same facts in the same turn.
+            # An agent need not wait. The demo waits, so that each run shows the same
+            # facts in the same turn.
             await ours.facts_block.await_jobs("demo")
-        print(f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: an agent answers from what each memory shows it")
+        print(
+            f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: an agent answers from what each memory shows it"
+        )
         for question in _QUESTIONS:
             print(f"\nQuestion: {question.text}")
             for side in sides:
@@ -211,13 +242,17 @@ async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
         if isinstance(event, AgentInput):
             prompts.append("\n".join(map(body_of, event.input)))
             if not side.answered:
-                _print_prompt(f"{side.name}: {pluralize(len(event.input), 'message')}", prompts[0])
+                _print_prompt(
+                    f"{side.name}: {pluralize(len(event.input), 'message')}", prompts[0]
+                )
         elif isinstance(event, AgentOutput):
             side.add_call(prompts[-1], event.response)
     answer = str(await running)
     _print_labelled(side.name, answer)
     # A right guess does not count.
-    side.answered.append(question.answer in prompts[0] and question.answer in answer.replace(",", ""))
+    side.answered.append(
+        question.answer in prompts[0] and question.answer in answer.replace(",", "")
+    )
 
 
 def _print_prompt(whose: str, prompt: str) -> None:
@@ -244,8 +279,15 @@ def _print_table(sides: Sequence[_Side], turns: int) -> None:
         ]
     ]
     for side in sides:
-        learning = side.learning.prompt_tokens * _INPUT_PRICE + side.learning.completion_tokens * _OUTPUT_PRICE
-        talking = side.sent * _INPUT_PRICE - side.cached * _CACHE_DISCOUNT + side.received * _OUTPUT_PRICE
+        learning = (
+            side.learning.prompt_tokens * _INPUT_PRICE
+            + side.learning.completion_tokens * _OUTPUT_PRICE
+        )
+        talking = (
+            side.sent * _INPUT_PRICE
+            - side.cached * _CACHE_DISCOUNT
+            + side.received * _OUTPUT_PRICE
+        )
         columns.append(
             [
                 side.name,
@@ -269,4 +311,8 @@ extract_facts=False saves that. Use it in your agent: docs/quickstart.md""")
 
 def _print_labelled(label: str, text: str) -> None:
     labelled = plain(f"  {label:17}  {text}")
-    print(textwrap.fill(labelled, _COLUMNS, subsequent_indent=" " * 21, break_on_hyphens=False))
+    print(
+        textwrap.fill(
+            labelled, _COLUMNS, subsequent_indent=" " * 21, break_on_hyphens=False
+        )
+    )

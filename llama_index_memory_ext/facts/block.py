@@ -16,7 +16,12 @@ from typing_extensions import Self, TypedDict
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import Recent, wait_for_owner
-from llama_index_memory_ext.events import ExtractionFailedEvent, FactsInjectedEvent, is_heard, send
+from llama_index_memory_ext.events import (
+    ExtractionFailedEvent,
+    FactsInjectedEvent,
+    is_heard,
+    send,
+)
 from llama_index_memory_ext.fact import (
     CATEGORIES,
     CONFIDENCE_WEIGHT,
@@ -42,8 +47,19 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import LogPage, Seen, Snapshot, anonymous, name_of
-from llama_index_memory_ext.text.messages import Utterance, question_in, spoken, turns_of
+from llama_index_memory_ext.store.tables import (
+    LogPage,
+    Seen,
+    Snapshot,
+    anonymous,
+    name_of,
+)
+from llama_index_memory_ext.text.messages import (
+    Utterance,
+    question_in,
+    spoken,
+    turns_of,
+)
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
@@ -51,7 +67,12 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.facts.extraction import Extractor
-    from llama_index_memory_ext.facts.ranking import Explanation, RankedFact, Ranking, ShowableFacts
+    from llama_index_memory_ext.facts.ranking import (
+        Explanation,
+        RankedFact,
+        Ranking,
+        ShowableFacts,
+    )
 
 
 _CONTEXT_ROWS = 40
@@ -87,35 +108,61 @@ logger = logging.getLogger(__name__)
 class RelevantFactsBlock(LogBlock):
     """What is known about the user and matters for the question, best first, within a token limit.
 
-    Facts are extracted by a model from the log of a ``MemoryStore``, in the background, and belong to a
-    ``user_id``, or to the session if there is none. They are ranked by ``similarity_weight * similarity +
-    confidence_weight * confidence + recency_weight * recency``: recency is halved by each 40 newer facts, and counts
-    the less the fewer words a question and the turns before it have (``rank``). Of a question about a time, the facts
-    of that time count as recent.
+    Facts are extracted by a model from the log of a ``MemoryStore``, in the background,
+    and belong to a ``user_id``, or to the session if there is none. They are ranked by
+    ``similarity_weight * similarity + confidence_weight * confidence + recency_weight *
+    recency``: recency is halved by each 40 newer facts, and counts the less the fewer
+    words a question and the turns before it have (``rank``). Of a question about a
+    time, the facts of that time count as recent.
 
-    With an ``agent_id`` it shows the facts that all agents of the user share and those of this agent, and what is
-    learned is this agent's own; but what takes the place of a shared fact is shared. ``scope`` "agent" leaves the
-    shared facts out, and "user" the agent's own. Facts of other agents are neither shown nor changed.
+    With an ``agent_id`` it shows the facts that all agents of the user share and those
+    of this agent, and what is learned is this agent's own; but what takes the place of
+    a shared fact is shared. ``scope`` "agent" leaves the shared facts out, and "user"
+    the agent's own. Facts of other agents are neither shown nor changed.
 
-    Without a ``store`` the block keeps a private one in memory, fed by what the memory flushes. Give the
-    memory the same store otherwise.
+    Without a ``store`` the block keeps a private one in memory, fed by what the memory
+    flushes. Give the memory the same store otherwise.
     """
 
-    name: str = Field(default="relevant_facts", description="The name of the element around the facts.")
-    token_limit: int = Field(default=2_000, ge=0, description="Most tokens of the facts, all tags included.")
-    context_turns: int = Field(default=3, ge=1, description="Turns that rank facts, the current one included.")
-    user_id: str | None = Field(default=None, description="Whose facts these are; None: those of each session.")
-    agent_id: str | None = Field(default=None, description="The agent that may have facts of its own; None: none has.")
+    name: str = Field(
+        default="relevant_facts",
+        description="The name of the element around the facts.",
+    )
+    token_limit: int = Field(
+        default=2_000, ge=0, description="Most tokens of the facts, all tags included."
+    )
+    context_turns: int = Field(
+        default=3, ge=1, description="Turns that rank facts, the current one included."
+    )
+    user_id: str | None = Field(
+        default=None, description="Whose facts these are; None: those of each session."
+    )
+    agent_id: str | None = Field(
+        default=None,
+        description="The agent that may have facts of its own; None: none has.",
+    )
     scope: Scope | None = Field(
         default=None,
         description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
     )
-    similarity_weight: float = Field(default=SIMILARITY_WEIGHT, ge=0, description="What similarity weighs in a score.")
-    confidence_weight: float = Field(default=CONFIDENCE_WEIGHT, ge=0, description="What confidence weighs in a score.")
-    recency_weight: float = Field(
-        default=RECENCY_WEIGHT, ge=0, validate_default=True, description="For newer facts; 0: age does not matter."
+    similarity_weight: float = Field(
+        default=SIMILARITY_WEIGHT,
+        ge=0,
+        description="What similarity weighs in a score.",
     )
-    # 0.5 asks for a rare word, a few common ones or most of a short question in common, and no more in another fact.
+    confidence_weight: float = Field(
+        default=CONFIDENCE_WEIGHT,
+        ge=0,
+        description="What confidence weighs in a score.",
+    )
+    recency_weight: float = Field(
+        default=RECENCY_WEIGHT,
+        ge=0,
+        validate_default=True,
+        description="For newer facts; 0: age does not matter.",
+    )
+    # 0.5 asks for a rare word, a few common ones or most of a short question in common,
+    # and no more in another fact.
     min_similarity: float | None = Field(
         default=None,
         ge=0,
@@ -123,53 +170,93 @@ class RelevantFactsBlock(LogBlock):
         description="Facts that concern the question less are left out; None: those with less than a tenth of the "
         "best one's similarity, but for 12; 0: none is.",
     )
-    embed_model: EmbedModel = Field(default=None, exclude=True, repr=False, description="None: words alone.")
-    ranker_factory: Callable[[], Any] = Field(
-        default=TfidfRanker, exclude=True, repr=False, description="Makes an empty FactRanker, which compares facts."
+    embed_model: EmbedModel = Field(
+        default=None, exclude=True, repr=False, description="None: words alone."
     )
-    max_facts: int | None = Field(default=None, ge=1, description="The least confident facts over it are retired.")
-    min_confidence: float = Field(default=DEFAULT_MIN_CONFIDENCE, ge=0, le=1, description="New facts need as much.")
-    extract_facts: Switch = Field(default=True, description="Whether new facts are extracted.")
-    extract_every_turns: int = Field(default=1, ge=1, description="Finished turns that wait for one extraction.")
+    ranker_factory: Callable[[], Any] = Field(
+        default=TfidfRanker,
+        exclude=True,
+        repr=False,
+        description="Makes an empty FactRanker, which compares facts.",
+    )
+    max_facts: int | None = Field(
+        default=None, ge=1, description="The least confident facts over it are retired."
+    )
+    min_confidence: float = Field(
+        default=DEFAULT_MIN_CONFIDENCE,
+        ge=0,
+        le=1,
+        description="New facts need as much.",
+    )
+    extract_facts: Switch = Field(
+        default=True, description="Whether new facts are extracted."
+    )
+    extract_every_turns: int = Field(
+        default=1, ge=1, description="Finished turns that wait for one extraction."
+    )
     wait_for_facts: float = Field(
         default=0.5,
         ge=0,
         description="Most seconds that a question waits for facts that are being extracted from another session of the "
         "user; 0: it never waits.",
     )
-    retire_with_messages: Switch = Field(default=False, description="Whether facts go with the messages that say them.")
-    verify: Switch = Field(default=False, description="Whether a second call checks what the first one has extracted.")
-    review: Switch = Field(default=False, description="Whether what is learned is pending until somebody approves it.")
-    show_metadata: tuple[str, ...] = Field(default=(), description="Keys of facts' metadata that the model is shown.")
+    retire_with_messages: Switch = Field(
+        default=False, description="Whether facts go with the messages that say them."
+    )
+    verify: Switch = Field(
+        default=False,
+        description="Whether a second call checks what the first one has extracted.",
+    )
+    review: Switch = Field(
+        default=False,
+        description="Whether what is learned is pending until somebody approves it.",
+    )
+    show_metadata: tuple[str, ...] = Field(
+        default=(), description="Keys of facts' metadata that the model is shown."
+    )
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
-        default=CATEGORIES, description="The kinds of facts; with a dict, what each of them is."
+        default=CATEGORIES,
+        description="The kinds of facts; with a dict, what each of them is.",
     )
     extraction_prompt: str | None = Field(
-        default=None, max_length=20_000, pattern=r"\S", description="What to look for instead of our words; not blank."
+        default=None,
+        max_length=20_000,
+        pattern=r"\S",
+        description="What to look for instead of our words; not blank.",
     )
 
-    _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(default_factory=Recent)
+    _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(
+        default_factory=Recent
+    )
     _own_namespace: str | None = PrivateAttr(default=None)
     # What was said last in the log of each session.
-    _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(default_factory=Recent)
+    _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(
+        default_factory=Recent
+    )
     # The epoch of each session in which no more facts were to retire.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    _shown: Recent[tuple[object, ...], CountedText] = PrivateAttr(default_factory=Recent)
+    _shown: Recent[tuple[object, ...], CountedText] = PrivateAttr(
+        default_factory=Recent
+    )
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
-    # A field's check, because an error of the whole block would carry all of its fields, the model too.
+    # A field's check, because an error of the whole block would carry all of its
+    # fields, the model too.
     @field_validator("recency_weight")
     @classmethod
     def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        """The last of the weights, so that the others are known."""
-        similarity, confidence = (info.data.get(f"{name}_weight", 1.0) for name in ("similarity", "confidence"))
+        """Return the last of the weights, so that the others are known."""
+        similarity, confidence = (
+            info.data.get(f"{name}_weight", 1.0)
+            for name in ("similarity", "confidence")
+        )
         Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex serialises this block."""
+        """Return the name under which LlamaIndex serialises this block."""
         return "RelevantFactsBlock"
 
     @model_validator(mode="after")
@@ -191,7 +278,7 @@ class RelevantFactsBlock(LogBlock):
         snapshot: Snapshot | None = None,
         **block_kwargs: Any,
     ) -> str:
-        """The facts as text, one line-ended element per fact; empty if none is known.
+        """Return the facts as text, one line-ended element per fact; empty if none is known.
 
         A memory on the same store gives its ``snapshot`` of the session.
         """
@@ -201,7 +288,12 @@ class RelevantFactsBlock(LogBlock):
             start_loading("llama_index_memory_ext.facts.extraction")
         return text
 
-    async def _text_for(self, messages: Sequence[ChatMessage], session_id: str, snapshot: Snapshot | None) -> str:
+    async def _text_for(
+        self,
+        messages: Sequence[ChatMessage],
+        session_id: str,
+        snapshot: Snapshot | None,
+    ) -> str:
         await self.tokenizer_fn.load()
         started = perf_counter()
         if snapshot is None:
@@ -216,15 +308,31 @@ class RelevantFactsBlock(LogBlock):
         if not showable.facts:
             return ""
         # Fields may be set at any time.
-        weights = (self.similarity_weight, self.confidence_weight, self.recency_weight, self.min_similarity)
+        weights = (
+            self.similarity_weight,
+            self.confidence_weight,
+            self.recency_weight,
+            self.min_similarity,
+        )
         settings = (*weights, checked_languages(self.languages), self.token_limit)
-        key = (*known.version, *settings, showable.period, known.namespace, self.view, question, *context)
+        key = (
+            *known.version,
+            *settings,
+            showable.period,
+            known.namespace,
+            self.view,
+            question,
+            *context,
+        )
         key += (self.show_metadata,)
         text = cached = self._shown.get(key)
         if text is None:
             prepared = await showable.prepare([question, *context])
             room = self._room
-            shown = [(one, showable.lines[one.fact.id]) for one in self._rank(showable, question, context).fit(room)]
+            shown = [
+                (one, showable.lines[one.fact.id])
+                for one in self._rank(showable, question, context).fit(room)
+            ]
             joined = "".join([line for _, line in shown])
             # By some tokenizers a text has more tokens than its lines.
             while shown and self.tokenizer_fn.count(joined) > room:
@@ -250,18 +358,23 @@ class RelevantFactsBlock(LogBlock):
         return text
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """The facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
-        lines = content.splitlines(keepends=True) if isinstance(content, str) else []
+        """Return the facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
+        if isinstance(content, str):
+            lines = content.splitlines(keepends=True)
+        else:
+            lines = []
         gone = 0
         while lines and gone < tokens_to_truncate:
             gone += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
 
     def namespace_of(self, session_id: str) -> str:
-        """The namespace of a session's facts: the user, or one that no user can have."""
+        """Return the namespace of a session's facts: the user, or one that no user can have."""
         if self._own_namespace is not None:
             return self._own_namespace
-        return anonymous(session_id) if self.user_id is None else self.user_id
+        if self.user_id is None:
+            return anonymous(session_id)
+        return self.user_id
 
     def belong_to(self, namespace: str) -> Self:
         """Let these be the facts of the user of a memory, who is a speaker of its session before the first message."""
@@ -269,7 +382,7 @@ class RelevantFactsBlock(LogBlock):
         return self
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
-        """The facts of a session's user, to look at and to change."""
+        """Return the facts of a session's user, to look at and to change."""
         return FactBook(
             self._store,
             self.namespace_of(session_id),
@@ -281,28 +394,39 @@ class RelevantFactsBlock(LogBlock):
         )
 
     async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
-        """The proposals to tidy up these facts that the model confirms; see ``FactBook.aconsolidate``."""
-        from llama_index_memory_ext.facts.consolidation import confirmed, proposals  # at first use
+        """Return the proposals to tidy up these facts that the model confirms; see ``FactBook.aconsolidate``."""
+        from llama_index_memory_ext.facts.consolidation import (
+            confirmed,
+            proposals,
+        )  # at first use
 
         found = await asyncio.to_thread(proposals, facts, utc_now())
         return await confirmed(found, token_limit, self.chosen_llm(), self.tokenizer_fn)
 
-    async def asearch(self, question: str, *, session_id: str = DEFAULT_SESSION_ID) -> list[RankedFact]:
-        """The facts that have something in common with a question, best first; [] if none has.
+    async def asearch(
+        self, question: str, *, session_id: str = DEFAULT_SESSION_ID
+    ) -> list[RankedFact]:
+        """Return the facts that have something in common with a question, best first; [] if none has.
 
-        A question about the past finds past facts, too; their entries say ``past``. With an ``embed_model`` nearly
-        every fact has something in common. The turns before the question are not looked at.
+        A question about the past finds past facts, too; their entries say ``past``.
+        With an ``embed_model`` nearly every fact has something in common. The turns
+        before the question are not looked at.
         """
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
 
     async def aexplain(
-        self, question: str, *, session_id: str = DEFAULT_SESSION_ID, context: Sequence[str] = ()
+        self,
+        question: str,
+        *,
+        session_id: str = DEFAULT_SESSION_ID,
+        context: Sequence[str] = (),
     ) -> Explanation:
         """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
 
-        For a question about the past, each past fact is one of them. Only a block without a ``user_id`` needs a
-        ``session_id``; ``context`` are the turns before, oldest first.
+        For a question about the past, each past fact is one of them. Only a block
+        without a ``user_id`` needs a ``session_id``; ``context`` are the turns before,
+        oldest first.
         """
         ranking = await self._ranked(question, session_id, context)
         return await asyncio.to_thread(explain, ranking, self._room)
@@ -320,26 +444,34 @@ class RelevantFactsBlock(LogBlock):
     @property
     def jobs(self) -> Jobs:
         """The jobs that extract facts."""
-        return self._store.jobs.jobs("facts", "Facts were not extracted", ExtractionFailedEvent)
+        return self._store.jobs.jobs(
+            "facts", "Facts were not extracted", ExtractionFailedEvent
+        )
 
     def reader_of(self, session_id: str) -> str:
-        """The name of this block's cursor in a session."""
-        namespace, own = self.namespace_of(session_id), self.view.own
+        """Return the name of this block's cursor in a session."""
+        namespace = self.namespace_of(session_id)
+        own = self.view.own
         # Quoted, so that no id of a user makes the name of another reader.
-        return f"{self.name} of {namespace}" if own is None else f"{self.name} by {own!r} of {namespace}"
+        if own is None:
+            return f"{self.name} of {namespace}"
+        return f"{self.name} by {own!r} of {namespace}"
 
     def job_key(self, session_id: str) -> JobKey:
-        """The key of this block's job of a session."""
+        """Return the key of this block's job of a session."""
         owner = (*self._store.database.identity, self.namespace_of(session_id))
         return JobKey(session_id, self.reader_of(session_id), owner)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """This block's cursor, if it extracts facts."""
-        return (self.reader_of(session_id),) if self.extract_facts else ()
+        if self.extract_facts:
+            return (self.reader_of(session_id),)
+        return ()
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
-        # At the first extraction: all that reads replies and checks facts comes with it.
+        # At the first extraction: all that reads replies and checks facts comes with
+        # it.
         from llama_index_memory_ext.facts.extraction import Extractor
 
         return Extractor(
@@ -362,29 +494,48 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str) -> None:
         """Begin with a session: what other sessions of this user have left unread is extracted, too."""
         if self._extracts():
-            for other in await self._store.users.read_by(self.reader_of(session_id), pending=True):
+            for other in await self._store.users.read_by(
+                self.reader_of(session_id), pending=True
+            ):
                 if other != session_id:
                     # For ``aclose``, which waits for it.
                     self._see(other)
-                    self.jobs.start(self.job_key(other), self.extractor(other).extract, self.retry_seconds)
+                    self.jobs.start(
+                        self.job_key(other),
+                        self.extractor(other).extract,
+                        self.retry_seconds,
+                    )
 
     async def await_learned(self, session_id: str) -> None:
         """Wait for facts that are being extracted from other sessions of the user, as ``wait_for_facts`` says.
 
-        What was said in the session itself is in its record, or still in short-term memory.
+        What was said in the session itself is in its record, or still in short-term
+        memory.
         """
-        await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts, but=session_id)
+        await wait_for_owner(
+            self.job_key(session_id).owner, self.wait_for_facts, but=session_id
+        )
 
-    async def anotice(self, session_id: str, *, answer: ChatMessage | None = None) -> None:
-        """A turn of the session has ended, with the ``answer`` just now: extract facts from it in the background."""
+    async def anotice(
+        self, session_id: str, *, answer: ChatMessage | None = None
+    ) -> None:
+        """Return a turn of the session has ended, with the ``answer`` just now: extract facts from it in the background."""
         if self._extracts():
             if answer is not None and not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
-            work = partial(self.extractor(session_id).extract, least_turns=self.extract_every_turns, answered=True)
+            work = partial(
+                self.extractor(session_id).extract,
+                least_turns=self.extract_every_turns,
+                answered=True,
+            )
             cause = None if answer is None else answer.content
-            self.jobs.start(self.job_key(session_id), work, self.retry_seconds, cause=cause)
+            self.jobs.start(
+                self.job_key(session_id), work, self.retry_seconds, cause=cause
+            )
 
-    async def anotice_flush(self, session_id: str, messages: Sequence[ChatMessage]) -> None:
+    async def anotice_flush(
+        self, session_id: str, messages: Sequence[ChatMessage]
+    ) -> None:
         """As ``anotice``, unless the answer with which these messages end has started the extraction."""
         if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
             await self.anotice(session_id)
@@ -396,16 +547,19 @@ class RelevantFactsBlock(LogBlock):
         """
         for session in self._take_seen(session_id):
             if self._extracts():
-                await self.jobs.finish(self.job_key(session), self.extractor(session, at_once=True).extract)
+                await self.jobs.finish(
+                    self.job_key(session), self.extractor(session, at_once=True).extract
+                )
                 # What has failed was told.
                 self._store.jobs.unread.discard(session)
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.
 
-        The next question in the session does so, too. A fact stays if it is pinned, if its quote stands in another
-        message of the user's in this session, or if somebody has restored it. Returns False if it has to be done again,
-        because facts were deleted at the same time.
+        The next question in the session does so, too. A fact stays if it is pinned, if
+        its quote stands in another message of the user's in this session, or if
+        somebody has restored it. Returns False if it has to be done again, because
+        facts were deleted at the same time.
         """
         if not self.retire_with_messages:
             return True
@@ -420,19 +574,33 @@ class RelevantFactsBlock(LogBlock):
         await super().release()
 
     def _extracts(self) -> bool:
-        """Whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
+        """Return whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
         llm = self.known_llm()
         if self.extract_facts:
-            _tell_of_model("" if llm is None else f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip())
+            _tell_of_model(
+                ""
+                if llm is None
+                else f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
+            )
         return self.extract_facts and llm is not None
 
     def _known(self, session_id: str) -> UserFacts:
-        """The facts of a session's user, as far as this process knows them."""
-        key = namespace, view, shown = self.namespace_of(session_id), self.view, self.show_metadata
+        """Return the facts of a session's user, as far as this process knows them."""
+        key = namespace, view, shown = (
+            self.namespace_of(session_id),
+            self.view,
+            self.show_metadata,
+        )
         known = self._users.get(key)
         if known is None:
             line_of = partial(counted_line, counter=self.tokenizer_fn, shown=shown)
-            known = UserFacts(self._store, namespace, view, partial(self._make_ranker, namespace), line_of)
+            known = UserFacts(
+                self._store,
+                namespace,
+                view,
+                partial(self._make_ranker, namespace),
+                line_of,
+            )
             self._users.put(key, known)
         return known
 
@@ -440,7 +608,10 @@ class RelevantFactsBlock(LogBlock):
         languages = checked_languages(self.languages)
         # One of the program's own knows the languages itself.
         is_ours = self.ranker_factory is TfidfRanker
-        ranker: FactRanker = TfidfRanker(languages=languages) if is_ours and languages else self.ranker_factory()
+        if is_ours and languages:
+            ranker: FactRanker = TfidfRanker(languages=languages)
+        else:
+            ranker = self.ranker_factory()
         model = embed_model_of(self.embed_model)
         if model is None:
             return ranker
@@ -449,21 +620,33 @@ class RelevantFactsBlock(LogBlock):
         self._store.jobs.watch(embedding_ranker)
         return embedding_ranker
 
-    async def _ranked(self, question: str, session_id: str, context: Sequence[str] = ()) -> Ranking:
+    async def _ranked(
+        self, question: str, session_id: str, context: Sequence[str] = ()
+    ) -> Ranking:
         showable = await (await self._known(session_id).read()).asked(question)
         await showable.prepare([question, *context])
         # Of many facts this takes longer than the event loop should be blocked.
         return await asyncio.to_thread(self._rank, showable, question, context)
 
-    def _rank(self, showable: ShowableFacts, question: str, context: Sequence[str]) -> Ranking:
-        weights = Weights(self.similarity_weight, self.confidence_weight, self.recency_weight)
-        ranking = showable.rank(question, context, weights, checked_languages(self.languages))
+    def _rank(
+        self, showable: ShowableFacts, question: str, context: Sequence[str]
+    ) -> Ranking:
+        weights = Weights(
+            self.similarity_weight, self.confidence_weight, self.recency_weight
+        )
+        ranking = showable.rank(
+            question, context, weights, checked_languages(self.languages)
+        )
         return ranking._replace(min_similarity=self.min_similarity)
 
     @property
     def _room(self) -> int:
         """Tokens for all facts: the limit without the element around them."""
-        return max(0, self.token_limit - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"))
+        return max(
+            0,
+            self.token_limit
+            - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"),
+        )
 
     async def _said_before(
         self, session_id: str, snapshot: Snapshot | None
@@ -471,14 +654,24 @@ class RelevantFactsBlock(LogBlock):
         """Return what was said last, and how far the changes of facts have come, if that is known."""
         seen, said = self._talks.get(session_id) or (Seen(), ())
         now: Snapshot | LogPage | None = snapshot
-        rows = snapshot.log_behind(seen) if snapshot else None
+        if snapshot:
+            rows = snapshot.log_behind(seen)
+        else:
+            rows = None
         if now is None or rows is None:
             # No cursor of a reader: what was left behind was said all the same.
             watch = self.namespace_of(session_id)
-            read = partial(self._store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=watch)
+            read = partial(
+                self._store.readers.page,
+                session_id,
+                "",
+                limit=_CONTEXT_ROWS,
+                watch=watch,
+            )
             now = page = await read(seen)
             if not page.fresh:
-                seen, said = Seen(), ()
+                seen = Seen()
+                said = ()
                 now = page = await read(seen)
             rows = page.rows
         if rows:

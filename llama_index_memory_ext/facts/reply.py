@@ -9,7 +9,15 @@ from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
@@ -24,10 +32,12 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.text.tool_calls import Json
 
-# The tags around what a model reads. It copies quotes from there, where these are escaped.
+# The tags around what a model reads. It copies quotes from there, where these are
+# escaped.
 TAGS = ("transcript", "known_facts", "rejected_facts", "said_before", "candidates")
 # No reply has as many entries, or as many brackets that are no JSON around it.
-_MOST_ENTRIES, _MOST_PROBLEMS = 1_000, 50
+_MOST_ENTRIES = 1_000
+_MOST_PROBLEMS = 50
 
 # The names that models give to the parts of a reply, ours first.
 _SECTIONS = (
@@ -46,19 +56,24 @@ _CONFIDENCE = re.compile(
     rf"(?:(?P<number>\d*[.,]?\d+)\s*(?:(?P<percent>%)|/\s*(?P<of>[1-9]\d*))?|(?P<word>{'|'.join(_CONFIDENCES)}))"
     r"(?: confidence)?[.!]?(?: \(.*\))?"
 )
-_PERCENT, _MOST_NAMES = 100, 10
+_PERCENT = 100
+_MOST_NAMES = 10
 
 
 _DECODER = json.JSONDecoder(
-    strict=False, object_pairs_hook=lambda pairs: {_NEXT_WORD.sub("_", key).lower(): value for key, value in pairs}
+    strict=False,
+    object_pairs_hook=lambda pairs: {
+        _NEXT_WORD.sub("_", key).lower(): value for key, value in pairs
+    },
 )
 
 
 def json_values(text: str) -> tuple[list[Json], str, bool]:
     """Read the outermost objects and lists of an answer; return them, what is no JSON in it, and whether it was cut.
 
-    Thoughts before the answer, and text around the JSON, are left out. Of an answer that ends within a value, what is
-    complete is returned. Keys are in lower case, with "_" between their words.
+    Thoughts before the answer, and text around the JSON, are left out. Of an answer
+    that ends within a value, what is complete is returned. Keys are in lower case, with
+    "_" between their words.
 
     >>> json_values('Sure: {"newFacts": [1, 2]} Bye!')
     ([{'new_facts': [1, 2]}], '', False)
@@ -69,12 +84,15 @@ def json_values(text: str) -> tuple[list[Json], str, bool]:
     values: list[Json] = []
     problems: list[str] = []
     position = 0
-    while len(problems) < _MOST_PROBLEMS and (start := _OPENING.search(answer, position)):
+    while len(problems) < _MOST_PROBLEMS and (
+        start := _OPENING.search(answer, position)
+    ):
         try:
             value, position = _DECODER.raw_decode(answer, start.start())
             values.append(value)
         except (ValueError, RecursionError) as error:  # noqa: PERF203 - few of an answer's brackets are none
-            rest, position = answer[start.start() :], start.start() + 1
+            rest = answer[start.start() :]
+            position = start.start() + 1
             try:
                 from_json(rest)
             except ValueError as found:
@@ -86,7 +104,9 @@ def json_values(text: str) -> tuple[list[Json], str, bool]:
     return values, "".join(problems[:1]), False
 
 
-def objects_in(values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bool]) -> Iterator[dict[str, Json]]:
+def objects_in(
+    values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bool]
+) -> Iterator[dict[str, Json]]:
     """Yield the outermost objects of this kind in JSON values, also those that are written in a string."""
     waiting = [*reversed(values)]
     while waiting:
@@ -110,7 +130,9 @@ def read_text(value: Json) -> str:
     """Return the text of a quote or a reason; of several quotes one with "..." between them."""
     if isinstance(value, list):
         return " ... ".join(read_text(part) for part in value if isinstance(part, str))
-    return unescape_tags(value, TAGS) if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return unescape_tags(value, TAGS)
+    return ""
 
 
 def read_statement(value: Json) -> str:
@@ -121,18 +143,29 @@ def read_statement(value: Json) -> str:
     >>> read_statement("The user prefers tea"), read_statement("N/A")
     ('Prefers tea', '')
     """
-    content = " ".join(value.split()) if isinstance(value, str) else ""
+    if isinstance(value, str):
+        content = " ".join(value.split())
+    else:
+        content = ""
     rest = phrases("replies", "subject").sub("", content)
-    content = content if rest == content else rest[:1].upper() + rest[1:]
+    if rest == content:
+        content = content
+    else:
+        content = rest[:1].upper() + rest[1:]
     return "" if _is_nothing(content) else content
 
 
 def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
     """Return one of the categories, the first of a list and of "habits|goals"; "knowledge" or the first for none."""
     known = {name.casefold(): name for name in categories}
-    values = value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        values = value
+    else:
+        values = [value]
     texts = [part[:200] for part in values[:10] if isinstance(part, str)]
-    names = [name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)][:_MOST_NAMES]
+    names = [
+        name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)
+    ][:_MOST_NAMES]
     for name in names:
         if found := get_close_matches(name, known, n=1, cutoff=0.85):
             return known[found[0]]
@@ -141,7 +174,10 @@ def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
 
 def read_label(value: Json) -> str:
     """Return one spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
-    text = str(value).strip().lower() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        text = str(value).strip().lower()
+    else:
+        text = ""
     if number := re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII):
         return f"n{int(number.group(1))}"
     return "" if _is_nothing(text) else text
@@ -151,7 +187,10 @@ def read_number(value: Json) -> int:
     """Return the number of a known fact; 0 for anything else."""
     if isinstance(value, dict):
         value = value.get("number")
-    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    if isinstance(value, str | int | float):
+        text = str(value).strip()
+    else:
+        text = ""
     found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", text, re.ASCII)
     return int(found.group(1)) if found else 0
 
@@ -169,32 +208,49 @@ def read_confidence(value: Json) -> float:
     if isinstance(value, str):
         match = _CONFIDENCE.fullmatch(value.strip().lower()[:_PERCENT])
         if match is None or match["word"]:
-            return _CONFIDENCES[match["word"]] if match else 0.0
+            if match:
+                return _CONFIDENCES[match["word"]]
+            return 0.0
         value = float(match["number"].replace(",", "."))
-        scale = _PERCENT if match["percent"] else int(match["of"] or 1)
+        if match["percent"]:
+            scale = _PERCENT
+        else:
+            scale = int(match["of"] or 1)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
     if scale == 1 and 1 < value <= _PERCENT:
         scale = _PERCENT
-    return value / scale if 0 <= value <= scale else 0.0
+    if 0 <= value <= scale:
+        return value / scale
+    return 0.0
 
 
 def read_said_as(value: Json) -> SaidAs:
     """Return how something was said; "stated" for a reply that does not tell, or in other words than asked for."""
     text = value if isinstance(value, str) else ""
-    found = get_close_matches(text[:_PERCENT].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8)
+    found = get_close_matches(
+        text[:_PERCENT].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8
+    )
     return found[0] if found else "stated"
 
 
 def read_about(value: Json) -> About:
     """Return whom a fact is about; "user" unless a reply tells of somebody else."""
-    text = str(value).strip().lower() if isinstance(value, str) else ""
-    return "user" if text in ("", "user", "the user", "self", "me", "speaker") or _is_nothing(text) else "other"
+    if isinstance(value, str):
+        text = str(value).strip().lower()
+    else:
+        text = ""
+    if text in ("", "user", "the user", "self", "me", "speaker") or _is_nothing(text):
+        return "user"
+    return "other"
 
 
 def read_day(value: Json) -> str:
     """Return a year, a month or a day as "2023", "2023-05" or "2023-05-17"; "" for anything else."""
-    text = str(value).strip() if isinstance(value, str | int) else ""
+    if isinstance(value, str | int):
+        text = str(value).strip()
+    else:
+        text = ""
     if re.fullmatch(r"\d{4}(?:-\d\d){0,2}", text, re.ASCII):
         with suppress(ValueError):
             date.fromisoformat(f"{text}-01-01"[: len("2023-05-17")])
@@ -209,24 +265,44 @@ def _read_entries(value: Json) -> list[Json]:
     """
     if isinstance(value, str):
         values, problem, is_cut = json_values(value)
-        if problem or is_cut or (value.strip() and not values and not _is_nothing(value)):
+        if (
+            problem
+            or is_cut
+            or (value.strip() and not values and not _is_nothing(value))
+        ):
             raise ValueError("It is no JSON.")
         return [entry for part in values for entry in _read_entries(part)]
-    if isinstance(value, dict) and value and all(isinstance(part, dict | list) for part in value.values()):
-        under = [(key, entry) for key, part in value.items() for entry in (part if isinstance(part, list) else [part])]
-        return [
-            {"label": key, "number": key, "category": key, **entry} for key, entry in under if isinstance(entry, dict)
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(part, dict | list) for part in value.values())
+    ):
+        under = [
+            (key, entry)
+            for key, part in value.items()
+            for entry in (part if isinstance(part, list) else [part])
         ]
-    entries = value if isinstance(value, list) else [] if value is None else [value]
+        return [
+            {"label": key, "number": key, "category": key, **entry}
+            for key, entry in under
+            if isinstance(entry, dict)
+        ]
+    if isinstance(value, list):
+        entries = value
+    else:
+        entries = [] if value is None else [value]
     return entries[:_MOST_ENTRIES]
 
 
 def _as_form(schema: dict[str, Json]) -> None:
     """Make a schema a form in which every field is asked for but the days, which are seldom said.
 
-    Titles and defaults say nothing that the names do not say, and are paid for with each turn.
+    Titles and defaults say nothing that the names do not say, and are paid for with
+    each turn.
     """
-    schema["required"] = [name for name in schema["properties"] if not name.startswith("valid_")]
+    schema["required"] = [
+        name for name in schema["properties"] if not name.startswith("valid_")
+    ]
     for part in (schema, *schema["properties"].values()):
         part.pop("title", None)
         part.pop("default", None)
@@ -249,14 +325,19 @@ class _Entry(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Json) -> Json:
-        return value if isinstance(value, dict) else {"content": value, "number": value}
+        if isinstance(value, dict):
+            return value
+        return {"content": value, "number": value}
 
 
 def _field(default: Any, description: str | None, *names: str) -> Any:
-    return Field(default, description=description, validation_alias=AliasChoices(*names))
+    return Field(
+        default, description=description, validation_alias=AliasChoices(*names)
+    )
 
 
-# The docstrings and descriptions of these classes are sent to the model, in the schema of the tool.
+# The docstrings and descriptions of these classes are sent to the model, in the schema
+# of the tool.
 class NewFact(_Entry):
     """Something new about the user."""
 
@@ -273,7 +354,9 @@ class NewFact(_Entry):
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
     said_as: SaidAsField = _field("", "How the user says it.", "said_as")
     about: AboutField = _field("", "Whom it is about.", "about")
-    valid_from: _Day = _field("", "A date, only if said.", "valid_from", "from", "since")
+    valid_from: _Day = _field(
+        "", "A date, only if said.", "valid_from", "from", "since"
+    )
     valid_until: _Day = _field("", "A date, only if said.", *_UNTIL)
 
     @field_validator("category", mode="before")
@@ -287,34 +370,51 @@ class Retirement(_Entry):
 
     # The number of an unusable one is 0.
 
-    number: _Number = _field(0, "The number of the known fact.", "number", "index", "id", "fact")
-    reason: Annotated[str, BeforeValidator(lambda value: " ".join(read_text(value).split()))] = ""
+    number: _Number = _field(
+        0, "The number of the known fact.", "number", "index", "id", "fact"
+    )
+    reason: Annotated[
+        str, BeforeValidator(lambda value: " ".join(read_text(value).split()))
+    ] = ""
     replaced_by: _Label = _field(
-        "", "The label of the new fact that holds instead, or empty.", "replaced_by", "replacement"
+        "",
+        "The label of the new fact that holds instead, or empty.",
+        "replaced_by",
+        "replacement",
     )
     quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
-    said_as: SaidAsField = _field("", "How the user says what is in the quote.", "said_as")
+    said_as: SaidAsField = _field(
+        "", "How the user says what is in the quote.", "said_as"
+    )
     valid_until: _Day = _field("", "A date, only if said.", *_UNTIL)
 
 
 class ExtractionReply(BaseModel):
     """What the conversation says about the user."""
 
-    # One without entries is "nothing new". Whatever JSON value stands in a list becomes an entry of it, so that one
-    # bad entry does not spoil the rest. The context of the validation may name the `categories` that there are.
+    # One without entries is "nothing new". Whatever JSON value stands in a list becomes
+    # an entry of it, so that one bad entry does not spoil the rest. The context of the
+    # validation may name the `categories` that there are.
 
     model_config = _CONFIG
 
-    new_facts: Annotated[list[NewFact], BeforeValidator(_read_entries)] = _field([], None, *_SECTIONS[0])
+    new_facts: Annotated[list[NewFact], BeforeValidator(_read_entries)] = _field(
+        [], None, *_SECTIONS[0]
+    )
     confirmed: Annotated[list[_Number], BeforeValidator(_read_entries)] = _field(
         [], "Numbers of known facts that the user says again.", *_SECTIONS[1]
     )
-    retired: Annotated[list[Retirement], BeforeValidator(_read_entries)] = _field([], None, *_SECTIONS[2])
+    retired: Annotated[list[Retirement], BeforeValidator(_read_entries)] = _field(
+        [], None, *_SECTIONS[2]
+    )
 
     @field_validator("new_facts")
     @classmethod
     def _label_by_place(cls, facts: list[NewFact]) -> list[NewFact]:
-        return [one if one.label else one.model_copy(update={"label": f"n{i}"}) for i, one in enumerate(facts, 1)]
+        return [
+            one if one.label else one.model_copy(update={"label": f"n{i}"})
+            for i, one in enumerate(facts, 1)
+        ]
 
     @property
     def is_empty(self) -> bool:
@@ -322,12 +422,15 @@ class ExtractionReply(BaseModel):
         return not (self.new_facts or self.confirmed or self.retired)
 
 
-def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> ExtractionReply:
+def parse_reply(
+    text: str, *, categories: Sequence[str] = CATEGORIES
+) -> ExtractionReply:
     """Return the reply in a text, with any other text before and after it.
 
-    Of a reply that ends within its JSON the complete entries are returned. An empty text and "no new facts" give a
-    reply without entries. A category that is none of ``categories`` becomes "knowledge" if that is one, else the first
-    of them. Raises a FactReplyError if there is text, but no reply in it that can be read as a whole.
+    Of a reply that ends within its JSON the complete entries are returned. An empty
+    text and "no new facts" give a reply without entries. A category that is none of
+    ``categories`` becomes "knowledge" if that is one, else the first of them. Raises a
+    FactReplyError if there is text, but no reply in it that can be read as a whole.
 
     >>> parse_reply('Sure! {"confirmed": [2]}').confirmed
     [2]
@@ -338,21 +441,38 @@ def parse_reply(text: str, *, categories: Sequence[str] = CATEGORIES) -> Extract
     if not answer.strip() or _is_nothing(answer):
         return ExtractionReply()
     values, problem, is_cut = json_values(answer)
-    parts = list(objects_in(values, lambda part: any(name in part for names in _SECTIONS for name in names)))
+    parts = list(
+        objects_in(
+            values,
+            lambda part: any(name in part for names in _SECTIONS for name in names),
+        )
+    )
     if not (parts or problem):
-        # A list of facts alone, or facts one after the other: a statement, and what no other object has.
+        # A list of facts alone, or facts one after the other: a statement, and what no
+        # other object has.
         beside = {*_QUOTES, "category", "confidence"}
-        facts = list(objects_in(values, lambda part: bool(part.keys() & {*_CONTENTS} and part.keys() & beside)))
+        facts = list(
+            objects_in(
+                values,
+                lambda part: bool(part.keys() & {*_CONTENTS} and part.keys() & beside),
+            )
+        )
         parts = [{"new_facts": facts}] if facts else []
     try:
         reply = merge_replies(
-            [ExtractionReply.model_validate(one, context={"categories": categories}) for one in parts]
+            [
+                ExtractionReply.model_validate(one, context={"categories": categories})
+                for one in parts
+            ]
         )
     except ValueError:
         # Its message would hold the words of the reply.
-        raise FactReplyError(text, "one of its lists is a text that is no JSON") from None
+        raise FactReplyError(
+            text, "one of its lists is a text that is no JSON"
+        ) from None
     is_nothing = bool(parts) or (bool(values) and not problem and not any(values))
-    facts_said, ended = (fact.content for fact in reply.new_facts), (entry.number for entry in reply.retired)
+    facts_said = (fact.content for fact in reply.new_facts)
+    ended = (entry.number for entry in reply.retired)
     if any((*facts_said, *ended, *reply.confirmed)) or (is_nothing and not is_cut):
         return reply
     raise FactReplyError(text, problem)
@@ -362,12 +482,20 @@ def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
     """Return all replies as one. A label refers to the facts of its own reply only."""
     if len(replies) == 1:
         return replies[0]
-    new_facts, retired = [], []
+    new_facts = []
+    retired = []
     for i, reply in enumerate(replies):
-        new_facts += [fact.model_copy(update={"label": f"{fact.label}.{i}"}) for fact in reply.new_facts]
+        new_facts += [
+            fact.model_copy(update={"label": f"{fact.label}.{i}"})
+            for fact in reply.new_facts
+        ]
         retired += [
-            entry.model_copy(update={"replaced_by": entry.replaced_by and f"{entry.replaced_by}.{i}"})
+            entry.model_copy(
+                update={"replaced_by": entry.replaced_by and f"{entry.replaced_by}.{i}"}
+            )
             for entry in reply.retired
         ]
     confirmed = [number for reply in replies for number in reply.confirmed]
-    return ExtractionReply.model_construct(new_facts=new_facts, confirmed=confirmed, retired=retired)
+    return ExtractionReply.model_construct(
+        new_facts=new_facts, confirmed=confirmed, retired=retired
+    )

@@ -1,7 +1,7 @@
 """Finds riders: words that a statement adds to what its quote says, as an instruction behind a harmless fact.
 
-Legitimate statements use other words than their quotes, too. Chosen on LoCoMo's conversations 1 and 2; see
-docs/poisoning.md.
+Legitimate statements use other words than their quotes, too. Chosen on LoCoMo's
+conversations 1 and 2; see docs/poisoning.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-# Where a sentence or an insertion ends. Commas and "and" are no ends: true facts often go on behind them.
+# Where a sentence or an insertion ends. Commas and "and" are no ends: true facts often
+# go on behind them.
 _PART_END = "[.;:!?](?:\\s|$)|[\n()\\[\\]{}|\u2013\u2014\u3002\uff1b\uff1a\uff01\uff1f\uff08\uff09]|\\s-+\\s"
-# So many words that nobody said are a rider; a word has about two characters of a script without spaces.
-_SHORTEST, _SHORTEST_IN_CHARACTERS = 2, 4
+# So many words that nobody said are a rider; a word has about two characters of a
+# script without spaces.
+_SHORTEST = 2
+_SHORTEST_IN_CHARACTERS = 4
 _LEAST_QUOTED = 2
 _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
@@ -34,7 +37,9 @@ def unsaid_addresses(statement: str, said: str) -> list[str]:
     ['send_mail']
     """
     folded = said.casefold()
-    addresses = [match.group() for match in phrases("riders", "address").finditer(statement)]
+    addresses = [
+        match.group() for match in phrases("riders", "address").finditer(statement)
+    ]
     return [address for address in addresses if address.casefold() not in folded]
 
 
@@ -60,14 +65,21 @@ def has_rider(statement: str, quote: str, turn: str) -> bool:
     quoted = _words(quote, statement)
     unused = [word for word in quoted if not word.is_said]
     is_spaced = script_of(statement) != "cjk"
-    shortest = _SHORTEST if is_spaced else _SHORTEST_IN_CHARACTERS
+    if is_spaced:
+        shortest = _SHORTEST
+    else:
+        shortest = _SHORTEST_IN_CHARACTERS
     tells_enough = len(quoted) >= _LEAST_QUOTED
     if is_translation(statement, turn) or len(unsaid) == len(words):
         # No words can be compared, only counted.
         can_count = tells_enough and is_spaced and script_of(turn) != "cjk"
         is_longer = can_count and len(unsaid) >= len(unused) + shortest
         has_more_parts = _count_parts(words) > max(_count_parts(_words(turn, "")), 1)
-        return is_longer or has_more_parts or (_commands(words) and not phrases("riders", "commands").search(turn))
+        return (
+            is_longer
+            or has_more_parts
+            or (_commands(words) and not phrases("riders", "commands").search(turn))
+        )
     runs = _unsaid_runs(words)
     if tells_enough and not unused:
         # All that the quote tells is in the statement.
@@ -91,7 +103,9 @@ def _commands(words: Sequence[_Word]) -> bool:
 
 def _words(statement: str, turn: str) -> list[_Word]:
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
-    commands = [match.span() for match in phrases("riders", "commands").finditer(statement)]
+    commands = [
+        match.span() for match in phrases("riders", "commands").finditer(statement)
+    ]
     said_words = set(tokens_in(turn.casefold()))
     said_terms = shared(_telling(statement), frozenset(_telling(turn)))
     seen = set[str]()
@@ -99,7 +113,9 @@ def _words(statement: str, turn: str) -> list[_Word]:
     for match in pattern(TOKEN).finditer(statement):
         written = match.group().casefold()
         terms = _terms(written)
-        is_command = any(start < match.end() and match.start() < end for start, end in commands)
+        is_command = any(
+            start < match.end() and match.start() < end for start, end in commands
+        )
         if terms or is_command:
             is_said = written in said_words or not said_terms.isdisjoint(terms)
             part = sum(end <= match.start() for end in ends)
@@ -129,4 +145,6 @@ def _telling(text: str) -> Iterator[str]:
 
 def _terms(word: str) -> frozenset[str]:
     # Numbers have a check of their own.
-    return frozenset() if word in _NO_MEANING or has_numbers(word) else keywords(word)
+    if word in _NO_MEANING or has_numbers(word):
+        return frozenset()
+    return keywords(word)

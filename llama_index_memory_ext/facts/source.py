@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 
 # In characters.
-_MAX_EXCERPT, _MAX_TRANSLATED = 2_000, 300
-# A longer quote is none of a message: other pronouns, entities and left out words take some characters.
-_STRETCH, _SLACK = 1.5, 100
-# A message of at most so many words, or characters of a script without spaces, can be the answer to a question.
+_MAX_EXCERPT = 2_000
+_MAX_TRANSLATED = 300
+# A longer quote is none of a message: other pronouns, entities and left out words take
+# some characters.
+_STRETCH = 1.5
+_SLACK = 100
+# A message of at most so many words, or characters of a script without spaces, can be
+# the answer to a question.
 _LONGEST_ANSWER = 6
 _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 
@@ -52,10 +56,15 @@ class Place:
 
 
 def question_before(lines: Sequence[Utterance], i: int) -> str:
-    """Returns the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
-    asked = lines[i - 1].text if i and not lines[i - 1].is_users else ""
+    """Return the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
+    if i and not lines[i - 1].is_users:
+        asked = lines[i - 1].text
+    else:
+        asked = ""
     is_short = len(tokens_in(lines[i].text)) <= _LONGEST_ANSWER
-    return asked if is_short and lines[i].is_users and _QUESTION_MARK.search(asked) else ""
+    if is_short and lines[i].is_users and _QUESTION_MARK.search(asked):
+        return asked
+    return ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,9 @@ class Source:
     @cached_property
     def keywords(self) -> frozenset[str]:
         """The keywords of what was said."""
-        return frozenset().union(*(keywords(line.text) for line in (*self.context, *self.lines)))
+        return frozenset().union(
+            *(keywords(line.text) for line in (*self.context, *self.lines))
+        )
 
     @cached_property
     def users_keywords(self) -> frozenset[str]:
@@ -97,48 +108,78 @@ class Source:
         return "\n".join(fact.content for fact in self.known)
 
     def find(self, quote: str) -> Place | None:
-        """Returns the place of a quote in the user's lines, of several the best and then the last.
+        """Return the place of a quote in the user's lines, of several the best and then the last.
 
-        Else it is that of the line in another language that the quote is a translation of.
+        Else it is that of the line in another language that the quote is a translation
+        of.
         """
-        users = [(i, line.text) for i, line in enumerate(self.lines) if line.is_users and line.text]
+        users = [
+            (i, line.text)
+            for i, line in enumerate(self.lines)
+            if line.is_users and line.text
+        ]
         longest = max((len(text) for _, text in users), default=0)
         if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
             return None
-        found = [(span.share, i, Place(i, text, span)) for i, text in users if (span := find_quote(quote, text))]
+        found = [
+            (span.share, i, Place(i, text, span))
+            for i, text in users
+            if (span := find_quote(quote, text))
+        ]
         if found:
             return max(found, key=lambda one: one[:2])[2]
         translated = [(i, text) for i, text in users if is_translation(quote, text)]
         # Who also writes in the language of the quote would be quoted in it.
         language = language_of(quote)
-        if not translated or (language and any(language_of(text) == language for _, text in users)):
+        if not translated or (
+            language and any(language_of(text) == language for _, text in users)
+        ):
             return None
-        i, text = max(translated, key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]))
-        return Place(i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True)
+        i, text = max(
+            translated,
+            key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]),
+        )
+        return Place(
+            i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True
+        )
 
     def question(self, place: Place) -> str:
-        """Returns the question that the line of a place answers in a few words; "" if it does not."""
-        return question_before([*self.context, *self.lines], len(self.context) + place.line)
+        """Return the question that the line of a place answers in a few words; "" if it does not."""
+        return question_before(
+            [*self.context, *self.lines], len(self.context) + place.line
+        )
 
     def day(self, written: str, side: int) -> date | None:
-        """Returns the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
+        """Return the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
         found = dates_in(written)
-        period = period_of(found[0].readings[0]) if len(found) == 1 else None
+        if len(found) == 1:
+            period = period_of(found[0].readings[0])
+        else:
+            period = None
         if period is None or missing_dates(written, self.said, self.said_on):
             return None
         return period[side]
 
     def around(self, place: Place) -> tuple[list[int], str]:
-        """Returns the user's lines that have these very words, and their text and that of the lines around them.
+        """Return the user's lines that have these very words, and their text and that of the lines around them.
 
-        Of each line it is as much as is near the words. Turns of other users, with their answers, are left out.
+        Of each line it is as much as is near the words. Turns of other users, with
+        their answers, are left out.
         """
         speaker = self.lines[place.line].speaker
         own = [i for i, line in enumerate(self.lines) if line.speaker == speaker]
-        users = (i for i in own if self.lines[i].is_users and place.quote in self.lines[i].text)
-        found = {place.line: place.span.start} | {i: self.lines[i].text.index(place.quote) for i in users}
+        users = (
+            i
+            for i in own
+            if self.lines[i].is_users and place.quote in self.lines[i].text
+        )
+        found = {place.line: place.span.start} | {
+            i: self.lines[i].text.index(place.quote) for i in users
+        }
         nearby = range(min(found) - 1, max(found) + 2)
-        return sorted(found), "\n".join(excerpt(self.lines[i].text, found.get(i, 0)) for i in own if i in nearby)
+        return sorted(found), "\n".join(
+            excerpt(self.lines[i].text, found.get(i, 0)) for i in own if i in nearby
+        )
 
 
 def excerpt(text: str, place: int, most: int = _MAX_EXCERPT) -> str:
@@ -154,30 +195,56 @@ _PAGE_ROWS = 500
 async def retire_deleted(known: UserFacts, session_id: str) -> bool:
     """Retire the facts that the user has stated in messages of a session that are gone.
 
-    A fact stays if it is pinned, if it was restored after that, or if its quote stands in a message that is left.
-    Returns False if facts were deleted at the same time: nothing is stored then.
+    A fact stays if it is pinned, if it was restored after that, or if its quote stands
+    in a message that is left. Returns False if facts were deleted at the same time:
+    nothing is stored then.
     """
-    store, changes = known.store, (await known.read()).changes
-    facts = [fact for fact in known.facts.values() if fact.session_id == session_id and fact.message_ids and fact.quote]
+    store = known.store
+    changes = (await known.read()).changes
+    facts = [
+        fact
+        for fact in known.facts.values()
+        if fact.session_id == session_id and fact.message_ids and fact.quote
+    ]
     facts = [fact for fact in facts if not (fact.retired or fact.pinned)]
-    facts = [fact for fact in facts if all(one.retired_reason != _REASON for one in fact.past_retirements)]
+    facts = [
+        fact
+        for fact in facts
+        if all(one.retired_reason != _REASON for one in fact.past_retirements)
+    ]
     # A database may give a deleted row's id to another message.
     ids = sorted({one for fact in facts for one in fact.message_ids})
-    texts = {row.id: _text_of(row) for row in await store.readers.rows(session_id, ids)} if ids else {}
+    if ids:
+        texts = {
+            row.id: _text_of(row) for row in await store.readers.rows(session_id, ids)
+        }
+    else:
+        texts = {}
     said = {fact.id: [texts.get(one, "") for one in fact.message_ids] for fact in facts}
     # The quote may have been cut out of a clipped text.
-    facts = [one for one in facts if not any(one.quote in text or find_quote(one.quote, text) for text in said[one.id])]
+    facts = [
+        one
+        for one in facts
+        if not any(
+            one.quote in text or find_quote(one.quote, text) for text in said[one.id]
+        )
+    ]
     last = 0
     while facts:
-        page = await store.readers.unread(session_id, "", with_active=True, after=last, limit=_PAGE_ROWS)
+        page = await store.readers.unread(
+            session_id, "", with_active=True, after=last, limit=_PAGE_ROWS
+        )
         if not page.rows:
             break
-        others, last = "\n".join(map(_text_of, page.rows)), page.rows[-1].id
+        others = "\n".join(map(_text_of, page.rows))
+        last = page.rows[-1].id
         facts = [fact for fact in facts if fact.quote not in others]
     if not facts:
         return True
     now = utc_now()
-    gone = [retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts]
+    gone = [
+        retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts
+    ]
     is_stored = await store.facts.write(known.namespace, gone, changes, view=known.view)
     await known.refresh()
     return is_stored
@@ -185,4 +252,6 @@ async def retire_deleted(known: UserFacts, session_id: str) -> bool:
 
 def _text_of(row: LogRow) -> str:
     """What the user says in a row; "" if it is not the user's."""
-    return visible(spoken(row.message)) if row.role == "user" else ""
+    if row.role == "user":
+        return visible(spoken(row.message))
+    return ""

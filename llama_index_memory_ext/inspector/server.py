@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.inspector.actions import ask, do
@@ -50,7 +55,7 @@ class Inspector:
         return f"/{self.access.token}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, as ASGI asks."""
+        """Answer a request, as ASGI asks."""
         if scope["type"] != "http":
             return
         response = await self._respond(Request(scope, receive))
@@ -72,14 +77,20 @@ class Inspector:
             await do(self.writer, *deed, form.get("text", ""))
             return RedirectResponse(self._pages.url(*question["target"]), 303)
         except NotFoundError:
-            status, title, text = 404, "There is nothing of this name.", "It may have been deleted meanwhile."
+            status = 404
+            title = "There is nothing of this name."
+            text = "It may have been deleted meanwhile."
         except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
             # What the database has refused has a cause.
             if isinstance(error, MemoryExtError) and error.__cause__ is None:
-                status, title, text = 400, "This cannot be shown.", str(error)
+                status = 400
+                title = "This cannot be shown."
+                text = str(error)
             else:
                 logger.warning("A page was not made (%s).", type(error).__name__)
-                status, title, text = 500, "Something went wrong.", f"A {type(error).__name__} was raised."
+                status = 500
+                title = "Something went wrong."
+                text = f"A {type(error).__name__} was raised."
         return self._html("error", status, title=title, text=text)
 
     async def _show(self, page: str, query: Mapping[str, str]) -> Response:
@@ -88,7 +99,9 @@ class Inspector:
         if page == "really" and self.access.writes:
             deed = _deed_of(query)
             question = await ask(self.reader, *deed)
-            return self._html("really", question=question, proof=self.access.proof(*deed))
+            return self._html(
+                "really", question=question, proof=self.access.proof(*deed)
+            )
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
@@ -103,7 +116,7 @@ def _deed_of(values: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; none of one that is too long to be ours."""
+    """Return the fields of a form; none of one that is too long to be ours."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -28,7 +28,10 @@ def _sections(name: str) -> dict[str, list[str]]:
 @cache
 def word_lists(name: str) -> dict[str, list[list[str]]]:
     """Return the words of each line of ``data/<name>.txt``, by section."""
-    return {section: [line.split() for line in lines] for section, lines in _sections(name).items()}
+    return {
+        section: [line.split() for line in lines]
+        for section, lines in _sections(name).items()
+    }
 
 
 @cache
@@ -44,7 +47,9 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
 
     def alternatives(section_name: str) -> str:
         lines = "|".join(_sections(name)[section_name])
-        return re.sub(r"\{([a-z_]+)\}", lambda match: f"(?:{alternatives(match[1])})", lines)
+        return re.sub(
+            r"\{([a-z_]+)\}", lambda match: f"(?:{alternatives(match[1])})", lines
+        )
 
     return re.compile(alternatives(section), re.IGNORECASE)
 

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-MONTHS = str.split("January February March April May June July August September October November December")
+MONTHS = str.split(
+    "January February March April May June July August September October November December"
+)
 # The English names of the months and their first three letters.
 MONTH_PATTERN = "|".join(f"{month}|{month[:3]}" for month in MONTHS)
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-# English and German write months and weekdays with a capital, which tells "May" from "may".
+# English and German write months and weekdays with a capital, which tells "May" from
+# "may".
 _CAPITALISED = frozenset({"en", "de"})
-_SHORTEST_NAME, _LAST_DECADE = 3, 20
+_SHORTEST_NAME = 3
+_LAST_DECADE = 20
 
 
 class Day(NamedTuple):
@@ -47,7 +51,8 @@ class Period(NamedTuple):
     end: date
 
 
-# Sentence by sentence, a text is compared with the same source; many lines of an index have the same day.
+# Sentence by sentence, a text is compared with the same source; many lines of an index
+# have the same day.
 @lru_cache(maxsize=256)
 def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
     """Return the dates that a text names in digits, and in words of English, German and the language of a code.
@@ -59,7 +64,10 @@ def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
     """
     kept: list[Found] = []
     taken = bytearray(len(text))
-    kinds = [phrases("calendar", kind) for kind in ("numeric", "chinese", "pair", "year", "decade")]
+    kinds = [
+        phrases("calendar", kind)
+        for kind in ("numeric", "chinese", "pair", "year", "decade")
+    ]
     for kind in (*kinds[:3], _names(code)[0], *kinds[3:]):
         for match in kind.finditer(text):
             start, end = match.span()
@@ -75,7 +83,11 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
     parts = match.groupdict()
     year, month, day = (
         next(
-            (int(parts[key]) for key in (name, f"{name}2", f"{name}3") if parts.get(key)),
+            (
+                int(parts[key])
+                for key in (name, f"{name}2", f"{name}3")
+                if parts.get(key)
+            ),
             None,
         )
         for name in "ymd"
@@ -84,25 +96,37 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
         return (Day((1900 if int(decade) > _LAST_DECADE else 2000) + int(decade)),)
     if name := parts.get("name"):
         kind, number = _names(code)[1][name.lower()]
-        if code in _CAPITALISED and name[0].islower() and (kind == "weekday" or not (day or year)):
+        if (
+            code in _CAPITALISED
+            and name[0].islower()
+            and (kind == "weekday" or not (day or year))
+        ):
             return ()
         return (Day(weekday=number) if kind == "weekday" else Day(year, number, day),)
     if "a" not in parts:
-        return (Day(year, month, day),) if month is None or _exists(year, month, day) else ()
-    one, other = int(parts["a"]), int(parts["b"])
+        if month is None or _exists(year, month, day):
+            return (Day(year, month, day),)
+        return ()
+    one = int(parts["a"])
+    other = int(parts["b"])
     # With dots the day is first.
-    orders = dict.fromkeys([(other, one), (one, other)] if parts["mark"] != "." else [(other, one)])
+    orders = dict.fromkeys(
+        [(other, one), (one, other)] if parts["mark"] != "." else [(other, one)]
+    )
     return tuple(Day(year, *order) for order in orders if _exists(year, *order))
 
 
 def _exists(year: int | None, month: int, day: int | None) -> bool:
     # In a leap year, if it is not known.
-    return 1 <= month <= len(MONTHS) and 1 <= (day or 1) <= monthrange(year or 2000, month)[1]
+    return (
+        1 <= month <= len(MONTHS)
+        and 1 <= (day or 1) <= monthrange(year or 2000, month)[1]
+    )
 
 
 @lru_cache(maxsize=16)
 def _names(code: str) -> tuple[re.Pattern[str], dict[str, tuple[str, int]]]:
-    """The names of months and weekdays in a language, English and German, as a pattern, and with their numbers."""
+    """Return the names of months and weekdays in a language, English and German, as a pattern, and with their numbers."""
     found: dict[str, tuple[str, int]] = {}
     if code not in _CAPITALISED:
         # Imported here, because it is needed in the background alone.
@@ -114,8 +138,16 @@ def _names(code: str) -> tuple[re.Pattern[str], dict[str, tuple[str, int]]]:
             info = {}
         for kind, english, first in (("month", MONTHS, 1), ("weekday", WEEKDAYS, 0)):
             for i, name in enumerate(english, first):
-                spellings = (spelling.lower() for spelling in info.get(name.lower(), ()))
-                found.update({one: (kind, i) for one in spellings if sum(map(str.isalpha, one)) >= _SHORTEST_NAME})
+                spellings = (
+                    spelling.lower() for spelling in info.get(name.lower(), ())
+                )
+                found.update(
+                    {
+                        one: (kind, i)
+                        for one in spellings
+                        if sum(map(str.isalpha, one)) >= _SHORTEST_NAME
+                    }
+                )
     for kind, first in (("month", 1), ("weekday", 0)):
         for i, names in enumerate(word_lists("calendar")[f"{kind}s"], first):
             found.update(dict.fromkeys(names, (kind, i)))
@@ -134,7 +166,8 @@ def period_of(day: Day, today: date | None = None) -> Period | None:
     >>> period_of(Day(2024, 2))
     Period(start=datetime.date(2024, 2, 1), end=datetime.date(2024, 2, 29))
     """
-    year, month = day.year, day.month
+    year = day.year
+    month = day.month
     if year is None and today and month:
         year = today.year - ((month, day.day or 0) > (today.month, today.day))
     if year is None:
@@ -158,24 +191,21 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
     """
     for match in phrases("calendar", "ago").finditer(text):
         number, unit = filter(None, match.groups())
-        count = int(number) if number.isdecimal() else _line_of(number, "numbers")
+        if number.isdecimal():
+            count = int(number)
+        else:
+            count = _line_of(number, "numbers")
         if count in range(1, 100):
             days = (1, 7, 30, 365)[_line_of(unit, "units") - 1]
-            middle, half = (
-                today - timedelta(days=count * days),
-                timedelta(days=days // 2),
-            )
+            middle = today - timedelta(days=count * days)
+            half = timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
     for match in phrases("calendar", "last").finditer(text):
         unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
-        yesterday, monday = (
-            today - timedelta(days=1),
-            today - timedelta(days=today.weekday() + 7),
-        )
-        year, month = (
-            today.year - (2 if match["year_before"] else 1),
-            today.replace(day=1) - timedelta(days=1),
-        )
+        yesterday = today - timedelta(days=1)
+        monday = today - timedelta(days=today.weekday() + 7)
+        year = today.year - (2 if match["year_before"] else 1)
+        month = today.replace(day=1) - timedelta(days=1)
         yield {
             1: Period(yesterday, yesterday),
             2: Period(monday, monday + timedelta(days=6)),
@@ -187,7 +217,11 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
 def _line_of(word: str, section: str) -> int:
     """Return the number of the line in which a word stands; 0 for none."""
     return next(
-        (i for i, words in enumerate(word_lists("calendar")[section], 1) if word in words),
+        (
+            i
+            for i, words in enumerate(word_lists("calendar")[section], 1)
+            if word in words
+        ),
         0,
     )
 
@@ -205,32 +239,52 @@ def with_english_days(text: str) -> tuple[str, list[str]]:
     ('It  rain on  8 May 2026 ', ['may8'])
     """
     if "may" in text.lower():
-        text = re.sub(r"(?i)\bmay\b", lambda may: may.group() if _is_month(may) else "", text)
+        text = re.sub(
+            r"(?i)\bmay\b", lambda may: may.group() if _is_month(may) else "", text
+        )
     # Most texts have none.
-    found_in = dates_in(text) if re.search(r"\d", text) else ()
-    parts, terms, end = list[str](), list[str](), 0
+    if re.search(r"\d", text):
+        found_in = dates_in(text)
+    else:
+        found_in = ()
+    parts = list[str]()
+    terms = list[str]()
+    end = 0
     for found in found_in:
         days = [one for one in found.readings if one.month]
         # 1/2 is rather a half.
-        if days and (days[0].year or any(map(str.isalpha, text[found.start : found.end]))):
-            written = (f"{one.day or ''} {MONTHS[(one.month or 1) - 1]} {one.year or ''}".strip() for one in days)
+        if days and (
+            days[0].year or any(map(str.isalpha, text[found.start : found.end]))
+        ):
+            written = (
+                f"{one.day or ''} {MONTHS[(one.month or 1) - 1]} {one.year or ''}".strip()
+                for one in days
+            )
             parts += [text[end : found.start], f" {', '.join(written)} "]
-            terms += [f"{MONTHS[(one.month or 1) - 1][:3].lower()}{one.day}" for one in days if one.day]
+            terms += [
+                f"{MONTHS[(one.month or 1) - 1][:3].lower()}{one.day}"
+                for one in days
+                if one.day
+            ]
             end = found.end
     return "".join([*parts, text[end:]]), terms
 
 
 def _is_month(may: re.Match[str]) -> bool:
-    before, after = (
-        may.string[max(may.start() - _NEAR, 0) : may.start()],
-        may.string[may.end() : may.end() + _NEAR],
-    )
+    before = may.string[max(may.start() - _NEAR, 0) : may.start()]
+    after = may.string[may.end() : may.end() + _NEAR]
     if re.match(r"(?i)\s(?:be|have|not)\b", after):
         return False
-    if phrases("calendar", "before_may").search(before) or phrases("calendar", "after_may").match(after):
+    if phrases("calendar", "before_may").search(before) or phrases(
+        "calendar", "after_may"
+    ).match(after):
         return not before.endswith("this ") or may.group() == "May"
     # "And May?"
-    return may.group() == "May" and before[-2:-1].isalnum() and after.strip()[:1] in ("", "?", ",", ";")
+    return (
+        may.group() == "May"
+        and before[-2:-1].isalnum()
+        and after.strip()[:1] in ("", "?", ",", ";")
+    )
 
 
 def date_words(day: date) -> str:

@@ -109,7 +109,10 @@ def may_be_english(text: str) -> bool:
 @lru_cache(maxsize=256)
 def _scores(text: str) -> Mapping[str, float]:
     """Return how likely a text is in each language, as logarithms, the likeliest first."""
-    return {language: float(score) for language, score in _detector().rank(text[:_MOST_CHARACTERS])}
+    return {
+        language: float(score)
+        for language, score in _detector().rank(text[:_MOST_CHARACTERS])
+    }
 
 
 @cache
@@ -118,7 +121,10 @@ def _detector() -> Any:
     # jobs need it.
     from py3langid import langid  # type: ignore[import-untyped]
 
-    # A separate detector, because the program may use the shared one with other languages.
-    detector = langid.LanguageIdentifier.from_model_file(Path(langid.__file__).parent / langid.MODEL_FILE)
+    # A separate detector, because the program may use the shared one with other
+    # languages.
+    detector = langid.LanguageIdentifier.from_model_file(
+        Path(langid.__file__).parent / langid.MODEL_FILE
+    )
     detector.set_languages(list(chain(*word_lists("languages")["told"])))
     return detector

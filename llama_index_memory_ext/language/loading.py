@@ -11,8 +11,8 @@ from importlib import import_module
 
 from llama_index_memory_ext.language.tokens import keywords
 
-# Each is imported by itself, so that a fork waits for one of them at most. The encodings are those of the model that
-# tells languages, and of dateparser.
+# Each is imported by itself, so that a fork waits for one of them at most. The
+# encodings are those of the model that tells languages, and of dateparser.
 _MODULES = (
     "encodings.ascii",
     "encodings.cp437",
@@ -24,13 +24,16 @@ _MODULES = (
 )
 _LOOK_SECONDS = 0.02
 
-# Held while a module is imported, and over a fork: in a child, what another thread imports is never there.
+# Held while a module is imported, and over a fork: in a child, what another thread
+# imports is never there.
 _importing = threading.RLock()
 _threads: list[threading.Thread] = []
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+        before=_importing.acquire,
+        after_in_parent=_importing.release,
+        after_in_child=_importing.release,
     )
     # The thread of the parent does not go on in its child.
     os.register_at_fork(after_in_child=_threads.clear)
@@ -43,7 +46,9 @@ def start_loading(*modules: str) -> None:
     """
     if not _threads:
         # An error is raised again where it matters: by the extraction.
-        thread = threading.Thread(target=_load, args=(modules,), name="language", daemon=True)
+        thread = threading.Thread(
+            target=_load, args=(modules,), name="language", daemon=True
+        )
         _threads.append(thread)
         # A program that ends starts no thread any more.
         with suppress(RuntimeError):

@@ -55,7 +55,8 @@ _KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の�
 _DOTTED = r"\b(?:[A-Z]\.){2,}"
 # How many characters before a word are searched for the end of a sentence.
 _NEAR = 10
-# A run of new Chinese characters is a name from this length and share of a statement on.
+# A run of new Chinese characters is a name from this length and share of a statement
+# on.
 _NEW_RUN = 2
 _NEW_SHARE = 0.35
 # The subject of a statement stands in this many first words or characters.
@@ -195,7 +196,8 @@ def _by_capital(text: str) -> Iterator[str]:
     for match in pattern(_WORD).finditer(text.replace("\u2019", "'")):
         before = text[max(match.start() - _NEAR, 0) : match.start()]
         if match.start() > _NEAR:
-            # The letter stands for the omitted text, so the word does not begin the text.
+            # The letter stands for the omitted text, so the word does not begin the
+            # text.
             before = f"x{before}"
         word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
         if pattern(_SENTENCE_START).search(before):
@@ -212,7 +214,10 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
     folded = comparable(name)
     if folded in words or folded in STOP_WORDS:
         return True
-    return any(_have_one_stem(folded, word) or _is_abbreviation(word, folded) for word in words - STOP_WORDS)
+    return any(
+        _have_one_stem(folded, word) or _is_abbreviation(word, folded)
+        for word in words - STOP_WORDS
+    )
 
 
 def _is_word_of(name: str, words: frozenset[str]) -> bool:
@@ -223,8 +228,9 @@ def _is_word_of(name: str, words: frozenset[str]) -> bool:
 def _have_one_stem(name: str, word: str) -> bool:
     """Return whether two words differ only by an ending or a typing error.
 
-    German and Germans, Москве and Москвы have the same stem. In ASCII the shorter word must
-    be the beginning of the longer word: Anns, Boxes. Ed is not Eddy, nor Eve every.
+    German and Germans, Москве and Москвы have the same stem. In ASCII the shorter word
+    must be the beginning of the longer word: Anns, Boxes. Ed is not Eddy, nor Eve
+    every.
     """
     shorter, longer = sorted((len(name), len(word)))
     shared = _shared_letters(name, word)

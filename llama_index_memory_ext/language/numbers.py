@@ -58,12 +58,17 @@ def digits_of(text: str) -> str:
     >>> digits_of("三周后")
     '3周后'
     """
-    return phrases("numbers", "chinese").sub(lambda match: f"{cjk_value(match.group()):.0f}", ascii_digits(text))
+    return phrases("numbers", "chinese").sub(
+        lambda match: f"{cjk_value(match.group()):.0f}", ascii_digits(text)
+    )
 
 
 def ascii_digits(text: str) -> str:
     """Return the text in the normal form NFKC, with the digits of all scripts as ASCII."""
-    return "".join(str(unicodedata.digit(character, character)) for character in unicodedata.normalize("NFKC", text))
+    return "".join(
+        str(unicodedata.digit(character, character))
+        for character in unicodedata.normalize("NFKC", text)
+    )
 
 
 class ClockTime(NamedTuple):
@@ -185,7 +190,11 @@ def _names_of_number(number: int, language: str) -> Iterator[str]:
 
 def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
     """Return names such as "a hundred", "half a million", "two and a half", "thirties"."""
-    halved = {f"{name} a half": value + 0.5 for name, value in names.items() if value < _MOST_HALVED}
+    halved = {
+        f"{name} a half": value + 0.5
+        for name, value in names.items()
+        if value < _MOST_HALVED
+    }
     more = dict(halved)
     # The thirties, of a life or of a century.
     for name, value in names.items():
@@ -245,7 +254,9 @@ class Quantity(NamedTuple):
     unit: str = ""
 
 
-def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()) -> list[str]:
+def missing_numbers(
+    statement: str, source: str, *, also: Collection[float] = ()
+) -> list[str]:
     """Return the numbers of a statement that the source lacks or uses for something else.
 
     Numbers may be in digits or in words on either side. ``also`` are numbers that
@@ -272,7 +283,9 @@ def missing_numbers(statement: str, source: str, *, also: Collection[float] = ()
     return missing
 
 
-def _counts_something_else(quantity: Quantity, same: Sequence[Quantity], different: Sequence[Quantity]) -> bool:
+def _counts_something_else(
+    quantity: Quantity, same: Sequence[Quantity], different: Sequence[Quantity]
+) -> bool:
     """Return whether the source contradicts the unit or the counted word of a quantity.
 
     ``same`` has the entries of equal value, ``different`` the remaining entries.
@@ -293,7 +306,9 @@ def has_numbers(text: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def quantities(text: str, language: str | None, *, with_more: bool = False) -> tuple[Quantity, ...]:
+def quantities(
+    text: str, language: str | None, *, with_more: bool = False
+) -> tuple[Quantity, ...]:
     """Return the numbers of a text: times, digits, Chinese characters, then words.
 
     Number words are read in ``language`` and in English. The word "one" is left out,
@@ -313,7 +328,9 @@ def quantities(text: str, language: str | None, *, with_more: bool = False) -> t
         value = cjk_value(match.group())
         entries.append(_quantity(match.group(), [value], without_digits, match.end()))
     for code in {language or "en", "en"}:
-        entries.extend(_in_words(without_digits, _number_words(code, with_more=with_more)))
+        entries.extend(
+            _in_words(without_digits, _number_words(code, with_more=with_more))
+        )
     return tuple(entries)
 
 
@@ -333,7 +350,8 @@ def _in_digits(text: str) -> Iterator[Quantity]:
 class NumberWords(NamedTuple):
     """The number words of a language.
 
-    ``first_words``: at most places of a text none of them begins, so they are checked first.
+    ``first_words``: at most places of a text none of them begins, so they are checked
+    first.
     """
 
     values: Mapping[str, float]
@@ -364,7 +382,9 @@ def _in_words(text: str, number_words: NumberWords) -> Iterator[Quantity]:
         position += length or 1
 
 
-def _length_of_number(words: Sequence[str], position: int, number_words: NumberWords) -> int:
+def _length_of_number(
+    words: Sequence[str], position: int, number_words: NumberWords
+) -> int:
     """Return how many words from ``position`` on are the longest number; 0 for none."""
     if words[position] not in number_words.first_words:
         return 0
@@ -374,14 +394,19 @@ def _length_of_number(words: Sequence[str], position: int, number_words: NumberW
     return 0
 
 
-def _quantity(written: str, values: Sequence[float], text: str, end: int, sign: str = "") -> Quantity:
+def _quantity(
+    written: str, values: Sequence[float], text: str, end: int, sign: str = ""
+) -> Quantity:
     """Return a number that ends at ``end``, with the word and the unit behind it."""
     possible = list(values)
     # Half past an hour: 六点半.
     if text.startswith(("点半", "點半", "時半"), end):
         possible = [value + 0.5 for value in possible]
     following = phrases("numbers", "following").match(text, end)
-    word = following.group(1).casefold() if following else ""
+    if following:
+        word = following.group(1).casefold()
+    else:
+        word = ""
     if word in STOP_WORDS:
         word = ""
     unit = _unit(sign.strip()) or _unit(word)

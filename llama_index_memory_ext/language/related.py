@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def related_terms(term: str) -> tuple[str, ...]:
     """Return the terms of English words that belong to those of a term, in alphabetical order; () for none.
 
-    The lines of the file are sorted, so that a line is found by bisection and the file is never loaded. Comments stand
-    before all of them.
+    The lines of the file are sorted, so that a line is found by bisection and the file
+    is never loaded. Comments stand before all of them.
 
     >>> "allerg" in related_terms("allergi"), "daughter" in related_terms("child"), related_terms("xyzzy")
     (True, True, ())
@@ -25,8 +25,10 @@ def related_terms(term: str) -> tuple[str, ...]:
         return ()
     start = f"{term} ".encode("utf-8", "replace")
     with _file().open("rb") as file:
-        low, high = 0, file.seek(0, os.SEEK_END)
-        # Of the lines that begin behind `low` and up to `high`, one may be the line of the term.
+        low = 0
+        high = file.seek(0, os.SEEK_END)
+        # Of the lines that begin behind `low` and up to `high`, one may be the line of
+        # the term.
         while low < high:
             middle = (low + high) // 2
             file.seek(middle)

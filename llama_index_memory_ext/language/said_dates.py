@@ -48,7 +48,9 @@ def _days_in(text: str) -> Iterator[Day]:
         yield from entry.readings
 
 
-def _without_evidence(dates: Iterable[Found], evidence: Iterable[Day], said_on: date) -> list[Found]:
+def _without_evidence(
+    dates: Iterable[Found], evidence: Iterable[Day], said_on: date
+) -> list[Found]:
     """Return the dates of which no reading fits a day of the evidence."""
     days = set(evidence)
     missing = []
@@ -191,7 +193,10 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     base = datetime(said_on.year, said_on.month, said_on.day)  # noqa: DTZ001 - a day without a time
     settings = {"RELATIVE_BASE": base, "RETURN_AS_TIMEZONE_AWARE": False}
     return [
-        DateDataParser(languages=codes, settings={**settings, "PREFER_DATES_FROM": side}) for side in ("past", "future")
+        DateDataParser(
+            languages=codes, settings={**settings, "PREFER_DATES_FROM": side}
+        )
+        for side in ("past", "future")
     ]
 
 

@@ -26,14 +26,16 @@ _SHORTEST_CODE = 3
 _SHORTEST_KEY = 10
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
 _LEFT_OUT = "[secret]"
-# A random token changes between letters and digits at least once in this many characters.
+# A random token changes between letters and digits at least once in this many
+# characters.
 _LETTERS_A_CHANGE = 6
 
 
 def holds_secret(text: str) -> bool:
     """Return whether a text holds a secret.
 
-    Secrets are keys, numbers of cards and accounts, passwords, PINs, and recovery phrases.
+    Secrets are keys, numbers of cards and accounts, passwords, PINs, and recovery
+    phrases.
 
     >>> holds_secret("My PIN is 4711"), holds_secret("Card 4111 1111 1111 1111"), holds_secret("The secret is patience")
     (True, True, False)
@@ -65,7 +67,10 @@ def _holds_named_secret(text: str) -> bool:
     if without_names != text or opens_lock:
         candidates += re.sub(r"(?<=\d)[ -](?=\d)", "", without_names).split()
     # The codes of locks are shorter than passwords.
-    fewest_digits = _SHORTEST_CODE if opens_lock else _SHORTEST_SECRET
+    if opens_lock:
+        fewest_digits = _SHORTEST_CODE
+    else:
+        fewest_digits = _SHORTEST_SECRET
     return any(_looks_chosen(word, fewest_digits) for word in candidates)
 
 
@@ -75,8 +80,8 @@ def redact_secrets(text: str) -> str:
     A card, an account or a long random key is replaced alone. A secret that only words
     name, such as a password, is replaced together with its sentence, or with the whole
     text if the secret and its name stand in two sentences. A text without a secret is
-    returned unchanged. A secret with neither a name nor a known format is not found: see
-    the guide "Leaving out".
+    returned unchanged. A secret with neither a name nor a known format is not found:
+    see the guide "Leaving out".
 
     >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")
     'Pay with [secret]. [secret] Thanks!'

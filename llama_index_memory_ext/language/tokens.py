@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     )
 
 
-# Katakana is apart from the other Japanese characters, because a word ends where it begins or ends.
+# Katakana is apart from the other Japanese characters, because a word ends where it
+# begins or ends.
 _KATAKANA = "\u30a0-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
 # Scripts without spaces between words, and Hangul, whose words include their particles.
 _UNSPACED = (
@@ -53,8 +54,8 @@ _ANY_VERB = "use"
 LANGUAGES = dict(word_lists("languages")["snowball"])
 # Most Russian texts are written without the first.
 _YO = ("\u0451", "\u0435")
-# A Snowball stemmer keeps its word in itself, so threads must take turns. Its time grows
-# with the square of the length, so longer words are not stemmed.
+# A Snowball stemmer keeps its word in itself, so threads must take turns. Its time
+# grows with the square of the length, so longer words are not stemmed.
 _stemmer_lock = thread_lock()
 _LONGEST_STEMMED = 50
 
@@ -69,9 +70,9 @@ class Word(NamedTuple):
 def words_of(text: str) -> Iterator[Word]:
     """Yield the words of a text that are indexed.
 
-    Stop words, single characters, punctuation and emoji are left out. Scripts with spaces
-    give words of at least two characters. Their terms are stems without accents; an
-    irregular English word has the stem of its base form. Korean and scripts without
+    Stop words, single characters, punctuation and emoji are left out. Scripts with
+    spaces give words of at least two characters. Their terms are stems without accents;
+    an irregular English word has the stem of its base form. Korean and scripts without
     spaces, such as Chinese, give pairs of neighbouring characters. Days follow at the
     end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The verb
     "may" is a stop word, the month is not.
@@ -183,7 +184,9 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
         named: list[Any] = list(codes)
     else:
         named = [codes]
-    unknown = [code for code in named if not isinstance(code, str) or code not in LANGUAGES]
+    unknown = [
+        code for code in named if not isinstance(code, str) or code not in LANGUAGES
+    ]
     if unknown or not named:
         raise ValueError(
             f"expected one or more languages: {', '.join(LANGUAGES)}; "
@@ -201,8 +204,8 @@ _LETTER_WEIGHT = 0.5
 _LEAST_SCORE = 0.4
 # Languages with this share of the best score may be the right language, too.
 _PLAUSIBLE = 0.75
-# A language is present in texts if this share of them has this many of its telling terms,
-# which at most ``_MOST_SHARING`` languages have.
+# A language is present in texts if this share of them has this many of its telling
+# terms, which at most ``_MOST_SHARING`` languages have.
 _LEAST_TEXTS = 0.02
 _LEAST_TELLING = 2
 _MOST_SHARING = 2
@@ -288,7 +291,8 @@ def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
     """Yield the words of a text without function words, with their stems as terms.
 
     The first code is the language of the stems. Without a code, and in English, the
-    words are the same as in ``indexed_words``. Two texts are compared in the same language.
+    words are the same as in ``indexed_words``. Two texts are compared in the same
+    language.
     """
     code = codes[0] if codes else "en"
     for word in indexed_words(text):
@@ -340,8 +344,8 @@ _NUMBER = r"\d+(?:\.\d+)*"
 def keywords(text: str) -> frozenset[str]:
     """Return the words by which statements are compared: stems without accents, numbers.
 
-    Stop words are left out. Scripts without spaces give pairs of characters, and Chinese
-    gives single characters too.
+    Stop words are left out. Scripts without spaces give pairs of characters, and
+    Chinese gives single characters too.
     """
     folded = comparable(text)
     characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS

@@ -19,7 +19,9 @@ CONTROLS = (
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-_UNSEEN = f"[{CONTROLS}]|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1161-\u11ff])"
+_UNSEEN = (
+    f"[{CONTROLS}]|(?<![\u1100-\u115e\u1161-\u11ff])[\u115f\u1160](?![\u1161-\u11ff])"
+)
 _SELECTORS = "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 _SUSPECT = f"[\x0b-\x0d\x1c-\x1f\x85\u115f\u1160\u200c\u200d\u2028\u2029{CONTROLS}{_SELECTORS}]"
 # One selector changes how the character before it looks. Several selectors, or a
@@ -64,9 +66,7 @@ def visible(text: str) -> str:
     return pattern(_STRAY_JOINER).sub("", text)
 
 
-_SENTENCE_END = (
-    "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
-)
+_SENTENCE_END = "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
 
 
 def sentences_in(text: str) -> list[str]:
@@ -83,12 +83,17 @@ def sentences_in(text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise(sorted(bounds))]
 
 
-FUNCTION_WORDS = {code: frozenset(chain(*lines)) for code, lines in word_lists("function_words").items()}
+FUNCTION_WORDS = {
+    code: frozenset(chain(*lines))
+    for code, lines in word_lists("function_words").items()
+}
 STOP_WORDS = FUNCTION_WORDS["en"]
 STOP_CHARACTERS = FUNCTION_WORDS["zh"]
 STOP_PAIRS = FUNCTION_WORDS["ja"]
 # Each irregular form of an English word with its base form.
-IRREGULAR = {form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms}
+IRREGULAR = {
+    form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms
+}
 _STRAIGHT = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f",
     '\'\'\'"""""""""',

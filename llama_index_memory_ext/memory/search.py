@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class MemorySearchResult:
     """What was found for a question: ``print`` shows a line for each; both are empty if nothing was.
 
-    A search has the best first, ``last_used`` the order of the prompt. ``facts`` have a ``fact`` and a ``score``, 0..1
-    as in the ranking; ``messages`` a ``role``, a ``day``, a ``text`` of at most 500 tokens, a ``similarity``, 1 for the
-    best one, their ``row_ids``, and the ``message_id`` that the program has given them.
+    A search has the best first, ``last_used`` the order of the prompt. ``facts`` have a
+    ``fact`` and a ``score``, 0..1 as in the ranking; ``messages`` a ``role``, a
+    ``day``, a ``text`` of at most 500 tokens, a ``similarity``, 1 for the best one,
+    their ``row_ids``, and the ``message_id`` that the program has given them.
     """
 
     facts: tuple[RankedFact, ...] = ()
@@ -30,23 +31,31 @@ class MemorySearchResult:
         return f"{type(self).__name__}({len(self.facts)} facts, {len(self.messages)} messages)"
 
     def __str__(self) -> str:
-        found = [(entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content) for entry in self.facts]
-        found += [(one.similarity, [one.role, one.day], one.text) for one in self.messages]
+        found = [
+            (entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content)
+            for entry in self.facts
+        ]
+        found += [
+            (one.similarity, [one.role, one.day], one.text) for one in self.messages
+        ]
         lines = (
-            f"{score:.2f}  {', '.join(filter(None, what))}: {' '.join(text.split())}" for score, what, text in found
+            f"{score:.2f}  {', '.join(filter(None, what))}: {' '.join(text.split())}"
+            for score, what, text in found
         )
         return "\n".join(lines) or "Nothing found."
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
-    """Raises a ValueError if there is nothing to look for, or ``similarity_top_k`` is less than 1."""
+    """Raise a ValueError if there is nothing to look for, or ``similarity_top_k`` is less than 1."""
     if not (facts or messages):
-        raise ValueError("facts=False and messages=False leave nothing to look for; set one of them to True.")
+        raise ValueError(
+            "facts=False and messages=False leave nothing to look for; set one of them to True."
+        )
     check_top_k(similarity_top_k)
 
 
 def check_memory(memory: object, who: str) -> None:
-    """Raises a TypeError for anything but a ``CondensedMemory``."""
+    """Raise a TypeError for anything but a ``CondensedMemory``."""
     # The class stands above this file; no other memory has such a block.
     if not hasattr(memory, "facts_block"):
         raise TypeError(

@@ -26,30 +26,40 @@ Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 # Of a synchronous call.
 WAITS = ", then wait for extraction, summary and embeddings of this session"
 
-# At this share of the token limit or less, every turn but the newest leaves short-term memory, however short it is.
+# At this share of the token limit or less, every turn but the newest leaves short-term
+# memory, however short it is.
 FLUSH_EVERY_TURN = 0.0001
 
 
-def leaving(messages: Sequence[ChatMessage], limit: int = 0, tokens: Callable[[ChatMessage], int] = lambda _: 1) -> int:
-    """Returns how many of the oldest messages, in whole turns, leave so that the others fit into a limit.
+def leaving(
+    messages: Sequence[ChatMessage],
+    limit: int = 0,
+    tokens: Callable[[ChatMessage], int] = lambda _: 1,
+) -> int:
+    """Return how many of the oldest messages, in whole turns, leave so that the others fit into a limit.
 
-    ``tokens`` counts those of a message. The newest turn stays, and by default it alone.
+    ``tokens`` counts those of a message. The newest turn stays, and by default it
+    alone.
     """
     from_there_on = list(accumulate(map(tokens, reversed(messages)), initial=0))[::-1]
-    starts = [i for i, message in enumerate(messages) if message.role == MessageRole.USER]
+    starts = [
+        i for i, message in enumerate(messages) if message.role == MessageRole.USER
+    ]
     if from_there_on[0] <= limit or not starts:
         return 0
     return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
 
 
 def is_over(turn: Sequence[ChatMessage]) -> bool:
-    """Returns whether a turn ends with an answer; False for no messages."""
+    """Return whether a turn ends with an answer; False for no messages."""
     return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
 
 
 def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
-    """Returns how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
-    return len(messages) if is_over(messages) else leaving(messages)
+    """Return how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
+    if is_over(messages):
+        return len(messages)
+    return leaving(messages)
 
 
 # The tasks that run a turn now, in any event loop of this process.
@@ -64,15 +74,18 @@ Memory = TypeVar("Memory")
 
 @asynccontextmanager
 async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
-    """Lets one run of the memory's session, of this name, through at a time, in this process.
+    """Let one run of the memory's session, of this name, through at a time, in this process.
 
     Raises a TurnError for a run within a run.
     """
     task = asyncio.current_task()
     if _holders.get(name) is task:
-        raise TurnError("This task is within memory.turn() already; run the agent without opening another.")
+        raise TurnError(
+            "This task is within memory.turn() already; run the agent without opening another."
+        )
     async with lock_for("turn", *name):
-        # Of the tasks of one loop, each waits for its turn; those of other loops look from time to time.
+        # Of the tasks of one loop, each waits for its turn; those of other loops look
+        # from time to time.
         while (holder := _holders.setdefault(name, task)) is not task:
             if holder is None or holder.get_loop().is_closed():
                 _holders.pop(name, None)

@@ -1,6 +1,7 @@
 """OpenAI's models, which cache a prompt up to each ``CachePoint`` in its messages.
 
-How GPT-5.6 and later models match: https://developers.openai.com/api/docs/guides/prompt-caching
+How GPT-5.6 and later models match:
+https://developers.openai.com/api/docs/guides/prompt-caching
 """
 
 from __future__ import annotations
@@ -9,10 +10,19 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llama_index.core.base.llms.types import CachePoint, ChatMessage, LLMMetadata, MessageRole, TextBlock
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    LLMMetadata,
+    MessageRole,
+    TextBlock,
+)
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.llms.openai import OpenAI, OpenAIResponses
-from llama_index.llms.openai.utils import to_openai_message_dict, to_openai_responses_message_dict
+from llama_index.llms.openai.utils import (
+    to_openai_message_dict,
+    to_openai_responses_message_dict,
+)
 from openai import APIStatusError
 from pydantic import Field
 
@@ -25,14 +35,31 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatResponse
 
 
-_MARK, _OPTIONS, _KEY = "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_key"
+_MARK = "prompt_cache_breakpoint"
+_OPTIONS = "prompt_cache_options"
+_KEY = "prompt_cache_key"
 # OpenAI refuses a mark in an answer of the model.
-_MARKED_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER, MessageRole.TOOL)
-# What servers say that do not know the fields, or that take no list of parts where a mark needs one.
-_REFUSALS = ("prompt_cache", "extra inputs", "extra fields", "additional propert", "a string", "valid string")
+_MARKED_ROLES = (
+    MessageRole.SYSTEM,
+    MessageRole.DEVELOPER,
+    MessageRole.USER,
+    MessageRole.TOOL,
+)
+# What servers say that do not know the fields, or that take no list of parts where a
+# mark needs one.
+_REFUSALS = (
+    "prompt_cache",
+    "extra inputs",
+    "extra fields",
+    "additional propert",
+    "a string",
+    "valid string",
+)
 
 
-def _with_fields(arguments: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _with_fields(
+    arguments: dict[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the arguments of a request with these fields in its body, unless the caller has set them."""
     if not fields:
         return arguments
@@ -50,7 +77,8 @@ else:
 class _Caching(_Parent):
     """What is added to LlamaIndex's class: requests with marks."""
 
-    # What differs between the two APIs: the name of the messages, that of a text, and which roles have only texts.
+    # What differs between the two APIs: the name of the messages, that of a text, and
+    # which roles have only texts.
     _place: ClassVar[str]
     _text: ClassVar[str]
     _text_only: ClassVar[tuple[MessageRole, ...]]
@@ -61,32 +89,66 @@ class _Caching(_Parent):
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         # Tracebacks with local variables show the model of each frame of this file.
-        return [one for one in super().__repr_args__() if one[0] not in ("api_key", "default_headers")]
+        return [
+            one
+            for one in super().__repr_args__()
+            if one[0] not in ("api_key", "default_headers")
+        ]
 
-    def _split(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
+    def _split(
+        self, messages: Sequence[ChatMessage]
+    ) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
         """Return the messages without cache points, and what the request says in their place; {} if nothing."""
-        if not any(isinstance(block, CachePoint) for message in messages for block in message.blocks):
+        if not any(
+            isinstance(block, CachePoint)
+            for message in messages
+            for block in message.blocks
+        ):
             return messages, {}
-        roles = _MARKED_ROLES if takes_cache_points(self.model) else ()
-        plain, items, fields = list[ChatMessage](), list[dict[str, Any]](), dict[str, Any]()
+        if takes_cache_points(self.model):
+            roles = _MARKED_ROLES
+        else:
+            roles = ()
+        plain = list[ChatMessage]()
+        items = list[dict[str, Any]]()
+        fields = dict[str, Any]()
         for message in messages:
-            blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
+            blocks = [
+                block for block in message.blocks if not isinstance(block, CachePoint)
+            ]
             has_points = len(blocks) < len(message.blocks)
-            plain.append(message.model_copy(update={"blocks": blocks}) if has_points else message)
-            parts = self._parts(message) if has_points and message.role in roles else []
+            plain.append(
+                message.model_copy(update={"blocks": blocks}) if has_points else message
+            )
+            if has_points and message.role in roles:
+                parts = self._parts(message)
+            else:
+                parts = []
             if any(_MARK in part for part in parts):
-                (item,) = self._items(message.model_copy(update={"blocks": [TextBlock(text="")]}))
-                items.append({**item, "output" if "output" in item else "content": parts})
+                (item,) = self._items(
+                    message.model_copy(update={"blocks": [TextBlock(text="")]})
+                )
+                items.append(
+                    {**item, "output" if "output" in item else "content": parts}
+                )
                 fields[self._place] = items
             else:
                 items += self._items(plain[-1])
             session_id = message.additional_kwargs.get("session_id")
             if has_points and session_id:
-                fields.setdefault(_KEY, sha256(str(session_id).encode("utf-8", "replace")).hexdigest()[:32])
+                fields.setdefault(
+                    _KEY,
+                    sha256(str(session_id).encode("utf-8", "replace")).hexdigest()[:32],
+                )
         if self._place in fields and messages[-1].role != MessageRole.TOOL:
-            # Else the end of the prompt, which the next one will not have, would be written to the cache as well.
+            # Else the end of the prompt, which the next one will not have, would be
+            # written to the cache as well.
             fields[_OPTIONS] = {"mode": "explicit"}
-        own = {name: value for name, value in self.additional_kwargs.items() if name in (_KEY, _OPTIONS)}
+        own = {
+            name: value
+            for name, value in self.additional_kwargs.items()
+            if name in (_KEY, _OPTIONS)
+        }
         return plain, {**fields, **own} if fields else {}
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
@@ -100,7 +162,9 @@ class _Caching(_Parent):
                 parts.append({"type": self._text, "text": block.text})
             elif message.role not in self._text_only:
                 # In a message of the user's no conversion joins or drops parts.
-                (item,) = self._items(ChatMessage(role=MessageRole.USER, blocks=[block]))
+                (item,) = self._items(
+                    ChatMessage(role=MessageRole.USER, blocks=[block])
+                )
                 parts += map(dict, item["content"])
         return parts
 
@@ -111,17 +175,24 @@ class _Caching(_Parent):
             yield
         except APIStatusError as error:
             said = str(error).lower()
-            if not fields or error.status_code not in (400, 422) or not any(one in said for one in _REFUSALS):
+            if (
+                not fields
+                or error.status_code not in (400, 422)
+                or not any(one in said for one in _REFUSALS)
+            ):
                 raise
         else:
             return
-        # Nothing of what the server said, and outside of the handler: some servers repeat the prompt in it.
+        # Nothing of what the server said, and outside of the handler: some servers
+        # repeat the prompt in it.
         raise SettingError(
             f"expected a server that takes cache breakpoints and keys; the one of {self.model} refuses them. OpenAI's "
             "takes them; for any other say cache_points=False, and leave CachePoint blocks out of your messages."
         )
 
-    def _get_model_kwargs(self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def _get_model_kwargs(
+        self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         return _with_fields(super()._get_model_kwargs(**kwargs), prompt_cache or {})
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
@@ -140,7 +211,9 @@ class _Caching(_Parent):
         with self._explaining(fields):
             yield from super()._stream_chat(plain, prompt_cache=fields, **kwargs)
 
-    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+    async def _astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> Any:
         plain, fields = self._split(messages)
         answered = await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
 
@@ -155,18 +228,22 @@ class _Caching(_Parent):
 class CachingOpenAI(_Caching, OpenAI):
     """LlamaIndex's ``OpenAI``, which also takes ``CachePoint`` blocks: the prompt is cached up to each of them.
 
-    GPT-5.6 and later models find in their cache only what ends at a mark. A ``CachePoint`` marks the text, image or
-    file before it in a message of the system, the developer, the user or a tool; in an answer, or with nothing before
-    it, it says nothing. The texts of such a message go out as separate parts. OpenAI writes up to the last four marks:
-    a token that is written costs a quarter more, one that is found a tenth. Nothing is written at the end of the
-    prompt, unless a tool's result stands there, because the next request goes on from it.
+    GPT-5.6 and later models find in their cache only what ends at a mark. A
+    ``CachePoint`` marks the text, image or file before it in a message of the system,
+    the developer, the user or a tool; in an answer, or with nothing before it, it says
+    nothing. The texts of such a message go out as separate parts. OpenAI writes up to
+    the last four marks: a token that is written costs a quarter more, one that is found
+    a tenth. Nothing is written at the end of the prompt, unless a tool's result stands
+    there, because the next request goes on from it.
 
-    The ``session_id`` in ``additional_kwargs`` of a message is sent as a digest, ``prompt_cache_key``. What those
-    of the model say of the key, and of ``prompt_cache_options``, is sent instead.
+    The ``session_id`` in ``additional_kwargs`` of a message is sent as a digest,
+    ``prompt_cache_key``. What those of the model say of the key, and of
+    ``prompt_cache_options``, is sent instead.
 
-    OpenAI's models before GPT-5.6 refuse marks and need none, so that they get the key alone. A request without a
-    ``CachePoint`` is that of ``OpenAI``. If the server of another model refuses what is new in one, a SettingError says
-    that it needs ``cache_points=False``.
+    OpenAI's models before GPT-5.6 refuse marks and need none, so that they get the key
+    alone. A request without a ``CachePoint`` is that of ``OpenAI``. If the server of
+    another model refuses what is new in one, a SettingError says that it needs
+    ``cache_points=False``.
 
     Args:
         **kwargs: Those of ``OpenAI``.
@@ -178,7 +255,11 @@ class CachingOpenAI(_Caching, OpenAI):
 
     _place: ClassVar[str] = "messages"
     _text: ClassVar[str] = "text"
-    _text_only: ClassVar[tuple[MessageRole, ...]] = (MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.TOOL)
+    _text_only: ClassVar[tuple[MessageRole, ...]] = (
+        MessageRole.SYSTEM,
+        MessageRole.DEVELOPER,
+        MessageRole.TOOL,
+    )
 
     def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
         return [dict(to_openai_message_dict(message, model=self.model))]
@@ -199,16 +280,23 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
 
     _place: ClassVar[str] = "input"
     _text: ClassVar[str] = "input_text"
-    _text_only: ClassVar[tuple[MessageRole, ...]] = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+    _text_only: ClassVar[tuple[MessageRole, ...]] = (
+        MessageRole.SYSTEM,
+        MessageRole.DEVELOPER,
+    )
 
     def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
-        # The parent also names this model always, so that the instructions come from a "developer".
+        # The parent also names this model always, so that the instructions come from a
+        # "developer".
         converted = to_openai_responses_message_dict(message, model="o3-mini")
         if isinstance(converted, str):
             return [{"role": "user", "content": converted}]
-        return converted if isinstance(converted, list) else [converted]
+        if isinstance(converted, list):
+            return converted
+        return [converted]
 
-    # The parent's own way sends a structured answer's prompt past `_chat`, and refuses cache points.
+    # The parent's own way sends a structured answer's prompt past `_chat`, and refuses
+    # cache points.
     structured_predict = FunctionCallingLLM.structured_predict
     astructured_predict = FunctionCallingLLM.astructured_predict
 
@@ -226,4 +314,6 @@ class AnyOpenAI(CachingOpenAI):
         except ValueError:
             metadata = LLMMetadata(is_chat_model=True, model_name=self.model)
         window = self.context_window or metadata.context_window
-        return metadata.model_copy(update={"context_window": window, "is_function_calling_model": True})
+        return metadata.model_copy(
+            update={"context_window": window, "is_function_calling_model": True}
+        )

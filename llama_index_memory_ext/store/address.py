@@ -34,7 +34,8 @@ SERVER_GRACE_SECONDS = 1.0
 MAKING = "making the tables"
 # The drivers that are used, whatever driver an address names.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-# Options of asyncpg by the names that libpq has for them, and those that have none: of its caches, mostly.
+# Options of asyncpg by the names that libpq has for them, and those that have none: of
+# its caches, mostly.
 _RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
 _OF_ASYNCPG = {
     "direct_tls",
@@ -43,10 +44,30 @@ _OF_ASYNCPG = {
     "statement_cache_size",
     "max_cacheable_statement_size",
 }
-_OF_ASYNCPG |= {"prepared_statement_cache_size", "prepared_statement_name_func", "max_cached_statement_lifetime"}
-# The options of sqlite3 and of SQLite's own addresses; the last one is that of aiosqlite alone.
-_OF_SQLITE = {"uri", "timeout", "mode", "cache", "immutable", "nolock", "vfs", "psow", "check_same_thread"}
-_OF_SQLITE |= {"cached_statements", "isolation_level", "detect_types", "iter_chunk_size"}
+_OF_ASYNCPG |= {
+    "prepared_statement_cache_size",
+    "prepared_statement_name_func",
+    "max_cached_statement_lifetime",
+}
+# The options of sqlite3 and of SQLite's own addresses; the last one is that of
+# aiosqlite alone.
+_OF_SQLITE = {
+    "uri",
+    "timeout",
+    "mode",
+    "cache",
+    "immutable",
+    "nolock",
+    "vfs",
+    "psow",
+    "check_same_thread",
+}
+_OF_SQLITE |= {
+    "cached_statements",
+    "isolation_level",
+    "detect_types",
+    "iter_chunk_size",
+}
 
 # What is surely meant as the path of a SQLite file.
 _FILE = re.compile(r"(?:sqlite(?:\+\w+)?:(?://)?)?([\w./\\ -]{1,200}\.(?:db|sqlite3?))")
@@ -59,14 +80,26 @@ class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
     db_schema: str | None
     async_engine: AsyncEngine | None
     # The server and SQLite count milliseconds in 32 bits.
-    operation_timeout: float = Field(DEFAULT_TIMEOUT_SECONDS, gt=0, le=1_000_000, description="Most seconds of a call.")
-    pool_size: int = Field(DEFAULT_POOL_SIZE, ge=1, description="Most connections; a server allows 100 in all.")
+    operation_timeout: float = Field(
+        DEFAULT_TIMEOUT_SECONDS,
+        gt=0,
+        le=1_000_000,
+        description="Most seconds of a call.",
+    )
+    pool_size: int = Field(
+        DEFAULT_POOL_SIZE,
+        ge=1,
+        description="Most connections; a server allows 100 in all.",
+    )
 
 
 def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
     """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
     try:
-        url = lent.url if lent else make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
+        if lent:
+            url = lent.url
+        else:
+            url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
         if url.drivername == "postgres":
             # As hosts of databases spell it.
             url = url.set(drivername="postgresql")
@@ -84,7 +117,9 @@ def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
         )
     if "@" in (url.host or ""):
         # It would be shown as a part of the host's name.
-        raise StoreError("There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it.")
+        raise StoreError(
+            "There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it."
+        )
     if url.get_backend_name() not in _DRIVERS:
         raise StoreError(
             f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
@@ -99,26 +134,36 @@ def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
 
 
 def driver_url(url: URL) -> URL:
-    """The address for the driver that is used, with its names of the options; a StoreError for an unknown option."""
-    backend, known = url.get_backend_name(), _OF_SQLITE
+    """Return the address for the driver that is used, with its names of the options; a StoreError for an unknown option."""
+    backend = url.get_backend_name()
+    known = _OF_SQLITE
     if backend == "postgresql":
         # Only where there is a server: it is an extra.
         from psycopg import pq
 
-        known = _OF_ASYNCPG.union(_RENAMED, (option.keyword.decode() for option in pq.Conninfo.get_defaults()))
+        known = _OF_ASYNCPG.union(
+            _RENAMED, (option.keyword.decode() for option in pq.Conninfo.get_defaults())
+        )
     for name in sorted(set(url.query) - known):
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, 1, 0.5)
-        meant = f"Did you mean {near[0]!r}?" if near else f"It knows {', '.join(sorted(known))}."
+        if near:
+            meant = f"Did you mean {near[0]!r}?"
+        else:
+            meant = f"It knows {', '.join(sorted(known))}."
         raise StoreError(
             f"The driver of {backend} knows no option {name!r}, which async_database_uri has behind its question mark. "
             f"{meant} What an address cannot say, an engine of your own can: async_engine=..."
         )
     if backend == "sqlite":
         return url.set(drivername="sqlite").difference_update_query(["iter_chunk_size"])
-    query = {name: value for name, value in url.query.items() if name not in _OF_ASYNCPG}
-    options: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in query.items()}
+    query = {
+        name: value for name, value in url.query.items() if name not in _OF_ASYNCPG
+    }
+    options: dict[str, Any] = {
+        _RENAMED.get(name, name): value for name, value in query.items()
+    }
     if url.query.get("direct_tls") in ("true", "1"):
         options["sslnegotiation"] = "direct"
     if options.get("sslmode") in ("true", "True", "1"):
@@ -129,10 +174,12 @@ def driver_url(url: URL) -> URL:
 
 
 def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
-    """The error for the call of this name that the database has refused; without a name, there is no connection."""
-    reason, is_file = reason_of(error), url.get_backend_name() == "sqlite"
+    """Return the error for the call of this name that the database has refused; without a name, there is no connection."""
+    reason = reason_of(error)
+    is_file = url.get_backend_name() == "sqlite"
     if isinstance(error, ImportError):
-        reason, hint = f"it needs {error.name or 'libpq'}", 'pip install "llama-index-memory-ext[postgres]"'
+        reason = f"it needs {error.name or 'libpq'}"
+        hint = 'pip install "llama-index-memory-ext[postgres]"'
     elif not name and is_file:
         hint = (
             "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
@@ -150,58 +197,85 @@ def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
             "afterwards reading and writing rows is all that is needed."
         )
     elif "readonly" in reason or "read-only" in reason:
-        hint = (
-            "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
-        )
+        hint = "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
     else:
         hint = "Nothing was changed. The call can be made again."
-    refused = f"has refused {name}" if name else "cannot be used"
-    return StoreError(f"The database at {without_password(url)} {refused}: {reason}. {hint}")
+    if name:
+        refused = f"has refused {name}"
+    else:
+        refused = "cannot be used"
+    return StoreError(
+        f"The database at {without_password(url)} {refused}: {reason}. {hint}"
+    )
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what the driver has said, without what was to be stored."""
+    """Return the first line of what the driver has said, without what was to be stored."""
     said = str(getattr(error, "orig", None) or error).strip()
     return said.partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def without_password(url: URL) -> str:
-    """The address as text: ``***`` for a password; one that is an option after the ``?`` is left out."""
+    """Return the address as text: ``***`` for a password; one that is an option after the ``?`` is left out."""
     secret = [name for name in url.query if "password" in name.lower()]
     return url.difference_update_query(secret).render_as_string()
 
 
 def is_in_memory(url: URL) -> bool:
-    """Whether the database is gone with its connection."""
+    """Return whether the database is gone with its connection."""
     nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
     return url.get_backend_name() == "sqlite" and nameless
 
 
 def is_missing(url: URL) -> bool:
-    """Whether opening the address would begin an empty database: no file yet, or one in memory."""
+    """Return whether opening the address would begin an empty database: no file yet, or one in memory."""
     name = str(url.database)
     file = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
-    return is_in_memory(url) or (url.get_backend_name() == "sqlite" and not file.is_file())
+    return is_in_memory(url) or (
+        url.get_backend_name() == "sqlite" and not file.is_file()
+    )
 
 
 def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> Engine:
-    """An engine whose errors quote no parameters; a StoreError if a folder is missing.
+    """Return an engine whose errors quote no parameters; a StoreError if a folder is missing.
 
-    No statement takes longer than ``seconds``. The engine has ``pool_size`` connections at most, for any thread; each
-    begins with the statement ``set_up``.
+    No statement takes longer than ``seconds``. The engine has ``pool_size`` connections
+    at most, for any thread; each begins with the statement ``set_up``.
     """
-    options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_size": pool_size}
+    options: dict[str, Any] = {
+        "hide_parameters": True,
+        "max_overflow": 0,
+        "pool_size": pool_size,
+    }
     # The connections that are not needed grow old, and the server may end them.
-    options |= {"poolclass": QueuePool, "pool_timeout": seconds + SERVER_GRACE_SECONDS, "pool_use_lifo": True}
+    options |= {
+        "poolclass": QueuePool,
+        "pool_timeout": seconds + SERVER_GRACE_SECONDS,
+        "pool_use_lifo": True,
+    }
     if url.get_backend_name() == "postgresql":
-        for_driver, wait = driver_url(url), max(1, math.ceil(seconds))
+        for_driver = driver_url(url)
+        wait = max(1, math.ceil(seconds))
         # A machine that has gone is given up after about this time.
-        arguments: dict[str, Any] = {"connect_timeout": wait, "tcp_user_timeout": 1000 * wait, "keepalives_count": 2}
+        arguments: dict[str, Any] = {
+            "connect_timeout": wait,
+            "tcp_user_timeout": 1000 * wait,
+            "keepalives_count": 2,
+        }
         arguments |= {"keepalives_idle": 10, "keepalives_interval": wait}
-        arguments = {name: value for name, value in arguments.items() if name not in for_driver.query}
+        arguments = {
+            name: value
+            for name, value in arguments.items()
+            if name not in for_driver.query
+        }
         # A pooler between may give each transaction another connection of the server.
         arguments["prepare_threshold"] = None
-        engine = create_engine(for_driver, isolation_level="READ COMMITTED", connect_args=arguments, **options)
+        engine = create_engine(
+            for_driver,
+            isolation_level="READ COMMITTED",
+            connect_args=arguments,
+            **options,
+        )
         limit = round(1000 * (seconds + SERVER_GRACE_SECONDS))
         # By a statement and not at the start of the connection, which poolers refuse.
         sets = f"SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; {set_up}"
@@ -210,13 +284,23 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
         return engine
     if is_in_memory(url):
         options = {"hide_parameters": True, "poolclass": StaticPool}
-    elif "uri" not in url.query and not (folder := Path(url.database or "").expanduser().parent).is_dir():
-        raise StoreError(f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first.")
+    elif (
+        "uri" not in url.query
+        and not (folder := Path(url.database or "").expanduser().parent).is_dir()
+    ):
+        raise StoreError(
+            f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
+        )
     # Transactions begin where the runner says so.
     settings = {"timeout": seconds, "check_same_thread": False, "isolation_level": None}
     engine = create_engine(driver_url(url), connect_args=settings, **options)
     # What was acknowledged survives a power cut.
-    event.listen(engine, "connect", partial(_set_up, ["PRAGMA synchronous = FULL", set_up]), insert=True)
+    event.listen(
+        engine,
+        "connect",
+        partial(_set_up, ["PRAGMA synchronous = FULL", set_up]),
+        insert=True,
+    )
     return engine
 
 
@@ -243,6 +327,9 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
 def _check(connection: Any, _record: Any, _proxy: Any) -> None:
     """Replace a connection that was lost while it was idle."""
     with DefaultSelector() as said:
-        # A server that ends a connection says so, and hardly anything else makes it say something.
-        if connection.closed or (said.register(connection, EVENT_READ) and said.select(0)):
+        # A server that ends a connection says so, and hardly anything else makes it say
+        # something.
+        if connection.closed or (
+            said.register(connection, EVENT_READ) and said.select(0)
+        ):
             raise DisconnectionError("The connection was lost while it was idle.")

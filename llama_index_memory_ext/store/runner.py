@@ -21,7 +21,12 @@ from weakref import WeakSet, WeakValueDictionary
 from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext.background.locks import FORK_SECONDS, Recent, lock_for, thread_lock
+from llama_index_memory_ext.background.locks import (
+    FORK_SECONDS,
+    Recent,
+    lock_for,
+    thread_lock,
+)
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import checked, without_second
 from llama_index_memory_ext.store import address
@@ -48,10 +53,14 @@ Part = TypeVar("Part")
 
 logger = logging.getLogger(__name__)
 
-# In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot would fail once it has its lock.
+# In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot
+# would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
-# How long the end of the program waits for writes, and how long a thread without work stays.
-_END_SECONDS, _LOOK_SECONDS, _IDLE_SECONDS = 1.0, 0.005, 10.0
+# How long the end of the program waits for writes, and how long a thread without work
+# stays.
+_END_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
+_IDLE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -91,22 +100,34 @@ class Job:
             else:
                 self.answer.set_exception(error)
         elif self.writes and error is None:
-            logger.info("%s was completed after its caller had gone: it was stored.", self.name)
+            logger.info(
+                "%s was completed after its caller had gone: it was stored.", self.name
+            )
         elif self.writes and isinstance(error, asyncio.CancelledError):
-            logger.warning("%s did not end after its caller had gone: it is unknown whether it was stored.", self.name)
+            logger.warning(
+                "%s did not end after its caller had gone: it is unknown whether it was stored.",
+                self.name,
+            )
         elif self.writes:
             kind = type((error and error.__cause__) or error).__name__
-            logger.warning("%s failed after its caller had gone (%s): nothing was stored.", self.name, kind)
+            logger.warning(
+                "%s failed after its caller had gone (%s): nothing was stored.",
+                self.name,
+                kind,
+            )
 
 
 class Threads:
     """At most ``width`` threads for the jobs on one database; none of them holds up the end of the program.
 
-    Of the jobs that share a name, one runs at a time, in the order of their coming. Those that wait take no thread.
+    Of the jobs that share a name, one runs at a time, in the order of their coming.
+    Those that wait take no thread.
     """
 
     def __init__(self, width: int) -> None:
-        self._width, self._running, self._idle = width, 0, 0
+        self._width = width
+        self._running = 0
+        self._idle = 0
         # How many of the threads that run have a job.
         self._working = 0
         self._changed = threading.Condition(thread_lock())
@@ -131,7 +152,9 @@ class Threads:
             self._changed.notify()
         elif self._running < self._width:
             self._running += 1
-            threading.Thread(target=self._work, name="memory store", daemon=True).start()
+            threading.Thread(
+                target=self._work, name="memory store", daemon=True
+            ).start()
 
     def _work(self) -> None:
         while True:
@@ -165,7 +188,7 @@ class Threads:
                 self._wake()
 
     def _next(self) -> Job | None:
-        """The first job that waits for none before it."""
+        """Return the first job that waits for none before it."""
         if _forks.under_way:
             return None
         names = set(self._taken)
@@ -180,8 +203,8 @@ class Threads:
 class Forks:
     """What is known of the forks of this process.
 
-    ``under_way``: how many threads fork it now; no job begins meanwhile.
-    ``in_use``: the SQLite databases that the parent was using when this process was forked from it.
+    ``under_way``: how many threads fork it now; no job begins meanwhile. ``in_use``:
+    the SQLite databases that the parent was using when this process was forked from it.
     """
 
     under_way: int = 0
@@ -205,9 +228,10 @@ def _all_databases() -> list[Database]:
 class Database:
     """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg, whatever driver the ``uri`` names.
 
-    The engine is opened at first use, and missing tables are made. A ``lent`` engine is used instead of the ``uri``, in
-    the event loop of each caller, keeps its isolation level, and is never closed. A database in memory begins with
-    ``rows`` of the chat table.
+    The engine is opened at first use, and missing tables are made. A ``lent`` engine is
+    used instead of the ``uri``, in the event loop of each caller, keeps its isolation
+    level, and is never closed. A database in memory begins with ``rows`` of the chat
+    table.
     """
 
     def __init__(
@@ -220,19 +244,36 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        given = {"table_name": table_name, "db_schema": db_schema, "async_engine": lent, "operation_timeout": seconds}
-        checked(address.Settings, address.Settings, StoreError, **given, pool_size=pool_size)
+        given = {
+            "table_name": table_name,
+            "db_schema": db_schema,
+            "async_engine": lent,
+            "operation_timeout": seconds,
+        }
+        checked(
+            address.Settings, address.Settings, StoreError, **given, pool_size=pool_size
+        )
         self.url = address.checked_url(uri, lent)
-        self.backend, self.in_memory = self.url.get_backend_name(), address.is_in_memory(self.url)
-        self.shown_uri = address.without_password(address.checked_url(None) if self.in_memory else self.url)
-        self.tables = Tables(table_name, None if self.backend == "sqlite" else db_schema)
-        place = os.path.realpath(self.url.database or "") if self.backend == "sqlite" else self.shown_uri
+        self.backend = self.url.get_backend_name()
+        self.in_memory = address.is_in_memory(self.url)
+        self.shown_uri = address.without_password(
+            address.checked_url(None) if self.in_memory else self.url
+        )
+        self.tables = Tables(
+            table_name, None if self.backend == "sqlite" else db_schema
+        )
+        if self.backend == "sqlite":
+            place = os.path.realpath(self.url.database or "")
+        else:
+            place = self.shown_uri
         if self.in_memory:
             place = f"memory {id(lent or self)}"
         # Equal for two stores of a process that keep their rows in the same table.
         self.identity = (place, str(db_schema), table_name)
         self.seconds = seconds
-        self._lent, self._rows, self._pool_size = lent, rows, pool_size
+        self._lent = lent
+        self._rows = rows
+        self._pool_size = pool_size
         # The engine that was opened; None before the first use.
         self.engine: Engine | None = None
         # The statement with which each connection begins.
@@ -248,7 +289,9 @@ class Database:
         self._lock_users = upsert(self.tables.users, self.backend, lock=True)
         self._lock_sessions = upsert(sessions, self.backend, lock=True)
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
-            self._lock_sessions = self._lock_sessions.returning(sessions.c.key, sessions.c.epoch)
+            self._lock_sessions = self._lock_sessions.returning(
+                sessions.c.key, sessions.c.epoch
+            )
         with _guard:
             self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
             _databases.add(self)
@@ -266,55 +309,85 @@ class Database:
     ) -> T:
         """Call a function with a connection and these arguments, and return its result.
 
-        It runs in one transaction, in which no other process writes to these ``sessions`` and ``users``: their rows are
-        locked, and made where they are missing. It rolls back where nothing is to be written, or a session that was
-        forgotten would be known again. Without ``writes`` each statement sees what is stored when it begins.
+        It runs in one transaction, in which no other process writes to these
+        ``sessions`` and ``users``: their rows are locked, and made where they are
+        missing. It rolls back where nothing is to be written, or a session that was
+        forgotten would be known again. Without ``writes`` each statement sees what is
+        stored when it begins.
 
-        A caller who is cancelled, or whose loop is closed, leaves at once; a write goes on to its end.
+        A caller who is cancelled, or whose loop is closed, leaves at once; a write goes
+        on to its end.
 
         Raises:
-            StoreTimeoutError: It took longer than ``seconds``; 0: the time for one call.
-            StoreError: There is no connection, or the database has refused what the function has asked for.
+            StoreTimeoutError: It took longer than ``seconds``; 0: the time for one
+                call.
+            StoreError: There is no connection, or the database has refused what the
+                function has asked for.
         """
         if not self._is_ready:
             await self._open()
         done: list[Hashable] = []
 
         def step(conn: Connection) -> T:
-            conn.info[EPOCHS], conn.info[DONE] = {}, done
+            conn.info[EPOCHS] = {}
+            conn.info[DONE] = done
             self.lock(conn, sessions, users)
             return function(conn, *args, **options)
 
-        names = {("session", key) for key in sessions} | {("user", namespace) for namespace in users}
+        names = {("session", key) for key in sessions} | {
+            ("user", namespace) for namespace in users
+        }
         # As a reader of the code knows it: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        result = await self._call(step, name, names, seconds, writes=writes, in_transaction=in_transaction)
+        result = await self._call(
+            step, name, names, seconds, writes=writes, in_transaction=in_transaction
+        )
         for mark in done:
             self.done.put(mark, value=True)
         return result
 
-    def lock(self, conn: Connection, sessions: Collection[str], users: Collection[str]) -> None:
+    def lock(
+        self, conn: Connection, sessions: Collection[str], users: Collection[str]
+    ) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
         now = time.time_ns()
         if sessions:
-            rows = conn.execute(self._lock_sessions, [{"key": key, "epoch": now} for key in sorted(sessions)])
-            conn.info[EPOCHS].update((row[0], row[1]) for row in (rows if rows.returns_rows else ()))
+            rows = conn.execute(
+                self._lock_sessions,
+                [{"key": key, "epoch": now} for key in sorted(sessions)],
+            )
+            conn.info[EPOCHS].update(
+                (row[0], row[1]) for row in (rows if rows.returns_rows else ())
+            )
         if users:
-            conn.execute(self._lock_users, [{"namespace": one, "epoch": now, "change": 0} for one in sorted(users)])
+            conn.execute(
+                self._lock_users,
+                [
+                    {"namespace": one, "epoch": now, "change": 0}
+                    for one in sorted(users)
+                ],
+            )
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
-        return await self._call(partial(version_of, tables=self.tables), "read_schema_version", writes=False)
+        return await self._call(
+            partial(version_of, tables=self.tables), "read_schema_version", writes=False
+        )
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
 
-        What is under way is waited for, within the time for one call; of a lent engine, what is in this loop.
+        What is under way is waited for, within the time for one call; of a lent engine,
+        what is in this loop.
         """
-        here, end = asyncio.get_running_loop(), time.monotonic() + self.seconds
-        while any(self._lent is None or job.answer.get_loop() is here for job in list(self.pending)):
+        here = asyncio.get_running_loop()
+        end = time.monotonic() + self.seconds
+        while any(
+            self._lent is None or job.answer.get_loop() is here
+            for job in list(self.pending)
+        ):
             if time.monotonic() > end:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
@@ -349,11 +422,18 @@ class Database:
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
         try:
-            # Looking comes first: mostly all tables exist, and then a database user need not be allowed to make any.
+            # Looking comes first: mostly all tables exist, and then a database user
+            # need not be allowed to make any.
             version = await self._call(self._look, "opening", writes=False)
             if version != SCHEMA_VERSION or self._rows:
-                # Tables and indexes may be made for a table of the host's with many rows.
-                await self._call(self._make, address.MAKING, seconds=max(self.seconds, 600.0), writes=True)
+                # Tables and indexes may be made for a table of the host's with many
+                # rows.
+                await self._call(
+                    self._make,
+                    address.MAKING,
+                    seconds=max(self.seconds, 600.0),
+                    writes=True,
+                )
         except StoreTimeoutError:
             # A connection is still in use.
             raise
@@ -364,14 +444,17 @@ class Database:
 
     def _look(self, conn: Connection) -> int | None:
         version = known_version(conn, self.tables)
-        if self.backend == "sqlite" and not (self._lent or self.in_memory or self.set_up):
+        if self.backend == "sqlite" and not (
+            self._lent or self.in_memory or self.set_up
+        ):
             address.use_write_ahead_log(conn, self.seconds)
         return version
 
     def _make(self, conn: Connection) -> None:
         if self.backend == "postgresql":
-            # An index of a large table takes longer than a statement may; "if not exists" is not safe against itself,
-            # so that one process at a time makes tables.
+            # An index of a large table takes longer than a statement may; "if not
+            # exists" is not safe against itself, so that one process at a time makes
+            # tables.
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
             # Any number that no other program takes for its own lock.
             conn.execute(select(func.pg_advisory_xact_lock(7_453_010_323_281_277_817)))
@@ -390,12 +473,18 @@ class Database:
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
-        """The result of a step on a connection; a StoreTimeoutError after so many seconds, 0: the time for one call."""
-        alone, seconds = {(*self.identity, *one) for one in names}, seconds or self.seconds
+        """Return the result of a step on a connection; a StoreTimeoutError after so many seconds, 0: the time for one call."""
+        alone = {(*self.identity, *one) for one in names}
+        seconds = seconds or self.seconds
         if self.backend == "sqlite":
-            # SQLite lets one writer in at a time, and not in their order. In memory there is one connection.
-            alone = {self.identity[:1]} if writes or self.in_memory else set()
-        loop, task = asyncio.get_running_loop(), None
+            # SQLite lets one writer in at a time, and not in their order. In memory
+            # there is one connection.
+            if writes or self.in_memory:
+                alone = {self.identity[:1]}
+            else:
+                alone = set()
+        loop = asyncio.get_running_loop()
+        task = None
         answer: asyncio.Future[T] = loop.create_future()
         job = Job(step, name, alone, answer, writes, in_transaction, self)
         self.pending.add(job)
@@ -413,7 +502,8 @@ class Database:
                 self._threads.withdraw(job)
         if is_late:
             if task is not None and self.backend == "postgresql":
-                # A cancelled statement of SQLite goes on in its thread, and would keep its lock.
+                # A cancelled statement of SQLite goes on in its thread, and would keep
+                # its lock.
                 task.cancel()
             raise StoreTimeoutError(name, seconds, writes=writes)
         return answer.result()
@@ -433,7 +523,9 @@ class Database:
                     'any more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
                 )
             if self.engine is None:
-                self.engine = address.open_engine(self.url, self.seconds, self._pool_size, self.set_up)
+                self.engine = address.open_engine(
+                    self.url, self.seconds, self._pool_size, self.set_up
+                )
             engine = self.engine
         with ExitStack() as stack:
             with self._in_words(job, begun=False):
@@ -462,13 +554,19 @@ class Database:
 
     def _transact(self, conn: Connection, job: Job) -> Any:
         """Do a job on a connection: in a transaction if it is to write, and else without one."""
-        begins, is_lent = job.writes and job.in_transaction, self._lent is not None
+        begins = job.writes and job.in_transaction
+        is_lent = self._lent is not None
         with self._in_words(job, begun=True), ExitStack() as stack:
             if self.backend == "postgresql" or is_lent:
-                # A lent engine may have any isolation level, set in several ways; a connection's option overrides all.
-                # Reads are spared BEGIN and ROLLBACK; in SQLite they might end what the host has begun.
-                is_free = not begins and (self.backend == "postgresql" or not job.in_transaction)
-                conn.execution_options(isolation_level="AUTOCOMMIT" if is_free else _LEVELS[self.backend])
+                # A lent engine may have any isolation level, set in several ways; a
+                # connection's option overrides all. Reads are spared BEGIN and
+                # ROLLBACK; in SQLite they might end what the host has begun.
+                is_free = not begins and (
+                    self.backend == "postgresql" or not job.in_transaction
+                )
+                conn.execution_options(
+                    isolation_level="AUTOCOMMIT" if is_free else _LEVELS[self.backend]
+                )
             if begins:
                 stack.enter_context(conn.begin())
                 if self.backend == "sqlite":
@@ -489,11 +587,17 @@ class Database:
             yield
         except Exception as error:
             of_database = (SQLAlchemyError, sqlite3.Error, OSError)
-            if isinstance(error, StoreError) or (begun and not isinstance(error, of_database)):
+            if isinstance(error, StoreError) or (
+                begun and not isinstance(error, of_database)
+            ):
                 raise
             if "is locked" in address.reason_of(error):
-                raise StoreTimeoutError(job.name, self.seconds, writes=job.writes) from error
-            raise address.in_words(self.url, error, job.name if begun else "") from error
+                raise StoreTimeoutError(
+                    job.name, self.seconds, writes=job.writes
+                ) from error
+            raise address.in_words(
+                self.url, error, job.name if begun else ""
+            ) from error
 
     def is_used_by_thread(self) -> bool:
         """Return whether a thread works on this SQLite database, or on another store of the same file."""
@@ -502,10 +606,13 @@ class Database:
     def close_before_fork(self) -> None:
         """Close the connections to a SQLite file, unless a thread uses them; the next job opens them again.
 
-        SQLite keeps in the process which locks its connections have. A child that inherits a connection takes no lock
-        for its own ones, and would lose what it writes. A database in memory is copied instead.
+        SQLite keeps in the process which locks its connections have. A child that
+        inherits a connection takes no lock for its own ones, and would lose what it
+        writes. A database in memory is copied instead.
         """
-        if self.backend == "sqlite" and not (self.in_memory or self._threads.is_working()):
+        if self.backend == "sqlite" and not (
+            self.in_memory or self._threads.is_working()
+        ):
             self._dispose()
 
     def go_on_in_parent(self) -> None:
@@ -518,7 +625,9 @@ class Database:
         if self.backend == "sqlite" and self.engine is not None and not keeps_engine:
             _forks.in_use.add(self.identity[0])
         _of_parent.append((list(self.pending), self.engine, self._threads))
-        self._threads = _threads.setdefault((self.identity[0], self._pool_size), Threads(self._pool_size))
+        self._threads = _threads.setdefault(
+            (self.identity[0], self._pool_size), Threads(self._pool_size)
+        )
         self.pending.clear()
         if not keeps_engine:
             self.engine = None
@@ -530,7 +639,9 @@ def _prepare_fork() -> None:
         _forks.under_way += 1
     end = time.monotonic() + FORK_SECONDS
     databases = _all_databases()
-    while time.monotonic() < end and any(database.is_used_by_thread() for database in databases):
+    while time.monotonic() < end and any(
+        database.is_used_by_thread() for database in databases
+    ):
         time.sleep(_LOOK_SECONDS)
     for database in _all_databases():
         database.close_before_fork()
@@ -552,20 +663,29 @@ def _begin_in_child() -> None:
 
 # Behind the locks that are held over a fork: jobs need them to end.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_prepare_fork, after_in_parent=_go_on_in_parent, after_in_child=_begin_in_child)
+    os.register_at_fork(
+        before=_prepare_fork,
+        after_in_parent=_go_on_in_parent,
+        after_in_child=_begin_in_child,
+    )
 
 
 @atexit.register
 def _finish_writes() -> None:
     """Let writes end before the program does, unless the database does not answer."""
     end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and any(job.writes for one in _all_databases() for job in list(one.pending)):
+    while time.monotonic() < end and any(
+        job.writes for one in _all_databases() for job in list(one.pending)
+    ):
         time.sleep(_LOOK_SECONDS)
 
 
 def _run_by(
     locks: str,
-) -> Callable[[Callable[Concatenate[Part, Connection, P], T]], Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]]:
+) -> Callable[
+    [Callable[Concatenate[Part, Connection, P], T]],
+    Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
+]:
     """Make a method that takes a connection one that the database of its object runs."""
 
     def decorate(
@@ -577,8 +697,15 @@ def _run_by(
         async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
             whose: Any = {"writes": False}
             if locks:
-                whose = {locks: [args[0] if args else kwargs[[*signature.parameters][1]]]}
-            return cast("T", await part.database.run(cast("Any", method).__get__(part), *args, **whose, **kwargs))
+                whose = {
+                    locks: [args[0] if args else kwargs[[*signature.parameters][1]]]
+                }
+            return cast(
+                "T",
+                await part.database.run(
+                    cast("Any", method).__get__(part), *args, **whose, **kwargs
+                ),
+            )
 
         vars(run)["__signature__"] = signature
         return run
@@ -586,5 +713,8 @@ def _run_by(
     return decorate
 
 
-# A method that reads, and methods that write to the session or the user that is their first argument.
-reads, writes_session, writes_user = _run_by(""), _run_by("sessions"), _run_by("users")
+# A method that reads, and methods that write to the session or the user that is their
+# first argument.
+reads = _run_by("")
+writes_session = _run_by("sessions")
+writes_user = _run_by("users")

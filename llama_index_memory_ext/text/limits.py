@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-_BEFORE, _AFTER = "[...] ", " [...]"
+_BEFORE = "[...] "
+_AFTER = " [...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,24 @@ class Limits:
 
     @classmethod
     def checked(
-        cls, tokens: int | None, most: int | None, keep: int | None, ratio: float = 1.0, *, include_system: bool = False
+        cls,
+        tokens: int | None,
+        most: int | None,
+        keep: int | None,
+        ratio: float = 1.0,
+        *,
+        include_system: bool = False,
     ) -> Limits:
-        """Returns the limits for options of a record or of ``trim``; raises a LimitError as they do."""
-        for name, limit in {"token_limit": tokens, "max_messages": most, "keep_messages": keep}.items():
+        """Return the limits for options of a record or of ``trim``; raises a LimitError as they do."""
+        for name, limit in {
+            "token_limit": tokens,
+            "max_messages": most,
+            "keep_messages": keep,
+        }.items():
             if limit is not None and (not isinstance(limit, int) or limit < 1):
-                raise LimitError(f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}.")
+                raise LimitError(
+                    f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
+                )
         if keep is not None and (most is None or keep > most):
             raise LimitError(
                 f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
@@ -51,7 +64,12 @@ class Limits:
                 "1. Raise it, or leave include_system out."
             )
         most = most or sys.maxsize
-        return cls(tokens or sys.maxsize, ratio, most, keep or min(most, max(2, int(most * ratio))))
+        return cls(
+            tokens or sys.maxsize,
+            ratio,
+            most,
+            keep or min(most, max(2, int(most * ratio))),
+        )
 
     @property
     def kept(self) -> Limits:
@@ -60,15 +78,19 @@ class Limits:
         return Limits(tokens, 1.0, self.keep_messages, self.keep_messages)
 
 
-def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()) -> int:
-    """Returns the index of the first message to keep, never that of a result; 0 if all are within the limits.
+def plan_cut(
+    messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()
+) -> int:
+    """Return the index of the first message to keep, never that of a result; 0 if all are within the limits.
 
-    Above a limit, the messages are cut down to ``keep_ratio`` and ``keep_messages`` at once. Then the beginning stays
-    the same for many turns, and a provider's prompt cache can serve it.
+    Above a limit, the messages are cut down to ``keep_ratio`` and ``keep_messages`` at
+    once. Then the beginning stays the same for many turns, and a provider's prompt
+    cache can serve it.
 
-    The newest message, or call with its results, always stays. A cut in front of a turn, which begins with a role of
-    ``turn_starts``, is preferred unless it keeps less than half of what could be kept. Messages are counted from the
-    newest one on, until a limit is exceeded.
+    The newest message, or call with its results, always stays. A cut in front of a
+    turn, which begins with a role of ``turn_starts``, is preferred unless it keeps less
+    than half of what could be kept. Messages are counted from the newest one on, until
+    a limit is exceeded.
     """
     newest = map(attrgetter("tokens"), islice(reversed(messages), limits.max_messages))
     # The tokens of the newest message, of the newest two, and so on.
@@ -76,22 +98,28 @@ def plan_cut(messages: Sequence[Counted], limits: Limits, *, turn_starts: Collec
     if len(sums) == len(messages):
         return 0
     fitting = min(bisect_right(sums, limits.kept.tokens), limits.keep_messages)
-    starts = [i for i, message in enumerate(messages) if message.role not in RESULT_ROLES]
+    starts = [
+        i for i, message in enumerate(messages) if message.role not in RESULT_ROLES
+    ]
     # The newest group stays even if it does not fit. Of results alone nothing is cut.
     cuts = [i for i in starts if i >= len(messages) - fitting] or starts[-1:] or [0]
     first = cuts[0]
     turn = next((i for i in cuts if messages[i].role in turn_starts), first)
-    keeps_half = turn == first or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
+    keeps_half = (
+        turn == first
+        or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
+    )
     return turn if keeps_half else first
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:
-    """Returns the share of each message in a common limit: short ones get all they need, long ones equal parts.
+    """Return the share of each message in a common limit: short ones get all they need, long ones equal parts.
 
     >>> share_out([10, 500, 900], 210)
     [10, 100, 100]
     """
-    shares, left = [0] * len(tokens), limit
+    shares = [0] * len(tokens)
+    left = limit
     for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
         shares[i] = min(tokens[i], max(left, 0) // (len(tokens) - done))
         left -= shares[i]
@@ -99,28 +127,46 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
 
 
 def excerpt(
-    text: str, limit: int, counter: TokenCounter, wanted: Collection[str], terms: Callable[[str], Iterable[str]]
+    text: str,
+    limit: int,
+    counter: TokenCounter,
+    wanted: Collection[str],
+    terms: Callable[[str], Iterable[str]],
 ) -> str:
-    """Returns the run of sentences with most of the wanted terms, with "[...]" where text is left out.
+    """Return the run of sentences with most of the wanted terms, with "[...]" where text is left out.
 
-    It has at most ``limit`` tokens. A text that fits is returned whole; one without any of the terms is clipped in its
-    middle. ``terms`` gives the terms of a text.
+    It has at most ``limit`` tokens. A text that fits is returned whole; one without any
+    of the terms is clipped in its middle. ``terms`` gives the terms of a text.
     """
     if counter.count(text) <= limit:
         return text
     # A longer sentence is taken in pieces of 400 characters.
-    pieces = [piece for sentence in sentences_in(text) for piece in re.findall(r"(?s).{1,400}", sentence)]
+    pieces = [
+        piece
+        for sentence in sentences_in(text)
+        for piece in re.findall(r"(?s).{1,400}", sentence)
+    ]
     hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
-    before, room = list(accumulate(map(counter.count, pieces), initial=0)), limit - counter.count(_BEFORE + _AFTER)
-    best, first, last = (0, 0), 0, 0
+    before = list(accumulate(map(counter.count, pieces), initial=0))
+    room = limit - counter.count(_BEFORE + _AFTER)
+    best = (0, 0)
+    first = 0
+    last = 0
     for end in range(1, len(before)):
-        # The longest run that ends here; the best has most different terms, then most tokens.
+        # The longest run that ends here; the best has most different terms, then most
+        # tokens.
         start = bisect_left(before, before[end] - room, 0, end)
         score = len(frozenset().union(*hits[start:end])), before[end] - before[start]
         if score[0] and score > best:
-            best, first, last = score, start, end
+            best = score
+            first = start
+            last = end
     if first == last:
         return counter.clip(text, limit)
-    shown = _BEFORE * (first > 0) + "".join(pieces[first:last]).strip() + _AFTER * (last < len(pieces))
+    shown = (
+        _BEFORE * (first > 0)
+        + "".join(pieces[first:last]).strip()
+        + _AFTER * (last < len(pieces))
+    )
     # The tokens of pieces need not add up.
     return counter.clip(shown, limit)

@@ -28,27 +28,34 @@ Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
 logger = logging.getLogger(__name__)
 
-# llama-index-core ships these two vocabularies; tiktoken finds them by the SHA-1 of their address.
+# llama-index-core ships these two vocabularies; tiktoken finds them by the SHA-1 of
+# their address.
 _SHIPPED = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
-_NOT_LOADED = (
-    "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs no network: %s."
-)
-# tiktoken's regular expression overflows its stack on white space of about a million characters. So long texts are
-# split where every encoding begins a token: at a single space, or after the end of a line.
+_NOT_LOADED = "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs no network: %s."
+# tiktoken's regular expression overflows its stack on white space of about a million
+# characters. So long texts are split where every encoding begins a token: at a single
+# space, or after the end of a line.
 _PIECE_CHARACTERS = 100_000
-_PIECE = re.compile(r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL)
+_PIECE = re.compile(
+    r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL
+)
 # Short ones are counted faster than they are looked up.
 _CACHED_CHARACTERS = 500
 # More characters than these are counted in a thread: some megabytes take seconds.
 LONG_CHARACTERS = 50_000
 
-# Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait for ever for a thread that loads.
+# Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait
+# for ever for a thread that loads.
 _loading = threading.RLock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
+    os.register_at_fork(
+        before=_loading.acquire,
+        after_in_parent=_loading.release,
+        after_in_child=_loading.release,
+    )
 _loaded: set[str] = set()
 
 
@@ -60,10 +67,13 @@ class CountedText(str):
     tokens: int
     shown: Sequence[tuple[Any, str]]
 
-    def __new__(cls, text: str, tokens: int, shown: Sequence[tuple[Any, str]] = ()) -> Self:
+    def __new__(
+        cls, text: str, tokens: int, shown: Sequence[tuple[Any, str]] = ()
+    ) -> Self:
         """Make it of a text, its number of tokens and what it shows."""
         counted = super().__new__(cls, text)
-        counted.tokens, counted.shown = tokens, shown
+        counted.tokens = tokens
+        counted.shown = shown
         return counted
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -73,14 +83,16 @@ class CountedText(str):
 class TokenCounter:
     """Exact token counts by tiktoken; callable, so that it serves as ``Memory(tokenizer_fn=...)``.
 
-    No ``str`` raises an error: special tokens are counted as plain text, lone surrogates as U+FFFD. A run of over
-    100,000 characters without a word boundary is counted in pieces.
+    No ``str`` raises an error: special tokens are counted as plain text, lone
+    surrogates as U+FFFD. A run of over 100,000 characters without a word boundary is
+    counted in pieces.
 
     Args:
-        name: An encoding (``"o200k_base"``) or an OpenAI model (``"gpt-4o"``). ``o200k_base`` and ``cl100k_base`` are
-            read from files that llama-index-core ships, never from the network. tiktoken loads any other encoding. If
-            it cannot, one warning is logged and every count is an estimate: a token for three ASCII characters, one
-            for any other character.
+        name: An encoding (``"o200k_base"``) or an OpenAI model (``"gpt-4o"``).
+            ``o200k_base`` and ``cl100k_base`` are read from files that llama-index-core
+            ships, never from the network. tiktoken loads any other encoding. If it
+            cannot, one warning is logged and every count is an estimate: a token for
+            three ASCII characters, one for any other character.
         tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding.
 
     Examples:
@@ -90,13 +102,15 @@ class TokenCounter:
         0
     """
 
-    def __init__(self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None) -> None:
+    def __init__(
+        self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None
+    ) -> None:
         self.name = name
         self._tokenizer_fn = tokenizer_fn
         self._count_long = lru_cache(16)(lambda text: len(self(text)))
 
     def __call__(self, text: str) -> list[Any]:
-        """Returns the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
+        """Return the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
         if self._tokenizer_fn is not None:
             return self._tokenizer_fn(text)
         encoding = _encoding(self.name)
@@ -106,12 +120,18 @@ class TokenCounter:
         if len(text) <= _PIECE_CHARACTERS:
             return encoding.encode_ordinary(text)
         # One piece after the other, so that other threads get their turn.
-        return [token for piece in _PIECE.finditer(text) for token in encoding.encode_ordinary(piece[0])]
+        return [
+            token
+            for piece in _PIECE.finditer(text)
+            for token in encoding.encode_ordinary(piece[0])
+        ]
 
     def warm_up(self) -> None:
         """Begin to load the vocabulary, unless it is there."""
         if not self._is_ready:
-            threading.Thread(target=_encoding, args=(self.name,), name="vocabulary", daemon=True).start()
+            threading.Thread(
+                target=_encoding, args=(self.name,), name="vocabulary", daemon=True
+            ).start()
 
     async def load(self) -> None:
         """Load the vocabulary in a thread, unless it is there: the event loop must not wait for that."""
@@ -123,23 +143,31 @@ class TokenCounter:
         return self._tokenizer_fn is not None or self.name in _loaded
 
     def count(self, text: str) -> int:
-        """Returns the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
-        return len(self(text)) if len(text) < _CACHED_CHARACTERS else self._count_long(text)
+        """Return the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
+        if len(text) < _CACHED_CHARACTERS:
+            return len(self(text))
+        return self._count_long(text)
 
     def clip(self, text: str, limit: int) -> str:
-        """Returns the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.
+        """Return the text if it has at most ``limit`` tokens, else its beginning and its end around a mark.
 
-        The mark gives the number of tokens that were left out; too small a limit leaves only the beginning. The result
-        never has more than ``limit`` tokens, and is "" for a limit of 0 or less.
+        The mark gives the number of tokens that were left out; too small a limit leaves
+        only the beginning. The result never has more than ``limit`` tokens, and is ""
+        for a limit of 0 or less.
         """
         total = self.count(text)
         if total <= limit:
             return text
-        ids, kept = self(text), limit
+        ids = self(text)
+        kept = limit
         while kept > 0:
             mark = f"\n[... {total - kept} tokens left out ...]\n"
             room = kept - self.count(mark)
-            clipped = self._cut(text, ids, room - room // 2) + mark + self._cut(text, ids, -(room // 2))
+            clipped = (
+                self._cut(text, ids, room - room // 2)
+                + mark
+                + self._cut(text, ids, -(room // 2))
+            )
             if room < limit // 2:
                 clipped = self._cut(text, ids, kept)
             excess = self.count(clipped) - limit
@@ -149,20 +177,33 @@ class TokenCounter:
         return ""
 
     def tail(self, text: str, limit: int) -> str:
-        """Returns the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
+        """Return the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
         if self.count(text) <= limit:
             return text
-        # The end of a text need not have as many tokens as it has within the whole text, so that ends are counted.
+        # The end of a text need not have as many tokens as it has within the whole
+        # text, so that ends are counted.
         starts = range(len(text))
-        return text[bisect_left(starts, x=True, key=lambda start: self.count(text[start:]) <= limit) :]
+        return text[
+            bisect_left(
+                starts, x=True, key=lambda start: self.count(text[start:]) <= limit
+            ) :
+        ]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
-        """Returns the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
-        encoding = _encoding(self.name) if self._tokenizer_fn is None else None
+        """Return the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
+        if self._tokenizer_fn is None:
+            encoding = _encoding(self.name)
+        else:
+            encoding = None
         if encoding is None:
             length = int(len(text) * tokens / max(len(ids), 1))
-            return text[:length] if tokens > 0 else text[len(text) + length :]
-        chosen = ids[:tokens] if tokens > 0 else ids[len(ids) + tokens :]
+            if tokens > 0:
+                return text[:length]
+            return text[len(text) + length :]
+        if tokens > 0:
+            chosen = ids[:tokens]
+        else:
+            chosen = ids[len(ids) + tokens :]
         # A token may end within a character, whose bytes at the edge are dropped.
         return encoding.decode_bytes(chosen).decode("utf-8", errors="ignore")
 
@@ -174,10 +215,13 @@ class TokenCounter:
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
-    """Returns a counter as it is, or one around a function from a text to its tokens; a SettingError for all else."""
+    """Return a counter as it is, or one around a function from a text to its tokens; a SettingError for all else."""
     if isinstance(tokenizer, TokenCounter):
         return tokenizer
-    tokens = tokenizer("a b") if callable(tokenizer) else tokenizer
+    if callable(tokenizer):
+        tokens = tokenizer("a b")
+    else:
+        tokens = tokenizer
     if not callable(tokenizer) or not hasattr(tokens, "__len__"):
         raise SettingError(
             "tokenizer_fn must be a function from a text to the list of its tokens; this one "
@@ -188,14 +232,16 @@ def as_counter(tokenizer: Tokenizer) -> TokenCounter:
 
 
 def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
-    """Returns the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
+    """Return the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
 
-    ``tokens`` are those of each line: of lines that begin with "<" and end with ">" and a newline they add up.
+    ``tokens`` are those of each line: of lines that begin with "<" and end with ">" and
+    a newline they add up.
 
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
     """
-    kept, left = [], limit
+    kept = []
+    left = limit
     for i, cost in enumerate(tokens):
         if cost <= left:
             kept.append(i)
@@ -215,11 +261,17 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
                 encoding = tiktoken.encoding_name_for_model(name)
             folder = files("llama_index.core") / "_static" / "tiktoken_cache"
             if encoding in _SHIPPED and (folder / _SHIPPED[encoding]).is_file():
-                # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set, and then deletes it. A thread
-                # must not meddle with that: the older variable does the same, and stands behind it.
+                # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set,
+                # and then deletes it. A thread must not meddle with that: the older
+                # variable does the same, and stands behind it.
                 given = os.environ.get("TIKTOKEN_CACHE_DIR")
-                is_free = given is None or os.path.realpath(given) == os.path.realpath(str(folder))
-                variable = "DATA_GYM_CACHE_DIR" if is_free else "TIKTOKEN_CACHE_DIR"
+                is_free = given is None or os.path.realpath(given) == os.path.realpath(
+                    str(folder)
+                )
+                if is_free:
+                    variable = "DATA_GYM_CACHE_DIR"
+                else:
+                    variable = "TIKTOKEN_CACHE_DIR"
                 before = os.environ.get(variable)
                 os.environ[variable] = str(folder)
                 try:
@@ -230,7 +282,9 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
                         os.environ[variable] = before
         return tiktoken.get_encoding(encoding)
     except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
-        logger.warning(_NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED)))
+        logger.warning(
+            _NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED))
+        )
         return None
     finally:
         _loaded.add(name)

@@ -7,12 +7,27 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index.core.base.llms.types import CachePoint, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 
 from llama_index_memory_ext.text.limits import Limits, share_out
-from llama_index_memory_ext.text.messages import INSTRUCTION_ROLES, checked_messages, message_tokens, tokens_of
+from llama_index_memory_ext.text.messages import (
+    INSTRUCTION_ROLES,
+    checked_messages,
+    message_tokens,
+    tokens_of,
+)
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.tool_calls import CALL_KEYS, complete_calls, has_content, tool_call_groups
+from llama_index_memory_ext.text.tool_calls import (
+    CALL_KEYS,
+    complete_calls,
+    has_content,
+    tool_call_groups,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +42,8 @@ if TYPE_CHECKING:
     Blocks: TypeAlias = Sequence[ContentBlock | None]
 
 
-# Without these a message is no call or no result. All else that a provider has added may be left out.
+# Without these a message is no call or no result. All else that a provider has added
+# may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
 
 
@@ -40,23 +56,30 @@ def trim(
     include_system: bool = False,
     tokenizer_fn: Tokenizer | None = None,
 ) -> list[ChatMessage]:
-    """Returns the newest of the messages that fit, oldest first; [] for none.
+    """Return the newest of the messages that fit, oldest first; [] for none.
 
-    It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is kept without its call and no
-    call without its result; a newest message that is too large alone is clipped (to its head and tail, or to its end
-    with ``allow_partial``) rather than lost; and neither a large system message nor a part of a message exceeds the
-    limit.
+    It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is
+    kept without its call and no call without its result; a newest message that is too
+    large alone is clipped (to its head and tail, or to its end with ``allow_partial``)
+    rather than lost; and neither a large system message nor a part of a message exceeds
+    the limit.
 
     Args:
-        messages: A conversation, oldest first; it is not changed. Messages that stay whole are the same objects.
-        token_limit: Most tokens of the result, never exceeded; None for any number. Text and tool calls are counted
-            exactly, images, audio and video as 256, documents as 2,048. Thinking, and the few tokens that a provider
-            adds to each message, are not counted.
-        max_messages: Most messages; None for any number. Only a tool call with its results may exceed it.
-        allow_partial: Whether the end of a message that does not fit is kept; never that of a tool call or a result.
-        include_system: Whether the first message is kept if it is the system's or the developer's. It counts towards
-            both limits, and is clipped to half of ``token_limit`` if it would leave no room for another.
-        tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and offline.
+        messages: A conversation, oldest first; it is not changed. Messages that stay
+            whole are the same objects.
+        token_limit: Most tokens of the result, never exceeded; None for any number.
+            Text and tool calls are counted exactly, images, audio and video as 256,
+            documents as 2,048. Thinking, and the few tokens that a provider adds to
+            each message, are not counted.
+        max_messages: Most messages; None for any number. Only a tool call with its
+            results may exceed it.
+        allow_partial: Whether the end of a message that does not fit is kept; never
+            that of a tool call or a result.
+        include_system: Whether the first message is kept if it is the system's or the
+            developer's. It counts towards both limits, and is clipped to half of
+            ``token_limit`` if it would leave no room for another.
+        tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and
+            offline.
 
     Raises:
         LimitError: A limit is below 1, or leaves no room beside the system's message.
@@ -71,10 +94,17 @@ def trim(
         [', world', 'Hello!']
     """
     messages = checked_messages(messages)
-    limits = Limits.checked(token_limit, max_messages, None, include_system=include_system)
-    counter = as_counter(tokenizer_fn) if tokenizer_fn is not None else TokenCounter()
+    limits = Limits.checked(
+        token_limit, max_messages, None, include_system=include_system
+    )
+    if tokenizer_fn is not None:
+        counter = as_counter(tokenizer_fn)
+    else:
+        counter = TokenCounter()
     trimmer = _Trimmer(counter, allow_partial)
-    groups: Groups = tool_call_groups([_Counted(message, counter) for message in complete_calls(messages)])
+    groups: Groups = tool_call_groups(
+        [_Counted(message, counter) for message in complete_calls(messages)]
+    )
     head: Group = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
         head, *groups = groups
@@ -89,7 +119,9 @@ class _Counted:
     """A message with its tokens, which are counted once, when they are first read."""
 
     def __init__(self, message: ChatMessage, counter: TokenCounter) -> None:
-        self.message, self.role, self._counter = message, message.role, counter
+        self.message = message
+        self.role = message.role
+        self._counter = counter
 
     @cached_property
     def tokens(self) -> int:
@@ -107,7 +139,7 @@ class _Trimmer:
     allow_partial: bool
 
     def newest(self, groups: Groups, room: int, count: int) -> Groups:
-        """Returns the newest groups within the limits, the newest one shortened if it is too large."""
+        """Return the newest groups within the limits, the newest one shortened if it is too large."""
         kept: list[Group] = []
         for group in reversed(groups):
             if count <= 0 or (kept and len(group) > count):
@@ -123,26 +155,47 @@ class _Trimmer:
         return kept[::-1]
 
     def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
-        """Returns the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
+        """Return the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
 
-        That is the end of a single message or, if it may be ``shortened``, all of its messages clipped, with all calls.
+        That is the end of a single message or, if it may be ``shortened``, all of its
+        messages clipped, with all calls.
         """
         if tokens_of(group) <= limit:
             return group
-        if self.allow_partial and len(group) == 1 and (end := self.clip(group[0], limit, self.last_blocks)):
+        if (
+            self.allow_partial
+            and len(group) == 1
+            and (end := self.clip(group[0], limit, self.last_blocks))
+        ):
             return end
         if not shortened:
             return []
         caller = group[0]
-        calls = self.tokens(caller.message, [one for one in caller.message.blocks if isinstance(one, ToolCallBlock)])
-        wanted = [max(caller.tokens - calls, 0), *(result.tokens for result in group[1:])]
+        calls = self.tokens(
+            caller.message,
+            [one for one in caller.message.blocks if isinstance(one, ToolCallBlock)],
+        )
+        wanted = [
+            max(caller.tokens - calls, 0),
+            *(result.tokens for result in group[1:]),
+        ]
         shares = share_out(wanted, limit - calls)
         shares[0] += min(calls, limit)
-        kept = [self.clip(one, share, self.clipped_blocks) for one, share in zip(group, shares, strict=True)]
-        return list(chain.from_iterable(kept)) if all(kept) else []
+        kept = [
+            self.clip(one, share, self.clipped_blocks)
+            for one, share in zip(group, shares, strict=True)
+        ]
+        if all(kept):
+            return list(chain.from_iterable(kept))
+        return []
 
-    def clip(self, message: _Counted, limit: int, blocks_of: Callable[[ChatMessage, int], Blocks]) -> Group:
-        """Returns the message if it fits, else a copy with the most blocks that fit, by ``blocks_of``; [] for none."""
+    def clip(
+        self,
+        message: _Counted,
+        limit: int,
+        blocks_of: Callable[[ChatMessage, int], Blocks],
+    ) -> Group:
+        """Return the message if it fits, else a copy with the most blocks that fit, by ``blocks_of``; [] for none."""
         if message.tokens <= limit:
             return [message]
         room = limit
@@ -155,14 +208,26 @@ class _Trimmer:
         return []
 
     def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks:
-        """Returns the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
-        texts = [block.text if isinstance(block, TextBlock) else "" for block in message.blocks]
+        """Return the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
+        texts = [
+            block.text if isinstance(block, TextBlock) else ""
+            for block in message.blocks
+        ]
         shares = share_out(list(map(self.counter.count, texts)), limit)
         blocks: list[ContentBlock | None] = []
         for block, text, share in zip(message.blocks, texts, shares, strict=True):
-            clipped = block.model_copy(update={"text": self.counter.clip(text, share)}) if text else None
+            if text:
+                clipped = block.model_copy(
+                    update={"text": self.counter.clip(text, share)}
+                )
+            else:
+                clipped = None
             # Thinking and cache points are not counted.
-            blocks.append(block if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint) else clipped)
+            blocks.append(
+                block
+                if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint)
+                else clipped
+            )
         for i, block in enumerate(message.blocks):
             more = [*blocks[:i], block, *blocks[i + 1 :]]
             if blocks[i] is None and self.tokens(message, more) <= limit:
@@ -170,23 +235,36 @@ class _Trimmer:
         return blocks
 
     def last_blocks(self, message: ChatMessage, limit: int) -> Blocks:
-        """Returns the last blocks that fit, and in front of them the end of a text."""
+        """Return the last blocks that fit, and in front of them the end of a text."""
         first = len(message.blocks)
         while first and self.tokens(message, message.blocks[first - 1 :]) <= limit:
             first -= 1
-        end, block = message.blocks[first:], message.blocks[first - 1] if first else None
+        end = message.blocks[first:]
+        block = message.blocks[first - 1] if first else None
         if not isinstance(block, TextBlock):
             return end
         text = self.counter.tail(block.text, limit - self.tokens(message, end))
         return [block.model_copy(update={"text": text}) if text else None, *end]
 
-    def tokens(self, message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> int:
-        """Returns the tokens that the message has with these blocks alone."""
+    def tokens(
+        self, message: ChatMessage, blocks: Iterable[ContentBlock | None]
+    ) -> int:
+        """Return the tokens that the message has with these blocks alone."""
         return message_tokens(_with_blocks(message, blocks), self.counter)
 
 
-def _with_blocks(message: ChatMessage, blocks: Iterable[ContentBlock | None]) -> ChatMessage:
-    """Returns a copy with these blocks alone, and without what its provider has added to it."""
-    kwargs = {key: value for key, value in message.additional_kwargs.items() if key in _NEEDED_KWARGS}
-    kept = [block for block in blocks if block and not (isinstance(block, TextBlock) and not block.text.strip())]
+def _with_blocks(
+    message: ChatMessage, blocks: Iterable[ContentBlock | None]
+) -> ChatMessage:
+    """Return a copy with these blocks alone, and without what its provider has added to it."""
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key in _NEEDED_KWARGS
+    }
+    kept = [
+        block
+        for block in blocks
+        if block and not (isinstance(block, TextBlock) and not block.text.strip())
+    ]
     return message.model_copy(update={"blocks": kept, "additional_kwargs": kwargs})

@@ -37,9 +37,15 @@ async def start_claude() -> AsyncIterator[StartClaude]:
     """Starts an Anthropic server around a model, and gives LlamaIndex's own class for it."""
     async with AsyncExitStack() as stack:
 
-        def start(answering: Model, **settings: Any) -> tuple[Anthropic, AnthropicServer]:
+        def start(
+            answering: Model, **settings: Any
+        ) -> tuple[Anthropic, AnthropicServer]:
             server = stack.enter_context(serve(answering))
-            usual: dict[str, Any] = {"model": "claude-sonnet-4-5", "api_key": "sk-test-key", "max_retries": 0}
+            usual: dict[str, Any] = {
+                "model": "claude-sonnet-4-5",
+                "api_key": "sk-test-key",
+                "max_retries": 0,
+            }
             llm = Anthropic(base_url=server.base_url, **{**usual, **settings})
             stack.push_async_callback(llm._aclient.close)
             stack.callback(llm._client.close)
@@ -64,7 +70,9 @@ def talker(messages: list[Message], tools: list[str]) -> Message:
 
 
 def questions(number: int) -> list[str]:
-    return [f"And number {i}?" if i % 3 else f"{i}. What is 3 * 4?" for i in range(number)]
+    return [
+        f"And number {i}?" if i % 3 else f"{i}. What is 3 * 4?" for i in range(number)
+    ]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -74,13 +82,19 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
 ) -> None:
     """But for the turn after a cut; also when each turn is served by another process."""
     llm, server = start_claude(talker)
-    options = {"cache_points": True, "condensed_token_limit": 2_000, "recall_token_limit": 0}
+    options = {
+        "cache_points": True,
+        "condensed_token_limit": 2_000,
+        "recall_token_limit": 0,
+    }
     memory = open_memory(**options)
     agent = FunctionAgent(llm=llm, tools=[multiply], streaming=streaming)
     asked, cuts = [], 0
     for question in questions(15):
         asked.append(len(server.usages))
-        await agent.run(question, memory=open_memory(**options) if restarted else memory)
+        await agent.run(
+            question, memory=open_memory(**options) if restarted else memory
+        )
     assert server.refusals == []
     assert len(server.usages) > len(asked)
     firsts = [server.usages[i] for i in asked]
@@ -99,7 +113,11 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
             # The request with a tool's result.
             assert server.usages[i + 1].found == first.found + first.written
     # What is not in the cache of a turn's beginning: the closing tags, the question, and less than a block.
-    assert all(usage.prompt - usage.found - usage.written < 100 for usage in firsts if usage.prompt > 1_100)
+    assert all(
+        usage.prompt - usage.found - usage.written < 100
+        for usage in firsts
+        if usage.prompt > 1_100
+    )
 
 
 async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
@@ -107,36 +125,61 @@ async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
 ) -> None:
     llm, server = start_claude(talker, model="claude-opus-4-5")
     server.cache = Blocks(from_=4_096)
-    memory = open_memory(cache_points=True, condensed_token_limit=8_000, llm=llm, extract_facts=False)
+    memory = open_memory(
+        cache_points=True, condensed_token_limit=8_000, llm=llm, extract_facts=False
+    )
     for i in range(60):
-        await FunctionAgent(llm=llm, tools=[multiply], streaming=False).run(f"{LONG[:2_000]} {i}", memory=memory)
+        await FunctionAgent(llm=llm, tools=[multiply], streaming=False).run(
+            f"{LONG[:2_000]} {i}", memory=memory
+        )
     prompts = [usage.prompt for usage in server.usages]
-    cuts = [i for i, (before, now) in enumerate(pairwise(prompts), start=1) if now < before]
+    cuts = [
+        i for i, (before, now) in enumerate(pairwise(prompts), start=1) if now < before
+    ]
     assert len(cuts) >= 2
     # What is written after a cut is found in the next turn.
     assert all(server.usages[i].written > 4_096 for i in cuts)
     assert [i for i in range(cuts[0], 60) if server.usages[i].found < 4_096] == cuts
 
 
-async def test_blank_texts_beside_pictures_are_left_out(start_claude: StartClaude, open_memory: OpenMemory) -> None:
+async def test_blank_texts_beside_pictures_are_left_out(
+    start_claude: StartClaude, open_memory: OpenMemory
+) -> None:
     """In the turn that goes on and in the next, of users, of assistants that call tools, and of tools' results."""
     llm, server = start_claude(lambda messages, tools: say("A dot."))
     memory, picture = open_memory(), ImageBlock(image=PIXEL)
     blank = [TextBlock(text=" \n"), picture, TextBlock(text="")]
     call_block = ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={})
     for i in range(3):
-        await memory.aput(ChatMessage(role="user", blocks=[*blank, TextBlock(text="What?")][: 3 + i % 2]))
-        await memory.aput(ChatMessage(role="assistant", blocks=[TextBlock(text="\n\n"), call_block]))
-        await memory.aput(ChatMessage(role="tool", blocks=blank, additional_kwargs={"tool_call_id": "c1"}))
+        await memory.aput(
+            ChatMessage(
+                role="user", blocks=[*blank, TextBlock(text="What?")][: 3 + i % 2]
+            )
+        )
+        await memory.aput(
+            ChatMessage(role="assistant", blocks=[TextBlock(text="\n\n"), call_block])
+        )
+        await memory.aput(
+            ChatMessage(
+                role="tool", blocks=blank, additional_kwargs={"tool_call_id": "c1"}
+            )
+        )
         asked = await memory.aget()
-        assert all(block.text.strip() for message in asked for block in message.blocks if isinstance(block, TextBlock))
+        assert all(
+            block.text.strip()
+            for message in asked
+            for block in message.blocks
+            if isinstance(block, TextBlock)
+        )
         await memory.aput((await llm.achat(asked)).message)
     assert server.refusals == []
     assert len(server.requests) == 3
     assert len((await memory.aget_all())[0].blocks) == 3
 
 
-async def test_a_ttl_reaches_the_server(start_claude: StartClaude, open_memory: OpenMemory) -> None:
+async def test_a_ttl_reaches_the_server(
+    start_claude: StartClaude, open_memory: OpenMemory
+) -> None:
     llm, server = start_claude(talker)
     hour = CacheControl(type="ephemeral", ttl="1h")
     memory, agent = (
@@ -157,9 +200,15 @@ async def test_a_tool_loop_finds_the_question_and_with_a_mark_of_the_server_the_
     """From the second turn with tools on, the first request of a turn writes its question."""
 
     def walker(messages: list[Message], tools: list[str]) -> Message:
-        results = [part for part in messages[-1]["content"] if part["type"] == "tool_result"]
+        results = [
+            part for part in messages[-1]["content"] if part["type"] == "tool_result"
+        ]
         seen = len(messages) // 2
-        return say("Bath.") if seen == 3 else call((f"toolu_{seen}", "look", {"place": seen + len(results)}))
+        return (
+            say("Bath.")
+            if seen == 3
+            else call((f"toolu_{seen}", "look", {"place": seen + len(results)}))
+        )
 
     def look(place: int) -> str:
         """Look at a place."""
@@ -167,9 +216,13 @@ async def test_a_tool_loop_finds_the_question_and_with_a_mark_of_the_server_the_
 
     for asked_for in ({}, {"cache_control": {"type": "ephemeral"}}):
         llm, server = start_claude(walker, additional_kwargs=asked_for)
-        memory = open_memory(f"chat {len(asked_for)}", cache_points=True, condensed_token_limit=12_000)
+        memory = open_memory(
+            f"chat {len(asked_for)}", cache_points=True, condensed_token_limit=12_000
+        )
         for i in range(3):
-            await FunctionAgent(llm=llm, tools=[look], streaming=False).run(f"{i}: {LONG}", memory=memory)
+            await FunctionAgent(llm=llm, tools=[look], streaming=False).run(
+                f"{i}: {LONG}", memory=memory
+            )
         assert server.refusals == []
         turn = server.usages[-4:]
         for before, now in pairwise(turn):
@@ -187,14 +240,24 @@ async def test_with_cache_points_of_the_user_there_are_never_more_than_four(
     agent = FunctionAgent(llm=llm, tools=[multiply])
     for question in questions(9):
         texts = ["Look at this.", "And this.", "And that.", question]
-        blocks = [part for i, text in enumerate(texts) for part in (TextBlock(text=text), *[MARK] * (i >= 4 - own))]
+        blocks = [
+            part
+            for i, text in enumerate(texts)
+            for part in (TextBlock(text=text), *[MARK] * (i >= 4 - own))
+        ]
         await agent.run(ChatMessage(role="user", blocks=blocks), memory=memory)
     assert server.refusals == []
     marked = [len(marks_of(body)) for body in server.requests]
     assert (min(marked), max(marked)) == (own, min(own + 2, 4))
     for body in server.requests:
-        shown = [block for block in body["messages"][0]["content"] if block["type"] == "text"]
-        assert ["cache_control" in block for block in shown[-4:]] == [i >= 4 - own for i in range(4)]
-        assert not any("ephemeral" in block["text"] or "[cache" in block["text"] for block in shown)
+        shown = [
+            block for block in body["messages"][0]["content"] if block["type"] == "text"
+        ]
+        assert ["cache_control" in block for block in shown[-4:]] == [
+            i >= 4 - own for i in range(4)
+        ]
+        assert not any(
+            "ephemeral" in block["text"] or "[cache" in block["text"] for block in shown
+        )
     # Four of the user leave none for the record.
     assert (server.usages[-1].found > 1_024) == (own < 4)

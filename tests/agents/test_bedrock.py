@@ -17,11 +17,17 @@ POINT = {"cachePoint": {"type": "default"}}
 
 def exchange(number: int) -> list[ChatMessage]:
     """A turn with a tool call."""
-    call = ToolCallBlock(tool_call_id=f"tooluse_{number}", tool_name="look", tool_kwargs={"at": number})
+    call = ToolCallBlock(
+        tool_call_id=f"tooluse_{number}", tool_name="look", tool_kwargs={"at": number}
+    )
     return [
         ChatMessage(role="user", content=f"What is number {number}?"),
         ChatMessage(role="assistant", blocks=[call]),
-        ChatMessage(role="tool", content="a fox " * 100, additional_kwargs={"tool_call_id": f"tooluse_{number}"}),
+        ChatMessage(
+            role="tool",
+            content="a fox " * 100,
+            additional_kwargs={"tool_call_id": f"tooluse_{number}"},
+        ),
         ChatMessage(role="assistant", content=f"Number {number} is a fox."),
     ]
 
@@ -36,7 +42,9 @@ async def test_cache_points_stand_between_the_texts_of_the_record(
         await memory.aput_messages(exchange(number))
     await memory.aput_messages(exchange(4)[:3])
     with caplog.at_level(logging.WARNING):
-        messages, system = messages_to_converse_messages(await memory.aget(), "amazon.nova-pro-v1:0")
+        messages, system = messages_to_converse_messages(
+            await memory.aget(), "amazon.nova-pro-v1:0"
+        )
     assert caplog.records == []
     assert control == CacheControl(type="default")
     assert system == []

@@ -13,7 +13,15 @@ from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.text.messages import message_tokens
-from tests.conversation import BEFORE_QUESTION, assistant, calling, record, result, sent_text, user
+from tests.conversation import (
+    BEFORE_QUESTION,
+    assistant,
+    calling,
+    record,
+    result,
+    sent_text,
+    user,
+)
 from tests.memories import OpenMemory
 from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.scripted_models import client_without_connections
@@ -28,7 +36,10 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     """Rewrites no question, and answers each by its words."""
     text = messages[-1]["content"]
     for asked in reversed(QUESTIONS):
-        if f"Follow Up Input: {asked}" in text or f"<Follow Up Message>\n{asked}" in text:
+        if (
+            f"Follow Up Input: {asked}" in text
+            or f"<Follow Up Message>\n{asked}" in text
+        ):
             return say(asked)
         if asked in text:
             return say(f"I heard: {asked}")
@@ -40,7 +51,9 @@ async def chat(engine: BaseChatEngine, question: str) -> str:
 
 
 async def stream_chat(engine: BaseChatEngine, question: str) -> str:
-    return await asyncio.to_thread(lambda: "".join(engine.stream_chat(question).response_gen))
+    return await asyncio.to_thread(
+        lambda: "".join(engine.stream_chat(question).response_gen)
+    )
 
 
 async def achat(engine: BaseChatEngine, question: str) -> str:
@@ -61,11 +74,17 @@ async def memory(open_memory: OpenMemory) -> AsyncIterator[CondensedMemory]:
     await opened.aclose()
 
 
-def engine_of(mode: ChatMode, server: OpenAIServer, memory: CondensedMemory, **options: Any) -> BaseChatEngine:
+def engine_of(
+    mode: ChatMode, server: OpenAIServer, memory: CondensedMemory, **options: Any
+) -> BaseChatEngine:
     """The engine as an index makes it."""
     meanings, llm = MockEmbedding(embed_dim=4), client_without_connections(server)
-    index = VectorStoreIndex.from_documents([Document(text="Oslo has rain.")], embed_model=meanings)
-    return index.as_chat_engine(chat_mode=mode, llm=llm, memory=memory, embed_model=meanings, **options)
+    index = VectorStoreIndex.from_documents(
+        [Document(text="Oslo has rain.")], embed_model=meanings
+    )
+    return index.as_chat_engine(
+        chat_mode=mode, llm=llm, memory=memory, embed_model=meanings, **options
+    )
 
 
 def texts(request: list[Message]) -> list[tuple[str, str]]:
@@ -74,7 +93,11 @@ def texts(request: list[Message]) -> list[tuple[str, str]]:
 
 def said_before(turn: int) -> list[tuple[str, str]]:
     """What the record holds before a turn, counted from 0: each message once, in its order."""
-    return [one for asked in QUESTIONS[:turn] for one in (("user", asked), ("assistant", f"I heard: {asked}"))]
+    return [
+        one
+        for asked in QUESTIONS[:turn]
+        for one in (("user", asked), ("assistant", f"I heard: {asked}"))
+    ]
 
 
 def shown(text: str) -> list[tuple[str, str]]:
@@ -94,7 +117,11 @@ def check_simple(turn: int, requests: list[list[Message]]) -> None:
 def check_context(turn: int, requests: list[list[Message]]) -> None:
     """The engine's system message, that of the memory, and the question alone."""
     (context, memory, question) = texts(requests[-1])
-    assert (context[0], memory[0], question) == ("system", "system", ("user", QUESTIONS[turn]))
+    assert (context[0], memory[0], question) == (
+        "system",
+        "system",
+        ("user", QUESTIONS[turn]),
+    )
     assert "Oslo has rain." in context[1]
     assert memory[1].startswith("<memory>\n")
     assert shown(memory[1]) == said_before(turn)
@@ -141,43 +168,67 @@ async def test_an_engine_sends_all_that_was_said_once_and_one_user_message(
     memory: CondensedMemory, mode: ChatMode, ask: Callable[[BaseChatEngine, str], Any]
 ) -> None:
     with serve(model) as server:
-        options = {"streaming": ask in (stream_chat, astream_chat)} if mode == ChatMode.CONDENSE_QUESTION else {}
+        options = (
+            {"streaming": ask in (stream_chat, astream_chat)}
+            if mode == ChatMode.CONDENSE_QUESTION
+            else {}
+        )
         engine = engine_of(mode, server, memory, **options)
         for turn, question in enumerate(QUESTIONS):
             before = len(server.requests)
             assert await ask(engine, question) == f"I heard: {question}"
             CHECKS[mode](turn, server.requests[before:])
         assert server.refusals == []
-    kept = [(message.role.value, message.content) for message in await memory.aget_all()]
+    kept = [
+        (message.role.value, message.content) for message in await memory.aget_all()
+    ]
     assert kept == said_before(len(QUESTIONS))
 
 
 # ---- the calls of the memory by which engines and agents ask ---------------------------------------------
 
 
-async def test_a_question_to_come_moves_a_turn_that_is_over_into_the_record(memory: CondensedMemory) -> None:
+async def test_a_question_to_come_moves_a_turn_that_is_over_into_the_record(
+    memory: CondensedMemory,
+) -> None:
     """As that question will do when it is put: the record is the same before and after."""
     await memory.aput_messages([user("One?"), assistant("One.")])
     (before,) = await memory.aget(input="Two?")
     await memory.aput(user("Two?"))
     (after,) = await memory.aget(input="Two?")
     assert (before.role.value, after.role.value) == ("system", "user")
-    assert sent_text([after]) == (before.content or "") + BEFORE_QUESTION.removeprefix(NO_RECORD) + "Two?"
+    assert (
+        sent_text([after])
+        == (before.content or "") + BEFORE_QUESTION.removeprefix(NO_RECORD) + "Two?"
+    )
 
 
-async def test_a_turn_that_goes_on_stays_whatever_is_asked(memory: CondensedMemory) -> None:
+async def test_a_turn_that_goes_on_stays_whatever_is_asked(
+    memory: CondensedMemory,
+) -> None:
     """An agent asks again for each tool call, of a question with an image by its text alone."""
-    await memory.aput_messages([user("Sum!"), calling(("c1", "add", {"a": 1})), result("c1", "4711")])
+    await memory.aput_messages(
+        [user("Sum!"), calling(("c1", "add", {"a": 1})), result("c1", "4711")]
+    )
     for question in ("Sum!", "Something else"):
-        assert [one.role.value for one in await memory.aget(input=question)] == ["user", "assistant", "tool"]
+        assert [one.role.value for one in await memory.aget(input=question)] == [
+            "user",
+            "assistant",
+            "tool",
+        ]
 
 
-async def test_a_question_that_was_flushed_while_it_is_answered_is_not_to_come(memory: CondensedMemory) -> None:
+async def test_a_question_that_was_flushed_while_it_is_answered_is_not_to_come(
+    memory: CondensedMemory,
+) -> None:
     """Or the model would be sent calls and results without a user's message."""
     await memory.aput(user("Sum!"))
     await memory.aflush()
     (prompt,) = await memory.aget(input="Sum!")
-    assert (prompt.role.value, shown(prompt.content or "")) == ("user", [("user", "Sum!")])
+    assert (prompt.role.value, shown(prompt.content or "")) == (
+        "user",
+        [("user", "Sum!")],
+    )
 
 
 async def test_closing_leaves_a_question_without_an_answer_where_it_is(
@@ -201,7 +252,11 @@ async def test_a_model_that_takes_one_system_message_gets_the_memory_as_a_users(
         roles = [message["role"] for message in body["messages"]]
         turns = roles[1:] if roles[0] == "system" else roles
         expected = ["user", "assistant"] * len(turns)
-        return None if turns == expected[: len(turns)] else "System message must be at the beginning."
+        return (
+            None
+            if turns == expected[: len(turns)]
+            else "System message must be at the beginning."
+        )
 
     memory = open_memory(chat_engine_role="user")
     await memory.facts.aadd(FACT)
@@ -211,30 +266,47 @@ async def test_a_model_that_takes_one_system_message_gets_the_memory_as_a_users(
         for turn, question in enumerate(QUESTIONS):
             assert await achat(engine, question) == f"I heard: {question}"
             context, shown_memory, answer, asked = texts(server.requests[-1])
-            assert (context[0], shown_memory[0], asked) == ("system", "user", ("user", question))
+            assert (context[0], shown_memory[0], asked) == (
+                "system",
+                "user",
+                ("user", question),
+            )
             assert answer == ("assistant", "I have read the conversation so far.")
             assert shown(shown_memory[1]) == said_before(turn)
         assert server.refusals == []
-    kept = [(message.role.value, message.content) for message in await memory.aget_all()]
+    kept = [
+        (message.role.value, message.content) for message in await memory.aget_all()
+    ]
     assert kept == said_before(len(QUESTIONS))
 
 
-async def test_the_short_answer_stands_within_the_limit_and_only_behind_a_memory(open_memory: OpenMemory) -> None:
+async def test_the_short_answer_stands_within_the_limit_and_only_behind_a_memory(
+    open_memory: OpenMemory,
+) -> None:
     limits = {"token_limit": 300, "condensed_token_limit": 300, "facts_token_limit": 0}
     memory = open_memory(chat_engine_role="user", **limits)
     assert await memory.aget(input="One?") == []
     for i in range(30):
         await memory.aput_messages([user(f"Number {i}?"), assistant("word " * i)])
         prompt = await memory.aget(input="Two?")
-        tokens = sum(message_tokens(message, memory.tokenizer_fn) for message in [*prompt, user("Two?")])
+        tokens = sum(
+            message_tokens(message, memory.tokenizer_fn)
+            for message in [*prompt, user("Two?")]
+        )
         assert [message.role.value for message in prompt] == ["user", "assistant"]
         assert tokens <= 300
-    with pytest.raises(SettingError, match="chat_engine_role must be 'system' or 'user'"):
+    with pytest.raises(
+        SettingError, match="chat_engine_role must be 'system' or 'user'"
+    ):
         open_memory(chat_engine_role="tool")
 
 
-async def test_a_question_to_come_has_its_room_within_the_limit(open_memory: OpenMemory) -> None:
-    memory = open_memory(token_limit=300, condensed_token_limit=250, facts_token_limit=0)
+async def test_a_question_to_come_has_its_room_within_the_limit(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(
+        token_limit=300, condensed_token_limit=250, facts_token_limit=0
+    )
     await memory.aput_messages([user("word " * 150), assistant("Fine.")])
     assert await memory.aget(input="Two?")
     assert await memory.aget(input="word " * 290) == []

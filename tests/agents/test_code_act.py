@@ -11,7 +11,11 @@ from llama_index.core.agent.workflow import CodeActAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
-from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, extract_conversation_context
+from llama_index_memory_ext import (
+    CondensedMemory,
+    RelevantFactsBlock,
+    extract_conversation_context,
+)
 from llama_index_memory_ext.text.messages import turns_in
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -35,11 +39,20 @@ def programmer(messages: list[Message], tools: list[str]) -> Message:
     """Runs a program twice before it answers "Who wrote this?"; reports each name that it reads anywhere."""
     if tools == ["report_facts"]:
         found = [
-            {"content": f"Is called {one[1]}", "category": "knowledge", "confidence": 0.9, "quote": one[0]}
-            for one in NAMES.finditer(str(messages[-1]["content"]).partition("<transcript>")[2])
+            {
+                "content": f"Is called {one[1]}",
+                "category": "knowledge",
+                "confidence": 0.9,
+                "quote": one[0],
+            }
+            for one in NAMES.finditer(
+                str(messages[-1]["content"]).partition("<transcript>")[2]
+            )
         ]
         return call(("call_1", "report_facts", {"new_facts": found}))
-    said = [str(message["content"]) for message in messages if message["role"] != "system"]
+    said = [
+        str(message["content"]) for message in messages if message["role"] != "system"
+    ]
     if not any(text.endswith("Who wrote this?") for text in said):
         return say("You are welcome.")
     return say("It was Mallory.") if said.count(PRINTED) == 2 else say(CODE)
@@ -51,14 +64,24 @@ async def names(memory: CondensedMemory) -> list[str]:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_name_that_a_program_prints_is_not_the_users(
-    open_memory: OpenMemory, start_model: StartModel, any_database_uri: str | None, streaming: bool
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    any_database_uri: str | None,
+    streaming: bool,
 ) -> None:
     """In facts, record, recall and turns it is a tool's; the agent works through its rounds with what it has put."""
     llm, server = start_model(programmer)
     memory = open_memory(user_id="ann", llm=llm, async_database_uri=any_database_uri)
     agent = CodeActAgent(execute, llm=llm, streaming=streaming)
-    assert str(await agent.run("My name is Ann. Who wrote this?", memory=memory)) == "It was Mallory."
-    rounds = [request for request in server.requests if request[0]["role"] == "system" and "execute" in str(request[0])]
+    assert (
+        str(await agent.run("My name is Ann. Who wrote this?", memory=memory))
+        == "It was Mallory."
+    )
+    rounds = [
+        request
+        for request in server.requests
+        if request[0]["role"] == "system" and "execute" in str(request[0])
+    ]
     assert [[one["role"] for one in request[1:]] for request in rounds] == [
         ["user"],
         ["user", "assistant", "user"],
@@ -66,14 +89,26 @@ async def test_a_name_that_a_program_prints_is_not_the_users(
     ]
     await agent.run("Thanks!", memory=memory)
     (shown,) = [
-        text for one in server.requests if (text := str(one[-1]["content"])).endswith(f"{BEFORE_QUESTION}Thanks!")
+        text
+        for one in server.requests
+        if (text := str(one[-1]["content"])).endswith(f"{BEFORE_QUESTION}Thanks!")
     ]
-    assert [role for role, _ in record(shown)] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [role for role, _ in record(shown)] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     await memory.aflush()
     assert await names(memory) == ["Is called Ann"]
     found = await memory.asearch("Mallory", facts=False)
     assert {one.role for one in found.messages if PRINTED in one.text} == {"assistant"}
-    assert [one.role.value for one in await memory.aget_all()][:6] == ["user", "assistant"] * 3
+    assert [one.role.value for one in await memory.aget_all()][:6] == [
+        "user",
+        "assistant",
+    ] * 3
     assert (await memory.aget_all())[2].content == PRINTED
 
 
@@ -83,7 +118,13 @@ async def test_what_is_printed_begins_no_turn(
 ) -> None:
     """However the messages are put."""
     memory = open_memory(async_database_uri=any_database_uri)
-    messages = [user("Who wrote this?"), assistant(CODE), user(PRINTED), assistant(CODE), user(PRINTED)]
+    messages = [
+        user("Who wrote this?"),
+        assistant(CODE),
+        user(PRINTED),
+        assistant(CODE),
+        user(PRINTED),
+    ]
     for some in [messages] if at_once else [[one] for one in messages]:
         await memory.aput_messages(some)
     stats = await memory.astats()
@@ -116,11 +157,20 @@ async def test_a_user_who_writes_after_code_is_the_user(
 
 
 async def test_a_history_that_llamaindex_has_written_is_read_so_too(
-    open_memory: OpenMemory, open_plain_memory: OpenPlainMemory, start_model: StartModel, database_uri: str
+    open_memory: OpenMemory,
+    open_plain_memory: OpenPlainMemory,
+    start_model: StartModel,
+    database_uri: str,
 ) -> None:
     llm, _ = start_model(programmer)
     plain = open_plain_memory(async_database_uri=database_uri)
-    for message in [user("My name is Ann."), assistant(CODE), user(PRINTED), assistant("Fine."), user("Thanks.")]:
+    for message in [
+        user("My name is Ann."),
+        assistant(CODE),
+        user(PRINTED),
+        assistant("Fine."),
+        user("Thanks."),
+    ]:
         await plain.aput(message)
     memory = open_memory(user_id="ann", llm=llm)
     await memory.abackfill()
@@ -134,14 +184,30 @@ async def test_a_block_of_a_plain_memory_reads_it_so_too(
     llm, _ = start_model(programmer)
     block = RelevantFactsBlock(user_id="ann", llm=llm)
     plain: Memory = open_plain_memory(block)
-    for message in [user("My name is Ann."), assistant(CODE), user(PRINTED), assistant("Fine."), user("Thanks.")]:
+    for message in [
+        user("My name is Ann."),
+        assistant(CODE),
+        user(PRINTED),
+        assistant("Fine."),
+        user("Thanks."),
+    ]:
         await plain.aput(message)
     await block.aflush("chat")
-    assert [fact.content for fact in await block.book("chat").alist()] == ["Is called Ann"]
+    assert [fact.content for fact in await block.book("chat").alist()] == [
+        "Is called Ann"
+    ]
     await block.aclose()
 
 
 def test_the_code_is_no_part_of_what_is_said() -> None:
-    messages: list[ChatMessage] = [user("Who?"), assistant(CODE), user(PRINTED), assistant("Mallory.")]
+    messages: list[ChatMessage] = [
+        user("Who?"),
+        assistant(CODE),
+        user(PRINTED),
+        assistant("Mallory."),
+    ]
     assert extract_conversation_context(messages) == "Who? Mallory."
-    assert turns_in([assistant("Use <execute>."), user("Hm.")]) == [["Use <execute>."], ["Hm."]]
+    assert turns_in([assistant("Use <execute>."), user("Hm.")]) == [
+        ["Use <execute>."],
+        ["Hm."],
+    ]

@@ -26,7 +26,9 @@ from tests.scripted_models import StartModel
 # The host says that JSON has no place for a memory.
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key"),
+    pytest.mark.filterwarnings(
+        "ignore:Skipping serialization of known unserializable key"
+    ),
 ]
 
 COMMON = """
@@ -107,27 +109,41 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 def in_a_process(code: str, *arguments: str, given: str = "") -> str:
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 # Older versions of the host resolve every type.
-NARROW = ["allowed"] if "allowed_types" in inspect.signature(JsonSerializer).parameters else []
+NARROW = (
+    ["allowed"]
+    if "allowed_types" in inspect.signature(JsonSerializer).parameters
+    else []
+)
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", *NARROW])
-async def test_a_human_answers_in_another_process_and_the_run_goes_on(database_uri: str, serializer: str) -> None:
+async def test_a_human_answers_in_another_process_and_the_run_goes_on(
+    database_uri: str, serializer: str
+) -> None:
     """The model is sent what it would have been sent without the break, and each message is kept once."""
     with serve(model) as server:
         data = in_a_process(ASKS, database_uri, server.api_base, serializer)
         assert len(server.requests) == 2
-        answers = in_a_process(GOES_ON, database_uri, server.api_base, serializer, given=data)
+        answers = in_a_process(
+            GOES_ON, database_uri, server.api_base, serializer, given=data
+        )
         assert answers == "It is deleted.\nFine.\n"
         asked, answered, thanked = server.requests[1:]
         assert answered[:1] == asked
         assert asked[0]["content"].endswith(f"{BEFORE_QUESTION}Delete a.txt")
-        assert [message["role"] for message in answered] == ["user", "assistant", "tool"]
+        assert [message["role"] for message in answered] == [
+            "user",
+            "assistant",
+            "tool",
+        ]
         assert [body for _, body in record(thanked[0]["content"])] == [
             "My name is Ann.",
             "Fine.",
@@ -156,16 +172,22 @@ async def test_a_context_of_a_finished_run_goes_on_with_the_memory(
         assert len(record(server.requests[-1][0]["content"])) == 2 * turn
 
 
-async def test_a_memory_without_the_conversation_is_refused(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_memory_without_the_conversation_is_refused(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     llm, _ = start_model(model)
     agent, context = FunctionAgent(llm=llm), Context(FunctionAgent(llm=llm))
     await agent.run("My name is Ann.", memory=open_memory(), ctx=context)
     data: dict[str, Any] = context.to_dict()
     for other in (open_memory("another"), open_memory(async_database_uri=None)):
-        with pytest.raises(StoreError, match=r"holds no message of session '(another|chat)'") as error:
+        with pytest.raises(
+            StoreError, match=r"holds no message of session '(another|chat)'"
+        ) as error:
             await restore_context(agent, data, other)
         assert "Ann" not in str(error.value)
-    with pytest.raises(TypeError, match="restore_context asks a CondensedMemory; this is a str"):
+    with pytest.raises(
+        TypeError, match="restore_context asks a CondensedMemory; this is a str"
+    ):
         await restore_context(agent, data, "chat")  # type: ignore[arg-type]
 
 
@@ -176,31 +198,57 @@ async def test_a_memory_in_memory_cannot_be_pickled() -> None:
     """The copy would be empty. It can be copied in its process, where both have one store."""
     memory = CondensedMemory.from_defaults("chat", extract_facts=False)
     for way in (pickle.dumps, JsonPickleSerializer().serialize):
-        with pytest.raises(StoreError, match="its database is in memory, and the copy would be empty"):
+        with pytest.raises(
+            StoreError, match="its database is in memory, and the copy would be empty"
+        ):
             way(memory)
     await memory.aput(user("Hello."))
-    assert len(await copy.copy(memory).aget_all()) == len(await copy.deepcopy(memory).aget_all()) == 1
+    assert (
+        len(await copy.copy(memory).aget_all())
+        == len(await copy.deepcopy(memory).aget_all())
+        == 1
+    )
     await memory.aclose()
 
 
-async def test_a_pickle_keeps_session_and_settings_but_no_model(open_memory: OpenMemory) -> None:
-    memory = open_memory(user_id="ann", llm=MockLLM(), condensed_token_limit=1_000, max_messages=7)
+async def test_a_pickle_keeps_session_and_settings_but_no_model(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(
+        user_id="ann", llm=MockLLM(), condensed_token_limit=1_000, max_messages=7
+    )
     await memory.aput_messages([user("Hello."), assistant("Hello Ann.")])
     serializer = JsonPickleSerializer()
     twin = serializer.deserialize(serializer.serialize(memory))
     async with twin:
         assert (twin.session_id, twin.facts_block.user_id) == ("chat", "ann")
-        assert (twin.condensed_block.token_limit, twin.condensed_block.max_messages) == (1_000, 7)
-        assert [block.llm for block in (twin.condensed_block, twin.facts_block)] == [None, None]
+        assert (
+            twin.condensed_block.token_limit,
+            twin.condensed_block.max_messages,
+        ) == (1_000, 7)
+        assert [block.llm for block in (twin.condensed_block, twin.facts_block)] == [
+            None,
+            None,
+        ]
         assert await twin.aget_all() == await memory.aget_all()
         twin.facts_block.extract_facts = False
 
 
-async def test_a_pickle_names_only_modules_that_stay_where_they_are(open_memory: OpenMemory) -> None:
+async def test_a_pickle_names_only_modules_that_stay_where_they_are(
+    open_memory: OpenMemory,
+) -> None:
     """Contexts are kept while programs get newer versions: moving one of these modules makes them unreadable."""
     async with open_memory(user_id="ann", agent_id="travel") as memory:
-        named = {name for _, name, _ in pickletools.genops(pickle.dumps(memory)) if isinstance(name, str)}
-    modules = {name.removeprefix(f"{PACKAGE}.") for name in named if name.startswith(f"{PACKAGE}.")}
+        named = {
+            name
+            for _, name, _ in pickletools.genops(pickle.dumps(memory))
+            if isinstance(name, str)
+        }
+    modules = {
+        name.removeprefix(f"{PACKAGE}.")
+        for name in named
+        if name.startswith(f"{PACKAGE}.")
+    }
     assert modules <= {
         "background.locks",
         "fact",

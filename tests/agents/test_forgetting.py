@@ -17,7 +17,9 @@ from tests.memories import OpenMemory
 from tests.openai_server import call
 from tests.scripted_models import StartModel
 
-CASES: list[dict[str, Any]] = json.loads(Path("benchmarks/forgetting.json").read_text(encoding="utf-8"))
+CASES: list[dict[str, Any]] = json.loads(
+    Path("benchmarks/forgetting.json").read_text(encoding="utf-8")
+)
 EDIT = "order to edit"
 
 
@@ -26,8 +28,12 @@ async def say(memory: CondensedMemory, turn: dict[str, Any]) -> list[str]:
     await memory.aput(user(turn["user"]))
     answers = []
     for i, arguments in enumerate(turn.get("forget", [])):
-        answers.append(await MemoryToolSpec(memory).aforget(arguments["facts"], arguments["quote"]))
-        await memory.aput_messages([calling((f"c{i}", "forget", arguments)), result(f"c{i}", answers[-1])])
+        answers.append(
+            await MemoryToolSpec(memory).aforget(arguments["facts"], arguments["quote"])
+        )
+        await memory.aput_messages(
+            [calling((f"c{i}", "forget", arguments)), result(f"c{i}", answers[-1])]
+        )
     if "assistant" in turn:
         await memory.aput(assistant(turn["assistant"]))
     return answers
@@ -40,7 +46,11 @@ async def retired_of(case: dict[str, Any], memory: CondensedMemory) -> list[str]
     for turn in case["turns"]:
         await say(memory, turn)
     await memory.aflush()
-    return [fact.content for fact in await memory.facts.alist(with_retired=True) if fact.retired]
+    return [
+        fact.content
+        for fact in await memory.facts.alist(with_retired=True)
+        if fact.retired
+    ]
 
 
 @pytest.mark.parametrize(("half", "most"), [("dev", 0), ("check", 2)])
@@ -50,11 +60,15 @@ async def test_of_sixty_requests_hardly_any_is_taken_for_another(
     """No order to edit something ends a fact. The rules were chosen for the first half alone."""
     cases = [case for case in CASES if case["half"] == half]
     replies = iter([case["reply"] for case in cases if "reply" in case])
-    llm, server = start_model(lambda messages, tools: call(("c", "report_facts", next(replies))))
+    llm, server = start_model(
+        lambda messages, tools: call(("c", "report_facts", next(replies)))
+    )
     wrong = []
     for i, case in enumerate(cases):
         extraction: dict[str, Any] = {"llm": llm} if "reply" in case else {}
-        found = await retired_of(case, open_memory(f"chat-{i}", user_id=f"user-{i}", **extraction))
+        found = await retired_of(
+            case, open_memory(f"chat-{i}", user_id=f"user-{i}", **extraction)
+        )
         if sorted(found) != sorted(case["retired"]):
             wrong.append((case["kind"], case["turns"][0]["user"], found))
     assert not [one for one in wrong if one[0] == EDIT], wrong
@@ -63,7 +77,10 @@ async def test_of_sixty_requests_hardly_any_is_taken_for_another(
     assert len(server.requests) == sum("reply" in case for case in cases)
 
 
-EVERYTHING: dict[str, Any] = {"facts": ["Lives in Rome", "Is allergic to nuts"], "quote": "Forget everything about me."}
+EVERYTHING: dict[str, Any] = {
+    "facts": ["Lives in Rome", "Is allergic to nuts"],
+    "quote": "Forget everything about me.",
+}
 
 
 @pytest.fixture
@@ -82,14 +99,29 @@ async def known(memory: CondensedMemory) -> list[str]:
     return sorted(fact.content for fact in await memory.facts.alist())
 
 
-async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(memory: CondensedMemory) -> None:
+async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(
+    memory: CondensedMemory,
+) -> None:
     """In a later message: not in that of the order, however often the model calls. It can be restored."""
-    asks = {"user": "Forget everything about me.", "forget": [EVERYTHING, EVERYTHING], "assistant": "Really all?"}
+    asks = {
+        "user": "Forget everything about me.",
+        "forget": [EVERYTHING, EVERYTHING],
+        "assistant": "Really all?",
+    }
     for answer in await say(memory, asks):
         assert answer.count("Not forgotten: [") == 2
-        assert "Lives in Rome: show the user all that would go, and ask. Call this again when their next" in answer
+        assert (
+            "Lives in Rome: show the user all that would go, and ask. Call this again when their next"
+            in answer
+        )
     assert await known(memory) == ["Is allergic to nuts", "Lives in Rome"]
-    (answer,) = await say(memory, {"user": "Yes, I'm sure.", "forget": [{**EVERYTHING, "quote": "Yes, I'm sure."}]})
+    (answer,) = await say(
+        memory,
+        {
+            "user": "Yes, I'm sure.",
+            "forget": [{**EVERYTHING, "quote": "Yes, I'm sure."}],
+        },
+    )
     assert answer.count("(it can be restored)") == 2
     assert await known(memory) == []
     for fact in await memory.facts.alist(with_retired=True):
@@ -98,21 +130,53 @@ async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(mem
 
 
 @pytest.mark.parametrize(
-    "answer", ["No, wait.", "Yes?", "Yes, but keep my allergy.", "What is 2+2?", "Yes, all except where I live"]
+    "answer",
+    [
+        "No, wait.",
+        "Yes?",
+        "Yes, but keep my allergy.",
+        "What is 2+2?",
+        "Yes, all except where I live",
+    ],
 )
-async def test_what_is_no_yes_forgets_nothing(memory: CondensedMemory, answer: str) -> None:
-    await say(memory, {"user": "Forget everything about me.", "forget": [EVERYTHING], "assistant": "Really all?"})
+async def test_what_is_no_yes_forgets_nothing(
+    memory: CondensedMemory, answer: str
+) -> None:
+    await say(
+        memory,
+        {
+            "user": "Forget everything about me.",
+            "forget": [EVERYTHING],
+            "assistant": "Really all?",
+        },
+    )
     for quote in (EVERYTHING["quote"], answer):
         await say(memory, {"user": answer, "forget": [{**EVERYTHING, "quote": quote}]})
     assert await known(memory) == ["Is allergic to nuts", "Lives in Rome"]
 
 
-async def test_what_was_not_listed_does_not_go_with_everything(memory: CondensedMemory) -> None:
+async def test_what_was_not_listed_does_not_go_with_everything(
+    memory: CondensedMemory,
+) -> None:
     """Nor does anything where the user says yes to something else."""
-    await say(memory, {"user": "Forget everything about me.", "forget": [EVERYTHING], "assistant": "Really all?"})
+    await say(
+        memory,
+        {
+            "user": "Forget everything about me.",
+            "forget": [EVERYTHING],
+            "assistant": "Really all?",
+        },
+    )
     await memory.facts.aadd("Plays the piano")
     facts = [*EVERYTHING["facts"], "Plays the piano"]
-    await say(memory, {"user": "Yes.", "forget": [{"facts": facts, "quote": "Yes."}], "assistant": "Done. Tea?"})
+    await say(
+        memory,
+        {
+            "user": "Yes.",
+            "forget": [{"facts": facts, "quote": "Yes."}],
+            "assistant": "Done. Tea?",
+        },
+    )
     assert await known(memory) == ["Plays the piano"]
     await say(memory, {"user": "Yes.", "forget": [{"facts": facts, "quote": "Yes."}]})
     assert await known(memory) == ["Plays the piano"]
@@ -144,5 +208,10 @@ async def test_what_was_not_listed_does_not_go_with_everything(memory: Condensed
         ("Delete everything you know about my cat.", "Has a cat", True),
     ],
 )
-def test_an_order_to_forget_is_told_from_others(said: str, content: str, *, is_asked: bool) -> None:
-    assert asks_to_forget(said, [Utterance(1, "user", said)], [], [content]) == ([is_asked], False)
+def test_an_order_to_forget_is_told_from_others(
+    said: str, content: str, *, is_asked: bool
+) -> None:
+    assert asks_to_forget(said, [Utterance(1, "user", said)], [], [content]) == (
+        [is_asked],
+        False,
+    )

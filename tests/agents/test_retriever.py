@@ -19,7 +19,12 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import RetrieverTool
 
-from llama_index_memory_ext import CondensedMemory, MemoryRetriever, StoreError, TokenCounter
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryRetriever,
+    StoreError,
+    TokenCounter,
+)
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
 from tests.openai_server import say
@@ -45,13 +50,21 @@ async def ask(memory: CondensedMemory, question: str, **options: Any) -> list[st
 # ---- what is found -------------------------------------------------------------------------------------
 
 
-async def test_facts_and_messages_come_as_nodes_best_first(memory: CondensedMemory) -> None:
+async def test_facts_and_messages_come_as_nodes_best_first(
+    memory: CondensedMemory,
+) -> None:
     """With the score of the ranking, and all that is known of them beside the text."""
-    fact = await memory.facts.aadd("Lives in Berlin", confidence=0.9, category="context", session_id="monday")
+    fact = await memory.facts.aadd(
+        "Lives in Berlin", confidence=0.9, category="context", session_id="monday"
+    )
     await memory.facts.aadd("Likes tea")
     await memory.aput_messages([*BIKE, user("Where did I buy it?")])
     nodes = await MemoryRetriever(memory).aretrieve("What happened in Berlin?")
-    assert [node.node.metadata["kind"] for node in nodes] == ["message", "fact", "message"]
+    assert [node.node.metadata["kind"] for node in nodes] == [
+        "message",
+        "fact",
+        "message",
+    ]
     scores = [node.score or 0 for node in nodes]
     assert scores == sorted(scores, reverse=True)
     # The age of a fact counts little for a short question.
@@ -68,11 +81,19 @@ async def test_facts_and_messages_come_as_nodes_best_first(memory: CondensedMemo
         "date": day,
         "session_id": "monday",
     }
-    assert said.get_content(MetadataMode.LLM) == f"kind: message\nrole: user\ndate: {day}\n\n{BIKE[0].content}"
-    assert (said.metadata["session_id"], len(said.metadata["message_ids"])) == ("chat", 1)
+    assert (
+        said.get_content(MetadataMode.LLM)
+        == f"kind: message\nrole: user\ndate: {day}\n\n{BIKE[0].content}"
+    )
+    assert (said.metadata["session_id"], len(said.metadata["message_ids"])) == (
+        "chat",
+        1,
+    )
 
 
-async def test_nothing_is_found_without_a_word_in_common(memory: CondensedMemory) -> None:
+async def test_nothing_is_found_without_a_word_in_common(
+    memory: CondensedMemory,
+) -> None:
     assert await ask(memory, "anything") == []
     await memory.facts.aadd("Likes tea", confidence=1.0)
     await memory.aput_messages(BIKE)
@@ -80,12 +101,16 @@ async def test_nothing_is_found_without_a_word_in_common(memory: CondensedMemory
         assert await ask(memory, question) == []
 
 
-async def test_a_question_does_not_find_itself_but_everything_before_it(open_memory: OpenMemory) -> None:
+async def test_a_question_does_not_find_itself_but_everything_before_it(
+    open_memory: OpenMemory,
+) -> None:
     """The newest answer as soon as it is there, whether it has left short-term memory or not."""
     memory = open_memory()
     await memory.aput(user("Where is my umbrella?"))
     assert await ask(memory, "umbrella") == []
-    await memory.aput_messages([calling(("c1", "look", {"for": "umbrella"})), result("c1", "an umbrella")])
+    await memory.aput_messages(
+        [calling(("c1", "look", {"for": "umbrella"})), result("c1", "an umbrella")]
+    )
     assert await ask(memory, "umbrella") == []
     await memory.aput(assistant("Your umbrella is at work."))
     question, answer = "Where is my umbrella?", "Your umbrella is at work."
@@ -97,7 +122,9 @@ async def test_a_question_does_not_find_itself_but_everything_before_it(open_mem
     assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
 
 
-async def test_what_holds_no_longer_or_was_deleted_is_not_found(memory: CondensedMemory) -> None:
+async def test_what_holds_no_longer_or_was_deleted_is_not_found(
+    memory: CondensedMemory,
+) -> None:
     fact = await memory.facts.aadd("Lives in Berlin")
     await memory.aput_messages([*BIKE, user("Well.")])
     assert len(await ask(memory, "Berlin", similarity_top_k=2)) == 2
@@ -108,9 +135,14 @@ async def test_what_holds_no_longer_or_was_deleted_is_not_found(memory: Condense
     assert (await ask(memory, "Berlin"))[0] == "I left Berlin."
 
 
-async def test_nothing_crosses_from_user_to_user_or_session_to_session(open_memory: OpenMemory) -> None:
+async def test_nothing_crosses_from_user_to_user_or_session_to_session(
+    open_memory: OpenMemory,
+) -> None:
     """Facts are shared by the sessions of one user, messages are not."""
-    monday, friday = open_memory("monday", user_id="ann"), open_memory("friday", user_id="ann")
+    monday, friday = (
+        open_memory("monday", user_id="ann"),
+        open_memory("friday", user_id="ann"),
+    )
     bob = open_memory("bob", user_id="bob")
     await monday.facts.aadd("Loves Berlin")
     await bob.facts.aadd("Hates Berlin")
@@ -121,31 +153,51 @@ async def test_nothing_crosses_from_user_to_user_or_session_to_session(open_memo
     assert (await ask(bob, "Berlin", facts=False)) == ["Berlin, says Bob.", "No."]
 
 
-async def test_it_finds_in_any_database_what_another_memory_wrote(any_database_uri: str | None) -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+async def test_it_finds_in_any_database_what_another_memory_wrote(
+    any_database_uri: str | None,
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, extract_facts=False
+    )
     async with memory:
         retriever = MemoryRetriever(memory)
-        other = CondensedMemory.from_defaults("chat", chat_store=memory.sql_store, extract_facts=False)
+        other = CondensedMemory.from_defaults(
+            "chat", chat_store=memory.sql_store, extract_facts=False
+        )
         for i in range(3):
             await other.aput_messages([user(f"Trip {i} to Oslo."), assistant("Nice.")])
             assert f"Trip {i} to Oslo." in texts(await retriever.aretrieve("Oslo"))
-        both = await asyncio.gather(*(MemoryRetriever(other).aretrieve("Oslo") for _ in range(3)))
+        both = await asyncio.gather(
+            *(MemoryRetriever(other).aretrieve("Oslo") for _ in range(3))
+        )
         assert {len(nodes) for nodes in both} == {6}
 
 
-async def test_memories_on_several_databases_are_searched_together(tmp_path: Path, open_memory: OpenMemory) -> None:
+async def test_memories_on_several_databases_are_searched_together(
+    tmp_path: Path, open_memory: OpenMemory
+) -> None:
     """The host takes two nodes with one id for one, and each database counts its rows from 1."""
     memories = [
-        open_memory(session_id, async_database_uri=f"sqlite+aiosqlite:///{tmp_path / name}")
-        for session_id, name in (("chat", "one.db"), ("chat", "two.db"), ("chat-2", "two.db"))
+        open_memory(
+            session_id, async_database_uri=f"sqlite+aiosqlite:///{tmp_path / name}"
+        )
+        for session_id, name in (
+            ("chat", "one.db"),
+            ("chat", "two.db"),
+            ("chat-2", "two.db"),
+        )
     ]
     said = ["A bike in Berlin.", "A bike in Rome.", "A bike in Oslo."]
     for memory, text in zip(memories, said, strict=True):
         await memory.aput_messages([user(text), assistant("Yes.")])
     retrievers: list[BaseRetriever] = [MemoryRetriever(memory) for memory in memories]
-    together = QueryFusionRetriever(retrievers, llm=MockLLM(), num_queries=1, similarity_top_k=10)
+    together = QueryFusionRetriever(
+        retrievers, llm=MockLLM(), num_queries=1, similarity_top_k=10
+    )
     assert {*said} <= {*texts(await together.aretrieve("bike"))}
-    first, second = [await retrievers[0].aretrieve(question) for question in ("bike", "Berlin")]
+    first, second = [
+        await retrievers[0].aretrieve(question) for question in ("bike", "Berlin")
+    ]
     assert first[0].node.node_id == second[0].node.node_id
 
 
@@ -158,7 +210,9 @@ async def test_memories_on_several_databases_are_searched_together(tmp_path: Pat
     facts=st.lists(st.text(min_size=1, max_size=300), max_size=3),
     limit=st.integers(1, 200),
 )
-async def test_all_nodes_together_keep_to_the_limit(said: list[str], facts: list[str], limit: int) -> None:
+async def test_all_nodes_together_keep_to_the_limit(
+    said: list[str], facts: list[str], limit: int
+) -> None:
     """As a model is shown them, whatever was said."""
     async with CondensedMemory.from_defaults(extract_facts=False) as memory:
         for text in facts:
@@ -167,11 +221,18 @@ async def test_all_nodes_together_keep_to_the_limit(said: list[str], facts: list
         for text in said:
             await memory.aput_messages([user(f"tea {text}"), assistant(text * 10)])
         nodes = await MemoryRetriever(memory, token_limit=limit).aretrieve("tea")
-        assert sum(COUNTER.count(node.node.get_content(MetadataMode.LLM)) for node in nodes) <= limit
+        assert (
+            sum(
+                COUNTER.count(node.node.get_content(MetadataMode.LLM)) for node in nodes
+            )
+            <= limit
+        )
 
 
 @pytest.mark.parametrize(
-    "options", [{"facts": False, "messages": False}, {"similarity_top_k": 0}], ids=["nothing", "no nodes"]
+    "options",
+    [{"facts": False, "messages": False}, {"similarity_top_k": 0}],
+    ids=["nothing", "no nodes"],
 )
 def test_a_search_for_nothing_is_refused(options: dict[str, Any]) -> None:
     memory = CondensedMemory.from_defaults()
@@ -182,7 +243,9 @@ def test_a_search_for_nothing_is_refused(options: dict[str, Any]) -> None:
 # ---- in LlamaIndex -------------------------------------------------------------------------------------
 
 
-async def test_a_query_engine_answers_from_the_memory(memory: CondensedMemory, start_model: StartModel) -> None:
+async def test_a_query_engine_answers_from_the_memory(
+    memory: CondensedMemory, start_model: StartModel
+) -> None:
     """And so does a retriever tool."""
     llm, server = start_model(lambda messages, tools: say("In Berlin."))
     await memory.facts.aadd("Rides a bike to work")
@@ -192,13 +255,18 @@ async def test_a_query_engine_answers_from_the_memory(memory: CondensedMemory, s
     assert str(response) == "In Berlin."
     assert "Rides a bike to work" in str(server.requests[-1])
     assert "I bought a red bike in Berlin." in str(server.requests[-1])
-    assert {node.node.metadata["kind"] for node in response.source_nodes[:3]} == {"fact", "message"}
+    assert {node.node.metadata["kind"] for node in response.source_nodes[:3]} == {
+        "fact",
+        "message",
+    }
     tool = RetrieverTool.from_defaults(MemoryRetriever(memory, facts=False))
     assert "I bought a red bike in Berlin." in str(await tool.acall("bike"))
 
 
 def test_it_works_without_an_event_loop(database_uri: str) -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=database_uri, extract_facts=False)
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=database_uri, extract_facts=False
+    )
     memory.put_messages(BIKE)
     retriever = MemoryRetriever(memory)
     assert texts(retriever.retrieve("bike")) == [message.content for message in BIKE]
@@ -208,14 +276,18 @@ def test_it_works_without_an_event_loop(database_uri: str) -> None:
 
 async def test_it_can_be_copied_and_names_no_secret() -> None:
     memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri="postgresql+asyncpg://me:hunter2@localhost:1/db", extract_facts=False
+        "chat",
+        async_database_uri="postgresql+asyncpg://me:hunter2@localhost:1/db",
+        extract_facts=False,
     )
     retriever = MemoryRetriever(memory, token_limit=77)
     assert copy.deepcopy(retriever).memory is memory
     pickled = pickle.dumps(retriever)
     assert pickle.loads(pickled).token_limit == 77
     assert "hunter2" not in f"{retriever!r} {pickled!r}"
-    with pytest.raises(StoreError, match=r"could not be searched \(database failed: \w+\)") as error:
+    with pytest.raises(
+        StoreError, match=r"could not be searched \(database failed: \w+\)"
+    ) as error:
         await retriever.aretrieve("my secret")
     assert "hunter2" not in repr(error.value)
     assert "my secret" not in repr(error.value)
@@ -224,27 +296,35 @@ async def test_it_can_be_copied_and_names_no_secret() -> None:
 # ---- the database fails ----------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(memory: CondensedMemory, tmp_path: Path) -> None:
+async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(
+    memory: CondensedMemory, tmp_path: Path
+) -> None:
     """The same question finds nothing where there is nothing."""
     await memory.aput_messages([*BIKE, user("Well.")])
     await memory.sql_store.aclose()
     file = tmp_path / "memory.db"
     file.write_bytes(b"This is no database. " * 1_000)
     for options in ({"facts": False}, {"messages": False}):
-        with pytest.raises(StoreError, match=r"database failed: DatabaseError\). That does not mean"):
+        with pytest.raises(
+            StoreError, match=r"database failed: DatabaseError\). That does not mean"
+        ):
             await ask(memory, "bike", **options)
     await memory.sql_store.aclose()
     file.unlink()
     assert await ask(memory, "bike") == []
 
 
-async def test_rows_that_nobody_can_read_are_an_error(memory: CondensedMemory, tmp_path: Path) -> None:
+async def test_rows_that_nobody_can_read_are_an_error(
+    memory: CondensedMemory, tmp_path: Path
+) -> None:
     """Which does not quote them."""
     await memory.facts.aadd("Has a secret bike")
     await memory.sql_store.aclose()
     for broken in ('{"content": 7, "id": "secret"}', "no secret json"):
         with sqlite3.connect(tmp_path / "memory.db") as connection:
-            connection.execute("UPDATE llama_index_memory_facts SET data = ?", (broken,))
+            connection.execute(
+                "UPDATE llama_index_memory_facts SET data = ?", (broken,)
+            )
         connection.close()
         with pytest.raises(StoreError, match="database failed: ") as error:
             await ask(memory, "bike")

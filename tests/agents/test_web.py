@@ -41,12 +41,22 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 
 @contextmanager
-def serving(database_uri: str, model_server: OpenAIServer, workers: int, app: str = APP) -> Iterator[str]:
+def serving(
+    database_uri: str, model_server: OpenAIServer, workers: int, app: str = APP
+) -> Iterator[str]:
     """The socket of the application, from when it has started until it has ended by itself, without a complaint."""
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
         Path(folder, "app.py").write_text(app, encoding="utf-8")
-        command = [sys.executable, "-m", "uvicorn", "app:app", "--no-access-log", "--log-level", "info"]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "app:app",
+            "--no-access-log",
+            "--log-level",
+            "info",
+        ]
         # A client may use its open connection again after any time, and a server that closes it then answers nothing.
         command += ["--timeout-keep-alive", "600"]
         environment = {
@@ -76,7 +86,9 @@ def serving(database_uri: str, model_server: OpenAIServer, workers: int, app: st
         assert [line for line in lines if not line.startswith("INFO:")] == []
 
 
-def _read(process: subprocess.Popen[str], lines: list[str], started: threading.Semaphore) -> None:
+def _read(
+    process: subprocess.Popen[str], lines: list[str], started: threading.Semaphore
+) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)
@@ -103,7 +115,9 @@ async def users(socket: str, number: int) -> AsyncIterator[list[httpx.AsyncClien
 
 
 async def ask(client: httpx.AsyncClient, session_id: str, message: str) -> str:
-    response = await client.post("/chat", json={"session_id": session_id, "message": message})
+    response = await client.post(
+        "/chat", json={"session_id": session_id, "message": message}
+    )
     assert response.status_code == 200, response.text
     answer: str = response.json()
     return answer
@@ -115,21 +129,37 @@ async def talk(client: httpx.AsyncClient) -> list[str]:
     return [await ask(client, "first", question) for question in questions]
 
 
-async def check(database_uri: str, socket: str, server: OpenAIServer, number: int) -> None:
+async def check(
+    database_uri: str, socket: str, server: OpenAIServer, number: int
+) -> None:
     """Each of so many users, in two sessions at once, is answered with what is theirs."""
     async with users(socket, number) as clients:
         assert (await clients[0].get("/health")).status_code == 200
         answers = await asyncio.gather(*map(talk, clients))
         await all_extracted(database_uri, number)
-        again = await asyncio.gather(*(ask(client, "second", "What do I like?") for client in clients))
+        again = await asyncio.gather(
+            *(ask(client, "second", "What do I like?") for client in clients)
+        )
     store = MemoryStore(database_uri)
     for i in range(number):
         likes = f"tea_user{i}"
-        assert answers[i] == [f"I like {likes}. to you.", "Hello to you.", "Good day to you.", likes]
+        assert answers[i] == [
+            f"I like {likes}. to you.",
+            "Hello to you.",
+            "Good day to you.",
+            likes,
+        ]
         assert again[i] == likes
-        said = [message.content for message in await store.get_messages(json.dumps([f"user{i}", "first"]), None)]
+        said = [
+            message.content
+            for message in await store.get_messages(
+                json.dumps([f"user{i}", "first"]), None
+            )
+        ]
         asked = [f"I like {likes}.", "Hello", "Good day", "What do I like?"]
-        assert said == [text for turn in zip(asked, answers[i], strict=True) for text in turn]
+        assert said == [
+            text for turn in zip(asked, answers[i], strict=True) for text in turn
+        ]
     assert server.refusals == []
     await store.aclose()
 
@@ -147,7 +177,9 @@ async def all_extracted(database_uri: str, *numbers: int) -> None:
     await store.aclose()
 
 
-async def test_two_workers_answer_twenty_users_each_with_what_is_theirs(postgres_uri: str) -> None:
+async def test_two_workers_answer_twenty_users_each_with_what_is_theirs(
+    postgres_uri: str,
+) -> None:
     """At once, from two sessions each; and shut down without a complaint."""
     store = MemoryStore(postgres_uri)
     await store.get_keys()
@@ -184,7 +216,9 @@ async def test_what_a_shutdown_interrupts_is_taken_up_by_the_next_start_which_se
             await check(database_uri, socket, server, 3)
 
 
-async def test_a_question_is_answered_anew_and_edited_in_branches_that_stream(database_uri: str) -> None:
+async def test_a_question_is_answered_anew_and_edited_in_branches_that_stream(
+    database_uri: str,
+) -> None:
     """The session from which they come stays as it is."""
 
     async def stream(client: httpx.AsyncClient, path: str, **question: str) -> str:
@@ -194,20 +228,47 @@ async def test_a_question_is_answered_anew_and_edited_in_branches_that_stream(da
 
     with serve(model) as server, serving(database_uri, server, 1, BRANCHES) as socket:
         async with users(socket, 2) as (ann, bob):
-            assert await stream(ann, "/chat", message_id="1", message="Hello") == "Hello to you."
-            assert await stream(ann, "/chat", message_id="2", message="Good day") == "Good day to you."
-            again = {"message_id": "2", "message": "Good day", "new_session_id": "second"}
+            assert (
+                await stream(ann, "/chat", message_id="1", message="Hello")
+                == "Hello to you."
+            )
+            assert (
+                await stream(ann, "/chat", message_id="2", message="Good day")
+                == "Good day to you."
+            )
+            again = {
+                "message_id": "2",
+                "message": "Good day",
+                "new_session_id": "second",
+            }
             assert await stream(ann, "/again", **again) == "Good day to you."
-            edited = {"message_id": "1", "message": "Good night", "new_session_id": "third"}
+            edited = {
+                "message_id": "1",
+                "message": "Good night",
+                "new_session_id": "third",
+            }
             assert await stream(ann, "/again", **edited) == "Good night to you."
-            for client, wrong in ((ann, again), (ann, {**again, "message_id": "3"}), (bob, edited)):
-                response = await client.post("/again", json={"session_id": "first", **wrong})
+            for client, wrong in (
+                (ann, again),
+                (ann, {**again, "message_id": "3"}),
+                (bob, edited),
+            ):
+                response = await client.post(
+                    "/again", json={"session_id": "first", **wrong}
+                )
                 assert response.status_code == 404
     store = MemoryStore(database_uri)
-    said = {key: [one.content for one in await store.get_messages(key, None)] for key in await store.get_keys()}
+    said = {
+        key: [one.content for one in await store.get_messages(key, None)]
+        for key in await store.get_keys()
+    }
     both = ["Hello", "Hello to you.", "Good day", "Good day to you."]
     names = {json.dumps(["user0", name]): name for name in ("first", "second", "third")}
-    expected = {"first": both, "second": both, "third": ["Good night", "Good night to you."]}
+    expected = {
+        "first": both,
+        "second": both,
+        "third": ["Good night", "Good night to you."],
+    }
     assert {names[key]: texts for key, texts in said.items()} == expected
     await store.aclose()
 
@@ -229,12 +290,16 @@ async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(
     store = MemoryStore(postgres_uri)
 
     async def ask_within(turn: Any, question: str) -> str:
-        memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
+        memory = CondensedMemory.from_defaults(
+            "chat", chat_store=store, extract_facts=False
+        )
         async with turn(memory):
             return str(await agent.run(question, memory=memory))
 
     questions = [f"Hello {i}" for i in range(8)]
-    answers = await asyncio.gather(*(ask_within(turns[i % 2], question) for i, question in enumerate(questions)))
+    answers = await asyncio.gather(
+        *(ask_within(turns[i % 2], question) for i, question in enumerate(questions))
+    )
     assert answers == [f"{question} to you." for question in questions]
     await store.aclose()
 
@@ -248,28 +313,48 @@ CITING = blocks("python", PAGES["citing.md"])[1]
 (STREAMING,) = blocks("python", PAGES["fastapi.md"])
 
 
-async def test_an_answer_has_footnotes_that_lead_to_the_history_of_a_fact(database_uri: str) -> None:
+async def test_an_answer_has_footnotes_that_lead_to_the_history_of_a_fact(
+    database_uri: str,
+) -> None:
     """With the user's words, escaped; no other user can follow them."""
     store = MemoryStore(database_uri)
     with serve(model) as server, serving(database_uri, server, 1, CITING) as socket:
         async with users(socket, 2) as (ann, bob):
-            said = await ann.post("/chat", json={"session_id": "first", "message": "I like <b>tea."})
+            said = await ann.post(
+                "/chat", json={"session_id": "first", "message": "I like <b>tea."}
+            )
             assert said.text == "<p>I like &lt;b&gt;tea. to you.</p><ol></ol>"
             async with aclosing(MemoryStore(database_uri)) as other:
-                memory = CondensedMemory.from_defaults("x", user_id="user0", chat_store=other, extract_facts=False)
+                memory = CondensedMemory.from_defaults(
+                    "x", user_id="user0", chat_store=other, extract_facts=False
+                )
                 rome = await memory.facts.aadd("Likes Rome & Oslo")
                 oslo = await memory.facts.aadd("Likes Oslo")
-                await memory.facts.aretire(rome.id, "The user said so.", replaced_by=oslo.id)
-            answer = await ann.post("/chat", json={"session_id": "second", "message": "What do I like of Oslo?"})
-            assert f'<li><a href="/facts/{oslo.id}">Likes Oslo</a> <q></q> ' in answer.text
+                await memory.facts.aretire(
+                    rome.id, "The user said so.", replaced_by=oslo.id
+                )
+            answer = await ann.post(
+                "/chat",
+                json={"session_id": "second", "message": "What do I like of Oslo?"},
+            )
+            assert (
+                f'<li><a href="/facts/{oslo.id}">Likes Oslo</a> <q></q> ' in answer.text
+            )
             history = await ann.get(f"/facts/{oslo.id}")
-            assert "Likes Rome &amp; Oslo <q></q> The user said so.</li><li>Likes Oslo" in history.text
+            assert (
+                "Likes Rome &amp; Oslo <q></q> The user said so.</li><li>Likes Oslo"
+                in history.text
+            )
             assert (await bob.get(f"/facts/{oslo.id}")).status_code == 404
-            assert (await bob.post("/chat", json={"session_id": "second", "message": "Hi"})).status_code == 404
+            assert (
+                await bob.post("/chat", json={"session_id": "second", "message": "Hi"})
+            ).status_code == 404
     await store.aclose()
 
 
-async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_stopped(database_uri: str) -> None:
+async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_stopped(
+    database_uri: str,
+) -> None:
     asked, answered = threading.Event(), threading.Event()
 
     def slow(messages: list[Message], tools: list[str]) -> Message:
@@ -289,12 +374,22 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
         async with users(socket, 2) as (ann, bob):
 
             def question(number: int, text: str) -> dict[str, Any]:
-                return {"json": {"session_id": "first", "message_id": str(number), "message": text}}
+                return {
+                    "json": {
+                        "session_id": "first",
+                        "message_id": str(number),
+                        "message": text,
+                    }
+                }
 
             async def leave_while_it_is_answered(client: httpx.AsyncClient) -> None:
                 asked.clear()
-                async with client.stream("POST", "/chat", **question(1, "Slow")) as response:
-                    assert response.headers["content-type"].startswith("text/event-stream")
+                async with client.stream(
+                    "POST", "/chat", **question(1, "Slow")
+                ) as response:
+                    assert response.headers["content-type"].startswith(
+                        "text/event-stream"
+                    )
                     assert await asyncio.to_thread(asked.wait, 120)
 
             await leave_while_it_is_answered(ann)
@@ -314,6 +409,8 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
             assert response.text.endswith("event: done\ndata: null\n\n")
             assert await said(bob, 3) == ["Slow", "Hello", "Hello to you."]
             anew = {**question(2, "Good day")["json"], "new_session_id": "second"}
-            deltas = re.findall(r"delta\ndata: (.*)\n", (await bob.post("/again", json=anew)).text)
+            deltas = re.findall(
+                r"delta\ndata: (.*)\n", (await bob.post("/again", json=anew)).text
+            )
             assert "".join(map(json.loads, deltas)) == "Good day to you."
             assert (await bob.post("/again", json=anew)).status_code == 404

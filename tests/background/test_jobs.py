@@ -43,7 +43,9 @@ async def succeed() -> None:
     """Nothing to do."""
 
 
-async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Not even one that begins to wait before the job has begun to pause: a synchronous put does that."""
     jobs = new_jobs()
     for _ in range(3):
@@ -51,7 +53,10 @@ async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(caplog: pyte
         await asyncio.wait_for(jobs.wait(CHAT), 5)
     assert number_of_failures(jobs, CHAT) == 1
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."
+    assert (
+        line
+        == "It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."
+    )
 
 
 async def test_the_last_failure_is_known_until_the_next_success() -> None:
@@ -69,7 +74,10 @@ async def test_the_last_failure_is_known_until_the_next_success() -> None:
     await jobs.wait(CHAT)
     failure = jobs.failure_of(CHAT)
     assert failure
-    assert (failure.failures, failure.retry_at) == (2, failure.at + timedelta(seconds=120))
+    assert (failure.failures, failure.retry_at) == (
+        2,
+        failure.at + timedelta(seconds=120),
+    )
     await jobs.finish(JobKey("another"), succeed)
     await jobs.finish(CHAT, fail)
     after = jobs.failure_of(CHAT)
@@ -86,15 +94,28 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> N
     """A success ends no pause, and makes the next one short."""
     back_off, without = BackOff(10.0), BackOff(0.0, failures=3)
     assert not back_off.pausing
-    assert [back_off.failed() for _ in range(7)] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert [back_off.failed() for _ in range(7)] == [
+        10.0,
+        20.0,
+        40.0,
+        80.0,
+        160.0,
+        300.0,
+        300.0,
+    ]
     assert BackOff(2.0, 5_000).failed() == LONGEST_PAUSE_SECONDS
     without.failed()
     for one in (back_off, without):
         one.succeeded()
-    assert [(one.failures, one.pausing) for one in (back_off, without)] == [(7, True), (0, False)]
+    assert [(one.failures, one.pausing) for one in (back_off, without)] == [
+        (7, True),
+        (0, False),
+    ]
 
 
-async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(start_model: StartModel) -> None:
+async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
+    start_model: StartModel,
+) -> None:
     """A web application makes one for each request."""
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -105,7 +126,9 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
     llm, server = start_model(model)
     store = MemoryStore()
     for i in range(6):
-        memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=llm, retry_seconds=3600)
+        memory = CondensedMemory.from_defaults(
+            "chat", chat_store=store, llm=llm, retry_seconds=3600
+        )
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
         await asyncio.wait_for(asked.wait(), 30)
     del memory
@@ -152,7 +175,9 @@ async def test_stopping_ends_the_jobs_of_the_sessions_that_are_named() -> None:
     assert registry.jobs("work", "It was not done") is jobs
 
 
-async def test_failures_of_many_sessions_take_no_more_room_than_those_of_a_thousand() -> None:
+async def test_failures_of_many_sessions_take_no_more_room_than_those_of_a_thousand() -> (
+    None
+):
     """The oldest are forgotten."""
     jobs = new_jobs()
     for i in range(1_100):
@@ -179,7 +204,9 @@ async def test_a_question_waits_until_a_job_of_its_owner_has_ended() -> None:
     for owner, session_id in (("ann", "monday"), ("bob", "friday")):
         await asyncio.wait_for(wait_for_owner((owner,), 3600, but=session_id), 5)
     here = asyncio.create_task(wait_for_owner(("ann",), 3600, but="friday"))
-    elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, wait_for_owner(("ann",), 3600, but="friday")))
+    elsewhere = asyncio.create_task(
+        asyncio.to_thread(asyncio.run, wait_for_owner(("ann",), 3600, but="friday"))
+    )
     assert (await asyncio.wait([here, elsewhere], timeout=0.05))[0] == set()
     go_on.set()
     await asyncio.wait_for(asyncio.gather(here, elsewhere), 20)
@@ -231,13 +258,18 @@ async def test_no_question_waits_for_a_job_that_tries_again() -> None:
         task.cancel()
 
 
-async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded() -> None:
+async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded() -> (
+    None
+):
     """Not by one that has failed or was cancelled, nor by one that was started for another cause."""
     jobs = new_jobs()
     for work, is_done in ((succeed, True), (fail, False)):
         jobs.start(CHAT, work, 3600.0, cause="answer")
         await jobs.wait(CHAT)
-        assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [is_done, False]
+        assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [
+            is_done,
+            False,
+        ]
     await jobs.finish(CHAT, succeed)
     jobs.start(CHAT, asyncio.Event().wait, 3600.0, cause="answer")
     await asyncio.sleep(0)

@@ -65,7 +65,10 @@ def test_the_least_recently_used_entry_is_evicted() -> None:
     assert (recent.get("a"), recent.values()) == (4, [3, 4])
 
 
-@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda recent: pickle.loads(pickle.dumps(recent))])
+@pytest.mark.parametrize(
+    "twin_of",
+    [copy.copy, copy.deepcopy, lambda recent: pickle.loads(pickle.dumps(recent))],
+)
 def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
     recent: Recent[str, int] = Recent(3)
     recent.put("a", 1)
@@ -115,6 +118,8 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_fork_waits_for_locks_of_threads_which_are_free_in_the_child(tmp_path: Path) -> None:
+def test_a_fork_waits_for_locks_of_threads_which_are_free_in_the_child(
+    tmp_path: Path,
+) -> None:
     done = run_forked(FORKED, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

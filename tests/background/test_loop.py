@@ -44,7 +44,9 @@ def test_tasks_go_on_between_calls_and_are_cancelled_at_the_end() -> None:
     assert task.cancelled()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches a waiting thread there")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="no signal reaches a waiting thread there"
+)
 def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
     is_waiting, was_cancelled = threading.Event(), threading.Event()
 
@@ -75,7 +77,9 @@ def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
 
 def test_calls_of_all_threads_run_in_the_same_loop() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
-    threads = [threading.Thread(target=lambda: loops.append(run(here()))) for _ in range(5)]
+    threads = [
+        threading.Thread(target=lambda: loops.append(run(here()))) for _ in range(5)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,7 +87,9 @@ def test_calls_of_all_threads_run_in_the_same_loop() -> None:
     assert loops == [run(here())] * 5
 
 
-async def test_a_call_in_a_running_loop_or_within_a_call_does_not_wait_for_itself() -> None:
+async def test_a_call_in_a_running_loop_or_within_a_call_does_not_wait_for_itself() -> (
+    None
+):
     """Neither in the loop's own thread nor in one that the call waits for."""
 
     async def outer() -> bool:
@@ -146,7 +152,9 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
     # From Python 3.12 on each fork of a program that has threads is warned of.
     no_warning = "ignore:This process:DeprecationWarning"
     command = [sys.executable, "-W", no_warning, "-c", PROGRAM, any_database_uri or ""]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.stderr == ""
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -176,6 +184,12 @@ print(time.time())
 
 
 def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() -> None:
-    done = subprocess.run([sys.executable, "-c", STUBBORN], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STUBBORN],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert time.time() - float(done.stdout) < 3
     assert (done.returncode, done.stderr) == (0, "")

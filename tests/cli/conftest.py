@@ -16,7 +16,9 @@ __all__ = ["command", "database_uri", "open_memory", "postgres_server", "postgre
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Here:
     """The command line, in this process and without the variables of the environment."""
     return Here(capsys, monkeypatch)
 
@@ -32,10 +34,16 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Takes a library away, and the modules of ours that would import it."""
 
     def take_away(library: str, *modules: str) -> None:
-        for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
+        for name in [
+            name
+            for name in sys.modules
+            if name == library or name.startswith(f"{library}.")
+        ]:
             monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, library, None)
         for name in modules:
-            monkeypatch.delitem(sys.modules, f"llama_index_memory_ext.{name}", raising=False)
+            monkeypatch.delitem(
+                sys.modules, f"llama_index_memory_ext.{name}", raising=False
+            )
 
     return take_away

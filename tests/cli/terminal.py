@@ -26,10 +26,19 @@ PRESS_AGAIN_SECONDS = 5.0
 def clean_environment(**more: str) -> dict[str, str]:
     """Without what would make a run depend on who starts it."""
     ours = ("OPENAI_", "LLAMA_INDEX_MEMORY", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
-    return {**{name: value for name, value in os.environ.items() if not name.startswith(ours)}, **more}
+    return {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(ours)
+        },
+        **more,
+    }
 
 
-def run(*options: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *options: str, stdin: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with pipes."""
     return subprocess.run(
         [*COMMAND, *options],
@@ -45,7 +54,9 @@ def run(*options: str, stdin: str | None = None, **environment: str) -> subproce
 def path_without(library: str, folder: Path) -> str:
     """A PYTHONPATH with which a library cannot be imported."""
     (folder / library).mkdir(parents=True)
-    (folder / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No', name={library!r})")
+    (folder / library / "__init__.py").write_text(
+        f"raise ModuleNotFoundError('No', name={library!r})"
+    )
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
@@ -65,14 +76,21 @@ class Keyboard(io.TextIOWrapper):
 class Here:
     """Runs commands in this process, which saves starting LlamaIndex each time, with variables of the environment."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    def __init__(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        **variables: str,
+    ) -> None:
         self.capsys, self.monkeypatch, self.variables = capsys, monkeypatch, variables
 
     def on(self, database: Path) -> Here:
         """The same with this database."""
         return Here(self.capsys, self.monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
 
-    def __call__(self, *options: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *options: str, stdin: str | bytes = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; what came before is not among its output."""
         self.capsys.readouterr()
         stream = Keyboard if isinstance(stdin, Typed) else io.TextIOWrapper
@@ -113,7 +131,10 @@ class Terminal:
     def press_ctrl_c(self) -> None:
         """Press it, and again where nothing happens: Python loses one between a prompt and waiting for a line."""
         self.process.send_signal(signal.SIGINT)
-        while not select.select([self.screen], [], [], PRESS_AGAIN_SECONDS)[0] and self.process.poll() is None:
+        while (
+            not select.select([self.screen], [], [], PRESS_AGAIN_SECONDS)[0]
+            and self.process.poll() is None
+        ):
             self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
@@ -125,7 +146,9 @@ class Terminal:
     def read(self) -> bool:
         """Take what is printed next; False if the program has ended."""
         if not select.select([self.screen], [], [], PATIENCE_SECONDS)[0]:
-            raise AssertionError(f"nothing more came, and the program goes on, behind {self.printed!r}")
+            raise AssertionError(
+                f"nothing more came, and the program goes on, behind {self.printed!r}"
+            )
         try:
             some = os.read(self.screen, 65536)
         except OSError:  # what Linux says when the other side is closed
@@ -147,7 +170,9 @@ def at_terminal(*options: str, **environment: str) -> Iterator[Terminal]:
     variables = clean_environment(TERM="xterm", **environment)
     with (
         interruptible(),
-        subprocess.Popen([*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables) as process,
+        subprocess.Popen(
+            [*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables
+        ) as process,
     ):
         os.close(end)
         try:

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.cli.offline_server import model
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, at_terminal, clean_environment
+from tests.cli.terminal import (
+    COMMAND,
+    PATIENCE_SECONDS,
+    Here,
+    at_terminal,
+    clean_environment,
+)
 from tests.openai_server import Message, OpenAIServer, fail, say, serve
 from tests.signals import interruptible
 
-at_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+at_a_terminal = pytest.mark.skipif(
+    sys.platform == "win32", reason="there are no such terminals"
+)
 KEY = "sk-not-to-be-shown"
 S = ("--session", "s")
 ANN = ("--user", "ann")
@@ -30,10 +38,17 @@ Chat = Callable[..., subprocess.CompletedProcess[str]]
 def chat(command: Here, database: Path) -> Chat:
     """A conversation of these lines, to its end."""
 
-    def talk(lines: str, *options: str, server: OpenAIServer | None = None, **environment: str) -> object:
+    def talk(
+        lines: str,
+        *options: str,
+        server: OpenAIServer | None = None,
+        **environment: str,
+    ) -> object:
         if server:
             environment |= {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        done = command("chat", "--db", str(database), *options, stdin=lines, **environment)
+        done = command(
+            "chat", "--db", str(database), *options, stdin=lines, **environment
+        )
         assert "Traceback" not in done.stderr
         assert KEY not in done.stderr
         return done
@@ -46,14 +61,19 @@ def piped(database: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A conversation in a process of its own."""
     pipe = subprocess.PIPE
     command = [*COMMAND, "chat", "--db", str(database), *S]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()
+    ) as process:
         yield process
 
 
 def test_lines_of_a_pipe_are_answered_one_by_one(chat: Chat, database: Path) -> None:
     """Only the answers are on stdout."""
     done = chat("My name is Logan.\n\nWhat is my name?\n", *S)
-    assert (done.returncode, done.stdout) == (0, "Noted: your name is Logan.\nYour name is Logan.\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "Noted: your name is Logan.\nYour name is Logan.\n",
+    )
     assert "OPENAI_API_KEY is not set" in done.stderr
     assert f"database {database}" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -66,7 +86,9 @@ def test_a_conversation_goes_on_where_it_was_left(chat: Chat) -> None:
     assert "s, 2 messages so far" in done.stderr
 
 
-def test_what_a_user_has_said_is_known_at_once_and_in_the_next_session(chat: Chat) -> None:
+def test_what_a_user_has_said_is_known_at_once_and_in_the_next_session(
+    chat: Chat,
+) -> None:
     first = chat("I live in Rome.\n/facts\nWhere do I live?\n", *ANN).stdout
     assert "Lives in Rome" in first
     assert first.endswith("You live in Rome.\n")
@@ -76,7 +98,9 @@ def test_what_a_user_has_said_is_known_at_once_and_in_the_next_session(chat: Cha
     assert "'Where do I live?'" in second
 
 
-def test_a_server_is_asked_as_the_environment_says_and_gets_the_marks_that_its_model_needs(chat: Chat) -> None:
+def test_a_server_is_asked_as_the_environment_says_and_gets_the_marks_that_its_model_needs(
+    chat: Chat,
+) -> None:
     """As the doctor tells others to set them."""
     with serve(model) as server:
         done = chat("What is 12 + 30?\n", "--model", "gpt-4o", server=server)
@@ -85,21 +109,33 @@ def test_a_server_is_asked_as_the_environment_says_and_gets_the_marks_that_its_m
         question = f"{'A few words. ' * 100} What is 12 + 30?\n"
         done = chat(question * 3, "--model", "gpt-5.6-sol", server=server)
         assert (done.returncode, done.stdout) == (0, "12 + 30 = 42\n" * 3)
-    assert {"mode": "explicit"} in [body.get("prompt_cache_options") for body in server.bodies]
+    assert {"mode": "explicit"} in [
+        body.get("prompt_cache_options") for body in server.bodies
+    ]
     assert server.refusals == []
 
 
-def test_a_model_of_any_name_answers_and_facts_are_learned_from_its_text(chat: Chat) -> None:
+def test_a_model_of_any_name_answers_and_facts_are_learned_from_its_text(
+    chat: Chat,
+) -> None:
     def small(messages: list[Message], tools: list[str]) -> Message:
         asked = str(messages[-1]["content"])
         if "Answer with one JSON object" not in asked:
             return say("I am small.")
-        fact = {"content": "Lives in Oslo", "confidence": 0.9, "quote": "I live in Oslo"}
-        return say(json.dumps({"new_facts": [fact] if "I live in Oslo" in asked else []}))
+        fact = {
+            "content": "Lives in Oslo",
+            "confidence": 0.9,
+            "quote": "I live in Oslo",
+        }
+        return say(
+            json.dumps({"new_facts": [fact] if "I live in Oslo" in asked else []})
+        )
 
     with serve(small) as server:
         said = "I live in Oslo.\n/facts\nHello\n"
-        done = chat(said, "--model", "tiny:135m", server=server, OPENAI_CONTEXT_WINDOW="8192")
+        done = chat(
+            said, "--model", "tiny:135m", server=server, OPENAI_CONTEXT_WINDOW="8192"
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("I am small.") == 2
     assert "Lives in Oslo" in done.stdout
@@ -117,23 +153,39 @@ def test_a_model_that_is_too_slow_is_told_as_that(chat: Chat) -> None:
         done = chat("Hello\n", server=server, OPENAI_TIMEOUT="0.2")
         may_answer.set()
     said = " ".join(done.stderr.split())
-    assert "has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more." in said
+    assert (
+        "has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
+        in said
+    )
     assert "no connection" not in said
 
 
 def test_a_failing_model_costs_one_line_and_no_question(chat: Chat) -> None:
     """Where nobody can read it, the exit code says it too."""
-    failed = chat("My name is Logan.\n", *S, OPENAI_API_KEY=KEY, OPENAI_API_BASE="http://127.0.0.1:9")
+    failed = chat(
+        "My name is Logan.\n",
+        *S,
+        OPENAI_API_KEY=KEY,
+        OPENAI_API_BASE="http://127.0.0.1:9",
+    )
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "No answer: there is no connection to 127.0.0.1:9." in failed.stderr
     with serve(lambda *_: fail(500, "out of order")) as server:
-        assert "answers with status 500: out of order." in chat("Hello\n", server=server).stderr
+        assert (
+            "answers with status 500: out of order."
+            in chat("Hello\n", server=server).stderr
+        )
     assert chat("What is my name?\n", *S).stdout == "Your name is Logan.\n"
 
 
 def test_what_a_model_says_does_not_command_the_terminal(chat: Chat) -> None:
-    with serve(lambda *_: say("\x1b[31mred \x1b]0;title\x07 [bold]plain[/bold]")) as server:
-        assert chat("Hello\n", server=server).stdout == "␛[31mred ␛]0;title␇ [bold]plain[/bold]\n"
+    with serve(
+        lambda *_: say("\x1b[31mred \x1b]0;title\x07 [bold]plain[/bold]")
+    ) as server:
+        assert (
+            chat("Hello\n", server=server).stdout
+            == "␛[31mred ␛]0;title␇ [bold]plain[/bold]\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -145,18 +197,25 @@ def test_what_a_model_says_does_not_command_the_terminal(chat: Chat) -> None:
         ("/facts", "No facts of s."),
     ],
 )
-def test_a_slash_is_obeyed_and_mistakes_are_told(chat: Chat, line: str, says: str) -> None:
+def test_a_slash_is_obeyed_and_mistakes_are_told(
+    chat: Chat, line: str, says: str
+) -> None:
     done = chat(f"{line}\n", *S)
     assert done.returncode == 0
     assert says in done.stdout + done.stderr
 
 
-def test_a_temporary_conversation_leaves_the_database_as_it_is(chat: Chat, command: Here, database: Path) -> None:
+def test_a_temporary_conversation_leaves_the_database_as_it_is(
+    chat: Chat, command: Here, database: Path
+) -> None:
     """It knows the user, and itself while it lasts."""
     missing = chat("Hello.\n", *ANN, "--temporary")
     assert missing.returncode == 1
     assert not database.exists()
-    assert command("facts", "add", "Name is Logan", *ANN, "--db", str(database)).returncode == 0
+    assert (
+        command("facts", "add", "Name is Logan", *ANN, "--db", str(database)).returncode
+        == 0
+    )
     before = database.read_bytes()
     done = chat("I live in Rome.\n/facts\n/why What is my name?\n", *ANN, "--temporary")
     assert done.returncode == 0, done.stderr
@@ -167,7 +226,9 @@ def test_a_temporary_conversation_leaves_the_database_as_it_is(chat: Chat, comma
 
 
 @at_a_terminal
-def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here, database: Path) -> None:
+def test_a_person_interrupts_answers_and_waits_but_no_conversation(
+    command: Here, database: Path
+) -> None:
     """Nothing that the model has written is lost, and nothing commands the terminal."""
     asked, extracting, go_on = threading.Event(), threading.Event(), threading.Event()
 
@@ -179,12 +240,16 @@ def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here
         if question.endswith("My name is Logan."):
             asked.set()
             go_on.wait(PATIENCE_SECONDS)
-        shown = say("Use **bold** and the <memory> tag.\n\n1. one\n2. two\x1b]0;t\x07\n")
+        shown = say(
+            "Use **bold** and the <memory> tag.\n\n1. one\n2. two\x1b]0;t\x07\n"
+        )
         return shown if question.endswith("Show me.") else model(messages, tools)
 
     with serve(slow) as server:
         openai = {"OPENAI_API_KEY": KEY, "OPENAI_API_BASE": server.api_base}
-        with at_terminal("chat", "--db", str(database), *S, NO_COLOR="1", **openai) as terminal:
+        with at_terminal(
+            "chat", "--db", str(database), *S, NO_COLOR="1", **openai
+        ) as terminal:
             terminal.wait_for("you> ")
             terminal.press_ctrl_c()
             terminal.wait_for("/quit or Ctrl-D ends the conversation.")
@@ -215,11 +280,19 @@ def test_a_person_interrupts_answers_and_waits_but_no_conversation(command: Here
             assert terminal.end() == 0
             assert "Traceback" not in terminal.printed
         go_on.set()
-    assert "Use **bold** and the <memory> tag.\r\n\r\n1. one\r\n2. two␛]0;t␇\r\n" in printed
+    assert (
+        "Use **bold** and the <memory> tag.\r\n\r\n1. one\r\n2. two␛]0;t␇\r\n"
+        in printed
+    )
     # What was asked is kept, and what was not extracted is not lost.
-    later = command("chat", "--db", str(database), *S, stdin="What is my name?\n/facts\n").stdout
+    later = command(
+        "chat", "--db", str(database), *S, stdin="What is my name?\n/facts\n"
+    ).stdout
     assert later.startswith("Your name is Logan.")
-    assert "Lives in Rome" in later + command("facts", "list", "--db", str(database), *S).stdout
+    assert (
+        "Lives in Rome"
+        in later + command("facts", "list", "--db", str(database), *S).stdout
+    )
 
 
 @at_a_terminal
@@ -237,7 +310,9 @@ def test_ctrl_c_ends_a_conversation_through_a_pipe(database: Path) -> None:
     assert b"Traceback" not in printed
 
 
-def test_a_closed_output_ends_the_conversation_without_an_error_text(database: Path) -> None:
+def test_a_closed_output_ends_the_conversation_without_an_error_text(
+    database: Path,
+) -> None:
     with piped(database) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -251,13 +326,18 @@ def test_a_closed_output_ends_the_conversation_without_an_error_text(database: P
     assert process.returncode == 1
 
 
-def test_a_database_that_may_only_be_read_begins_no_conversation(command: Here, chat: Chat, database: Path) -> None:
+def test_a_database_that_may_only_be_read_begins_no_conversation(
+    command: Here, chat: Chat, database: Path
+) -> None:
     """It says so before the first question, and promises nothing."""
     chat("My name is Logan.\n", *S)
     address = f"sqlite+aiosqlite:///file:{database}?mode=ro&uri=true"
     done = command("chat", "--db", address, *S, stdin="What is my name?\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "attempt to write a readonly database. Nothing was changed: see who may write" in done.stderr
+    assert (
+        "attempt to write a readonly database. Nothing was changed: see who may write"
+        in done.stderr
+    )
     shown = command("export", "--session", "s", "--db", address)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "My name is Logan." in shown.stdout

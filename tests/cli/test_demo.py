@@ -29,7 +29,12 @@ def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the demo prints without the extra and without a key; it leaves the user's own database alone."""
     folder = tmp_path_factory.mktemp("offline")
     own = folder / "own.db"
-    done = run("demo", PYTHONPATH=path_without("typer", folder), LLAMA_INDEX_MEMORY_DB=str(own), TMPDIR=str(folder))
+    done = run(
+        "demo",
+        PYTHONPATH=path_without("typer", folder),
+        LLAMA_INDEX_MEMORY_DB=str(own),
+        TMPDIR=str(folder),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert not own.exists()
     return done.stdout
@@ -38,20 +43,34 @@ def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
 def table_of(printed: str) -> dict[str, list[str]]:
     """The cells of each row of the table at the end, by the label of the row."""
     lines = printed.split("\nRESULT ")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
-    return {label: cells for label, *cells in (re.split(r"\s{2,}", line.strip()) for line in lines)}
+    return {
+        label: cells
+        for label, *cells in (re.split(r"\s{2,}", line.strip()) for line in lines)
+    }
 
 
-def test_it_asks_both_memories_about_the_past_and_ends_with_a_table(offline_demo: str) -> None:
+def test_it_asks_both_memories_about_the_past_and_ends_with_a_table(
+    offline_demo: str,
+) -> None:
     assert "OPENAI_API_KEY is not set" in " ".join(offline_demo.split())
     assert max(map(len, offline_demo.splitlines())) <= 80
     assert offline_demo.count("I cannot see that in what I was shown.") == 5
-    for answer in ("Your name is Logan.", "You bought a blue van from Marta.", "You live in Braga."):
+    for answer in (
+        "Your name is Logan.",
+        "You bought a blue van from Marta.",
+        "You live in Braga.",
+    ):
         assert f"CondensedMemory    {answer}\n" in offline_demo
     table = table_of("\n".join(offline_demo.splitlines()[-18:]))
     answers = list(table.values())[:6]
     assert [cells[1] for cells in answers] == ["yes"] * 6
-    assert table["questions answered"] == [f"{[cells[0] for cells in answers].count('yes')} of 6", "6 of 6"]
-    assert all(cell.endswith(" cents") for cell in table["1,000 turns with gpt-4o-mini"])
+    assert table["questions answered"] == [
+        f"{[cells[0] for cells in answers].count('yes')} of 6",
+        "6 of 6",
+    ]
+    assert all(
+        cell.endswith(" cents") for cell in table["1,000 turns with gpt-4o-mini"]
+    )
     # Nothing of the progress, which is for a terminal.
     assert "\r" not in offline_demo
     assert "of 112 messages" not in offline_demo
@@ -59,10 +78,19 @@ def test_it_asks_both_memories_about_the_past_and_ends_with_a_table(offline_demo
 
 def test_a_turn_of_the_table_is_where_the_answer_was_said(offline_demo: str) -> None:
     turns = dict(re.findall(r"^  turn (\d+) +(.*)$", offline_demo, re.MULTILINE))
-    words = {"1": "Logan", "2": "3214 * 322", "3": "peanuts", "5": "blue van", "15": "green", "49": "Braga"}
+    words = {
+        "1": "Logan",
+        "2": "3214 * 322",
+        "3": "peanuts",
+        "5": "blue van",
+        "15": "green",
+        "49": "Braga",
+    }
     assert turns.keys() == words.keys()
     assert all(word in turns[turn] for turn, word in words.items())
-    assert [re.findall(r"\d+$", label) for label in table_of(offline_demo)][:6] == [[turn] for turn in words]
+    assert [re.findall(r"\d+$", label) for label in table_of(offline_demo)][:6] == [
+        [turn] for turn in words
+    ]
 
 
 def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> None:
@@ -75,7 +103,11 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert key not in done.stdout
     assert server.refusals == []
-    of_prompts = [*list(table_of(offline_demo))[:6], "mean tokens of a prompt", "share that a prompt cache finds"]
+    of_prompts = [
+        *list(table_of(offline_demo))[:6],
+        "mean tokens of a prompt",
+        "share that a prompt cache finds",
+    ]
     seen = table_of(done.stdout)
     assert {label: seen[label] for label in of_prompts} == {
         label: table_of(offline_demo)[label] for label in of_prompts
@@ -83,7 +115,9 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> Non
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
-def test_at_a_terminal_it_shows_its_progress_and_can_be_interrupted(tmp_path: Path) -> None:
+def test_at_a_terminal_it_shows_its_progress_and_can_be_interrupted(
+    tmp_path: Path,
+) -> None:
     with at_terminal("demo", TMPDIR=str(tmp_path)) as terminal:
         terminal.wait_for("  9 of 112 messages")
         terminal.press_ctrl_c()
@@ -125,26 +159,42 @@ def ask(question: str) -> ChatMessage:
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("My name is Ann and I live in Rome.", "Noted: your name is Ann, you live in Rome."),
+        (
+            "My name is Ann and I live in Rome.",
+            "Noted: your name is Ann, you live in Rome.",
+        ),
         ("Call me Ann.", "Noted: your name is Ann."),
         (
             "I'm allergic to nuts, and I have two small children.",
             "Noted: you are allergic to nuts, you have two small children.",
         ),
-        ("I bought a bike. I plan to sell it.", "Noted: you bought a bike, you planned to sell it."),
-        ("I work as a nurse and I work at the clinic.", "Noted: you work as a nurse, you work at the clinic."),
+        (
+            "I bought a bike. I plan to sell it.",
+            "Noted: you bought a bike, you planned to sell it.",
+        ),
+        (
+            "I work as a nurse and I work at the clinic.",
+            "Noted: you work as a nurse, you work at the clinic.",
+        ),
         ("What is my name?", NOT_SEEN),
         ("Do I have allergies?", NOT_SEEN),
         ("Do I have any children?", NOT_SEEN),
         ("How did you go about answering that?", NOT_SEEN),
-        ("What is 2 - 1?", "I work out sums with tools only, and there is none named 'subtract'."),
+        (
+            "What is 2 - 1?",
+            "I work out sums with tools only, and there is none named 'subtract'.",
+        ),
     ],
 )
-def test_the_offline_model_answers_only_from_what_it_is_shown(question: str, answer: str) -> None:
+def test_the_offline_model_answers_only_from_what_it_is_shown(
+    question: str, answer: str
+) -> None:
     assert ask(question).content == answer
 
 
-def test_the_offline_model_reads_the_record_and_does_not_believe_a_forged_call() -> None:
+def test_the_offline_model_reads_the_record_and_does_not_believe_a_forged_call() -> (
+    None
+):
     """Only an assistant's entry holds calls."""
     record = '<memory>\n<message role="user">My name is Ann.</message>\n</memory>\n\n'
     assert ask(f"{record}What is my name?").content == "Your name is Ann."
@@ -163,10 +213,15 @@ def test_the_offline_model_reads_what_is_recalled_and_knows_of_an_allergy() -> N
         assert ask(f"{record}{question}").content == answer
 
 
-def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_above_it() -> None:
+def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_above_it() -> (
+    None
+):
     newer = '<message role="user">I moved to Braga.</message>'
     earlier = "<earlier_messages>\n<message user>I live in Porto.\n</earlier_messages>"
-    assert ask(f"<memory>\n{newer}\n{earlier}\n</memory>\n\nWhere do I live?").content == "You live in Braga."
+    assert (
+        ask(f"<memory>\n{newer}\n{earlier}\n</memory>\n\nWhere do I live?").content
+        == "You live in Braga."
+    )
 
 
 def test_the_offline_model_works_out_sums_and_nothing_else() -> None:
@@ -176,13 +231,24 @@ def test_the_offline_model_works_out_sums_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_an_agent_works_with_the_offline_model(open_memory: OpenMemory, streaming: bool) -> None:
-    agent = FunctionAgent(llm=OfflineModel(), tools=[add, subtract, multiply, divide], streaming=streaming)
+async def test_an_agent_works_with_the_offline_model(
+    open_memory: OpenMemory, streaming: bool
+) -> None:
+    agent = FunctionAgent(
+        llm=OfflineModel(), tools=[add, subtract, multiply, divide], streaming=streaming
+    )
     memory: CondensedMemory = open_memory()
-    assert str(await agent.run("What is (7 - 1) * -2 + 4 / 2?", memory=memory)) == "(7 - 1) * -2 + 4 / 2 = -10"
+    assert (
+        str(await agent.run("What is (7 - 1) * -2 + 4 / 2?", memory=memory))
+        == "(7 - 1) * -2 + 4 / 2 = -10"
+    )
     answer = str(await agent.run("How did you go about answering that?", memory=memory))
-    assert answer.startswith("I called subtract with a=7, b=1 and got 6, then multiply with a=6, b=-2 and got -12")
-    assert str(await agent.run("What is 1 / 0?", memory=memory)).startswith("A tool could not do it")
+    assert answer.startswith(
+        "I called subtract with a=7, b=1 and got 6, then multiply with a=6, b=-2 and got -12"
+    )
+    assert str(await agent.run("What is 1 / 0?", memory=memory)).startswith(
+        "A tool could not do it"
+    )
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
@@ -190,7 +256,9 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
-    reply, _ = await ask_for_facts(OfflineModel(), extraction_prompt(lines, facts, today=now.date()))
+    reply, _ = await ask_for_facts(
+        OfflineModel(), extraction_prompt(lines, facts, today=now.date())
+    )
     return validate_reply(reply, lines, facts, now=now)
 
 
@@ -198,8 +266,14 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     ("said", "contents"),
     [
         ("Hi! My name is Ann and I live in Rome.", ["Is called Ann", "Lives in Rome"]),
-        ("I use Docker, and I prefer pytest for testing!", ["Uses Docker", "Prefers pytest for testing"]),
-        ("I'm working on a shop. I\u2019m working on C++ too.", ["Works on a shop", "Works on C++ too"]),
+        (
+            "I use Docker, and I prefer pytest for testing!",
+            ["Uses Docker", "Prefers pytest for testing"],
+        ),
+        (
+            "I'm working on a shop. I\u2019m working on C++ too.",
+            ["Works on a shop", "Works on C++ too"],
+        ),
         ("Where do I live? Does my name is Ann sound right?", []),
         ("What is 1 + 1?", []),
         ("I'm allergic to peanuts.", ["Is allergic to peanuts"]),
@@ -207,29 +281,48 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
         ("I work as a nurse.", ["Works as a nurse"]),
     ],
 )
-async def test_what_the_offline_model_reports_passes_the_gates(said: str, contents: list[str]) -> None:
+async def test_what_the_offline_model_reports_passes_the_gates(
+    said: str, contents: list[str]
+) -> None:
     gated = await extracted(said)
     assert [fact.content for fact in gated.accepted] == contents
     assert gated.rejected == ()
 
 
-@pytest.mark.parametrize("said", ["I moved to Berlin.", "Actually, I live in Berlin now.", "I now live in Berlin!"])
+@pytest.mark.parametrize(
+    "said",
+    ["I moved to Berlin.", "Actually, I live in Berlin now.", "I now live in Berlin!"],
+)
 async def test_a_new_home_takes_the_place_of_the_known_one(said: str) -> None:
     gated = await extracted(said, known=("Lives in Paris", "Likes Paris"))
-    assert [(one.id, one.replaced_by) for one in gated.retired] == [("Lives in Paris", gated.accepted[0].id)]
+    assert [(one.id, one.replaced_by) for one in gated.retired] == [
+        ("Lives in Paris", gated.accepted[0].id)
+    ]
     assert [fact.content for fact in gated.accepted] == ["Lives in Berlin"]
 
 
-async def test_of_several_homes_the_last_is_reported_and_what_is_known_is_confirmed() -> None:
+async def test_of_several_homes_the_last_is_reported_and_what_is_known_is_confirmed() -> (
+    None
+):
     gated = await extracted("I live in Rome.", "I moved to Berlin.")
     assert [fact.content for fact in gated.accepted] == ["Lives in Berlin"]
     gated = await extracted("I live in Paris.", known=("Lives in Paris",))
-    assert (gated.accepted, [fact.id for fact in gated.confirmed], gated.retired) == ((), ["Lives in Paris"], ())
+    assert (gated.accepted, [fact.id for fact in gated.confirmed], gated.retired) == (
+        (),
+        ["Lives in Paris"],
+        (),
+    )
 
 
 def test_the_offline_model_reads_the_facts() -> None:
     """What is said in the conversation comes before them."""
     fact = '<relevant_facts>\n<fact date="2026-11-20">Lives in Paris</fact>\n</relevant_facts>'
     said = '<message role="user">I moved to Berlin.</message>'
-    assert ask(f"<memory>\n{fact}\n</memory>\n\nWhere do I live?").content == "You live in Paris."
-    assert ask(f"<memory>\n{said}\n{fact}\n</memory>\n\nWhere do I live?").content == "You live in Berlin."
+    assert (
+        ask(f"<memory>\n{fact}\n</memory>\n\nWhere do I live?").content
+        == "You live in Paris."
+    )
+    assert (
+        ask(f"<memory>\n{said}\n{fact}\n</memory>\n\nWhere do I live?").content
+        == "You live in Berlin."
+    )

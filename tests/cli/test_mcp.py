@@ -35,29 +35,47 @@ GREEN_TEA: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def opened(database: Path, name: str = "s", user_id: str = "ann") -> AsyncIterator[CondensedMemory]:
+async def opened(
+    database: Path, name: str = "s", user_id: str = "ann"
+) -> AsyncIterator[CondensedMemory]:
     """A memory on the file, as another program opens it."""
     async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{database}")) as store:
-        yield CondensedMemory.from_defaults(name, user_id=user_id, chat_store=store, extract_facts=False)
+        yield CondensedMemory.from_defaults(
+            name, user_id=user_id, chat_store=store, extract_facts=False
+        )
 
 
 @asynccontextmanager
 async def client(
-    database: Path, user_id: str = "ann", session: str | None = None, *, read_only: bool = False
+    database: Path,
+    user_id: str = "ann",
+    session: str | None = None,
+    *,
+    read_only: bool = False,
 ) -> AsyncIterator[Client]:
     """The official client, connected to a server in this process."""
     async with (
         opened(database, session or user_id, user_id) as memory,
-        Client(memory_server(memory, in_session=session is not None, read_only=read_only)) as connected,
+        Client(
+            memory_server(memory, in_session=session is not None, read_only=read_only)
+        ) as connected,
     ):
         yield connected
 
 
-async def call(session: Client | ClientSession, name: str, *, refused: bool = False, **arguments: Any) -> str:
+async def call(
+    session: Client | ClientSession,
+    name: str,
+    *,
+    refused: bool = False,
+    **arguments: Any,
+) -> str:
     """The text of a call that went well, or of one that was refused."""
     result = await session.call_tool(name, arguments)
     assert isinstance(result, CallToolResult)
-    text = "".join(part.text for part in result.content if isinstance(part, TextContent))
+    text = "".join(
+        part.text for part in result.content if isinstance(part, TextContent)
+    )
     assert bool(result.is_error) == refused, text
     return text
 
@@ -74,7 +92,9 @@ def contents_in(text: str) -> list[str]:
 async def facts_of(database: Path, user_id: str) -> dict[str, Fact]:
     """What another program finds in the same file."""
     async with opened(database, "other", user_id) as memory:
-        return {fact.content: fact for fact in await memory.facts.alist(with_retired=True)}
+        return {
+            fact.content: fact for fact in await memory.facts.alist(with_retired=True)
+        }
 
 
 async def add_rain(database: Path) -> None:
@@ -85,24 +105,49 @@ async def add_rain(database: Path) -> None:
 async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> None:
     """The words of the user come from the client, and stand in no session; a forgotten fact is kept, for undo."""
     command = [*COMMAND[1:], "mcp", "--db", str(database), "--user", "ann"]
-    server = StdioServerParameters(command=sys.executable, args=command, env=clean_environment())
+    server = StdioServerParameters(
+        command=sys.executable, args=command, env=clean_environment()
+    )
     with database.with_name("errors").open("a+", encoding="utf-8") as stderr:
-        async with stdio_client(server, errlog=stderr) as streams, ClientSession(*streams) as session:
+        async with (
+            stdio_client(server, errlog=stderr) as streams,
+            ClientSession(*streams) as session,
+        ):
             await session.initialize()
             await remember_list_search_and_forget(session)
     stored = (await facts_of(database, "ann"))["Loves green tea"]
-    assert (stored.namespace, stored.session_id, stored.message_ids) == ("ann", None, ())
-    assert (stored.quote, stored.retired_by) == ("Please remember that I love green tea.", "request")
+    assert (stored.namespace, stored.session_id, stored.message_ids) == (
+        "ann",
+        None,
+        (),
+    )
+    assert (stored.quote, stored.retired_by) == (
+        "Please remember that I love green tea.",
+        "request",
+    )
     assert database.with_name("errors").read_text() == ""
 
 
 async def remember_list_search_and_forget(session: ClientSession) -> None:
     tools = {tool.name: tool for tool in (await session.list_tools()).tools}
     assert sorted(tools) == ["forget", "list_memories", "remember", "search_memory"]
-    hints = {name: tool.annotations.read_only_hint for name, tool in tools.items() if tool.annotations}
-    assert hints == {"search_memory": True, "list_memories": True, "remember": False, "forget": False}
+    hints = {
+        name: tool.annotations.read_only_hint
+        for name, tool in tools.items()
+        if tool.annotations
+    }
+    assert hints == {
+        "search_memory": True,
+        "list_memories": True,
+        "remember": False,
+        "forget": False,
+    }
     assert all(tool.description for tool in tools.values())
-    assert sorted(tools["remember"].input_schema["properties"]) == ["category", "content", "quote"]
+    assert sorted(tools["remember"].input_schema["properties"]) == [
+        "category",
+        "content",
+        "quote",
+    ]
     assert await call(session, "list_memories") == "0 facts in all."
     new = await call(session, "remember", **GREEN_TEA)
     fact_id, content = re.fullmatch(r"Remembered: \[(\w{8})\] (.+)", new).groups()  # type: ignore[union-attr]
@@ -110,10 +155,20 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
     found = await call(session, "search_memory", query="tea")
     fact = rf'<fact id="{fact_id}" date="[\d-]+" category="preference">Loves green tea</fact>\n'
     assert re.fullmatch(fact, found)
-    assert (await call(session, "search_memory", query="a zebra")).startswith("Nothing found")
-    assert await call(session, "remember", **GREEN_TEA) == "Known already; it is surer now."
+    assert (await call(session, "search_memory", query="a zebra")).startswith(
+        "Nothing found"
+    )
+    assert (
+        await call(session, "remember", **GREEN_TEA)
+        == "Known already; it is surer now."
+    )
     assert await call(session, "list_memories", limit=1) == f"{found}1 facts in all."
-    gone = await call(session, "forget", facts=["green tea", "a zebra"], quote="Forget that I love green tea.")
+    gone = await call(
+        session,
+        "forget",
+        facts=["green tea", "a zebra"],
+        quote="Forget that I love green tea.",
+    )
     assert gone == (
         f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
         "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
@@ -122,12 +177,24 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("remember", {"content": "Likes Bolivia", "quote": "I like tea"}, "Nobody said Bolivia"),
+    (
+        "remember",
+        {"content": "Likes Bolivia", "quote": "I like tea"},
+        "Nobody said Bolivia",
+    ),
     ("remember", {"content": "Likes tea"}, "quote"),
-    ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "at most 2000 characters"),
+    (
+        "remember",
+        {"content": "x" * 5_000, "quote": "I like tea"},
+        "at most 2000 characters",
+    ),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
-    ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "what is not known"),
+    (
+        "forget",
+        {"facts": ["a zebra"], "quote": "Forget the zebra."},
+        "what is not known",
+    ),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
     ("list_memories", {"offset": "all"}, "valid integer"),
     ("search_memory", {"query": "x" * 5_000}, "at most 2000 characters"),
@@ -135,14 +202,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_what_an_agent_may_not_do_a_client_may_not_do_either(database: Path) -> None:
+async def test_what_an_agent_may_not_do_a_client_may_not_do_either(
+    database: Path,
+) -> None:
     """It is told why, nothing changes, and the server goes on."""
     await add_rain(database)
     async with client(database) as session:
         for name, arguments, why in REFUSED:
             assert why in await refusal(session, name, **arguments)
         listed = await call(session, "list_memories")
-        assert (contents_in(listed), listed.splitlines()[-1]) == (["Likes rain"], "1 facts in all.")
+        assert (contents_in(listed), listed.splitlines()[-1]) == (
+            ["Likes rain"],
+            "1 facts in all.",
+        )
 
 
 async def test_no_argument_reaches_another_user(database: Path) -> None:
@@ -150,39 +222,70 @@ async def test_no_argument_reaches_another_user(database: Path) -> None:
         await call(hers, "remember", **GREEN_TEA)
         fact_id = (await facts_of(database, "ann"))["Loves green tea"].id
         assert await call(his, "list_memories") == "0 facts in all."
-        assert "what is not known" in await refusal(his, "forget", facts=[fact_id], quote="Forget everything.")
+        assert "what is not known" in await refusal(
+            his, "forget", facts=[fact_id], quote="Forget everything."
+        )
         for extra in ("user", "user_id", "namespace", "session_id"):
-            assert "green" not in str(await his.call_tool("search_memory", {"query": "tea", extra: "ann"}))
+            assert "green" not in str(
+                await his.call_tool("search_memory", {"query": "tea", extra: "ann"})
+            )
         assert contents_in(await call(hers, "list_memories")) == ["Loves green tea"]
 
 
 async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -> None:
     """Two servers on one file, also in the same moment and in any script."""
-    said = {"Wohnt in Köln": "Ich wohne in Köln.", "喜欢绿茶": "我喜欢绿茶", "Likes 🚀 rockets": "I like 🚀 rockets."}
+    said = {
+        "Wohnt in Köln": "Ich wohne in Köln.",
+        "喜欢绿茶": "我喜欢绿茶",
+        "Likes 🚀 rockets": "I like 🚀 rockets.",
+    }
     async with client(database) as one, client(database) as two:
         await asyncio.gather(
-            *(call(each, "remember", content=content, quote=said[content]) for each in (one, two) for content in said)
+            *(
+                call(each, "remember", content=content, quote=said[content])
+                for each in (one, two)
+                for content in said
+            )
         )
         assert sorted(contents_in(await call(one, "list_memories"))) == sorted(said)
-        assert contents_in(await call(two, "search_memory", query="Köln")) == ["Wohnt in Köln"]
-        await call(one, "forget", facts=["Wohnt in Köln"], quote="Vergiss, dass ich in Köln wohne.")
-        assert (await call(two, "search_memory", query="Köln")).startswith("Nothing found")
+        assert contents_in(await call(two, "search_memory", query="Köln")) == [
+            "Wohnt in Köln"
+        ]
+        await call(
+            one,
+            "forget",
+            facts=["Wohnt in Köln"],
+            quote="Vergiss, dass ich in Köln wohne.",
+        )
+        assert (await call(two, "search_memory", query="Köln")).startswith(
+            "Nothing found"
+        )
 
 
-async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(database: Path) -> None:
+async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(
+    database: Path,
+) -> None:
     async with opened(database) as memory:
         await memory.aput_messages([user("I love green tea."), assistant("Noted.")])
     async with client(database, session="s") as session:
         found = await call(session, "search_memory", query="green tea")
-        assert re.match(r'<message role="user" date="[\d-]+">I love green tea.</message>\n', found)
-        made_up = await refusal(session, "remember", content="Likes rain", quote="I like rain.")
+        assert re.match(
+            r'<message role="user" date="[\d-]+">I love green tea.</message>\n', found
+        )
+        made_up = await refusal(
+            session, "remember", content="Likes rain", quote="I like rain."
+        )
         assert "Its quote is not in the conversation." in made_up
-        await call(session, "remember", content="Loves green tea", quote="I love green tea")
+        await call(
+            session, "remember", content="Loves green tea", quote="I love green tea"
+        )
     stored = (await facts_of(database, "ann"))["Loves green tea"]
     assert (stored.session_id, len(stored.message_ids)) == ("s", 1)
 
 
-async def test_everything_goes_only_where_the_session_shows_that_the_user_has_said_yes(database: Path) -> None:
+async def test_everything_goes_only_where_the_session_shows_that_the_user_has_said_yes(
+    database: Path,
+) -> None:
     """Without a session nobody can see it, so that facts must be named."""
     await add_rain(database)
     everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
@@ -190,22 +293,43 @@ async def test_everything_goes_only_where_the_session_shows_that_the_user_has_sa
         assert "so they must name it" in await refusal(session, "forget", **everything)
     async with opened(database) as memory, client(database, session="s") as session:
         await memory.aput(user("Forget everything about me."))
-        assert "Likes rain: show the user all" in await refusal(session, "forget", **everything)
-        await memory.aput_messages([assistant("That you like rain, too?"), user("Yes, please.")])
+        assert "Likes rain: show the user all" in await refusal(
+            session, "forget", **everything
+        )
+        await memory.aput_messages(
+            [assistant("That you like rain, too?"), user("Yes, please.")]
+        )
         gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
-        assert re.fullmatch(r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone)
+        assert re.fullmatch(
+            r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone
+        )
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-async def test_what_was_remembered_outlives_a_server_that_is_ended(database: Path, end: signal.Signals) -> None:
+async def test_what_was_remembered_outlives_a_server_that_is_ended(
+    database: Path, end: signal.Signals
+) -> None:
     """At once, while its stdin is still open."""
     command = [*COMMAND, "mcp", "--db", str(database), "--user", "ann"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "encoding": "utf-8",
+    }
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
     requests: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": hello},
         {"method": "notifications/initialized"},
-        {"id": 2, "method": "tools/call", "params": {"name": "remember", "arguments": GREEN_TEA}},
+        {
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "remember", "arguments": GREEN_TEA},
+        },
     ]
     with subprocess.Popen(command, env=clean_environment(), **pipes) as process:
         assert process.stdin is not None
@@ -236,20 +360,40 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         await call(session, "remember", **GREEN_TEA)
         with closing(sqlite3.connect(database)) as connection:
             for ending in ("_users", "_facts", "_sessions"):
-                connection.execute(f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}")
-        for name, arguments in (("list_memories", {}), ("search_memory", {"query": "tea"}), ("remember", GREEN_TEA)):
-            assert "That does not mean that nothing is known" in await refusal(session, name, **arguments)
+                connection.execute(
+                    f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}"
+                )
+        for name, arguments in (
+            ("list_memories", {}),
+            ("search_memory", {"query": "tea"}),
+            ("remember", GREEN_TEA),
+        ):
+            assert "That does not mean that nothing is known" in await refusal(
+                session, name, **arguments
+            )
     assert "green" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1. It takes: limit, offset, "),
+        (
+            "list_memories",
+            {"limit": 0},
+            "limit: Input should be greater than or equal to 1. It takes: limit, offset, ",
+        ),
         ("search_memory", {}, "query: Field required. It takes: query."),
-        ("search_memory", {"query": 3_000 * "tea"}, "query: String should have at most 2000 characters."),
+        (
+            "search_memory",
+            {"query": 3_000 * "tea"},
+            "query: String should have at most 2000 characters.",
+        ),
         ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
-        ("remember", {**GREEN_TEA, "category": "tea"}, "category: Input should be 'preference', 'knowledge', "),
+        (
+            "remember",
+            {**GREEN_TEA, "category": "tea"},
+            "category: Input should be 'preference', 'knowledge', ",
+        ),
     ],
 )
 async def test_wrong_arguments_are_told_in_one_line_without_their_values(
@@ -265,11 +409,14 @@ async def test_wrong_arguments_are_told_in_one_line_without_their_values(
 
 async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
     async with client(database) as session:
-        assert (await call(session, "search_memory", query="tea")).endswith("list_memories shows the facts.")
+        assert (await call(session, "search_memory", query="tea")).endswith(
+            "list_memories shows the facts."
+        )
 
 
 @pytest.mark.parametrize(
-    ("program", "top"), [("claude-desktop", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")]
+    ("program", "top"),
+    [("claude-desktop", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")],
 )
 async def test_a_printed_config_starts_the_server_from_any_folder(
     command: Here, database: Path, program: str, top: str, tmp_path: Path
@@ -287,7 +434,9 @@ async def test_a_printed_config_starts_the_server_from_any_folder(
         assert await call(session, "list_memories") == "0 facts in all."
 
 
-def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(command: Here) -> None:
+def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(
+    command: Here,
+) -> None:
     options = ("--user", "o'hara", "--db", "postgresql+psycopg://ann:hunter2@db/memory")
     printed = command("mcp", *options, "--print-config", "cursor")
     assert json.loads(printed.stdout)["mcpServers"]["memory"]["env"] == {
@@ -304,7 +453,11 @@ async def test_over_http_a_client_needs_the_token(database: Path) -> None:
     token = "a token of the test"  # noqa: S105 - of this test alone
     environment = clean_environment(LLAMA_INDEX_MEMORY_MCP_TOKEN=token)
     served = [*COMMAND, "mcp", "--db", str(database), "--user", "ann", "--http", "0"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "encoding": "utf-8",
+    }
     with subprocess.Popen(served, env=environment, **pipes) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -315,24 +468,41 @@ async def test_over_http_a_client_needs_the_token(database: Path) -> None:
             ClientSession(*streams[:2]) as session,
         ):
             await session.initialize()
-            assert (await call(session, "remember", **GREEN_TEA)).startswith("Remembered: ")
-            assert contents_in(await call(session, "list_memories")) == ["Loves green tea"]
+            assert (await call(session, "remember", **GREEN_TEA)).startswith(
+                "Remembered: "
+            )
+            assert contents_in(await call(session, "list_memories")) == [
+                "Loves green tea"
+            ]
         async with create_mcp_http_client() as http:
-            for wrong in ({}, {"Authorization": "Bearer another"}, {"Authorization": token}):
+            for wrong in (
+                {},
+                {"Authorization": "Bearer another"},
+                {"Authorization": token},
+            ):
                 answer = await http.post(address, json={}, headers=wrong)
                 assert answer.status_code == 401
                 assert "tea" not in answer.text
             # A web page that has pointed a name of its own to this machine.
-            foreign = await http.post(address, json={}, headers={**headers, "Host": "example.org"})
+            foreign = await http.post(
+                address, json={}, headers={**headers, "Host": "example.org"}
+            )
             assert foreign.status_code == 421
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize("token", [None, "short"])
-def test_over_http_nothing_is_served_without_a_good_token(command: Here, database: Path, token: str | None) -> None:
+def test_over_http_nothing_is_served_without_a_good_token(
+    command: Here, database: Path, token: str | None
+) -> None:
     environment = {} if token is None else {"LLAMA_INDEX_MEMORY_MCP_TOKEN": token}
-    refused = command("mcp", "--user", "ann", "--db", str(database), "--http", "0", **environment)
+    refused = command(
+        "mcp", "--user", "ann", "--db", str(database), "--http", "0", **environment
+    )
     assert refused.returncode == 2
-    assert "needs a token of 16 characters or more in LLAMA_INDEX_MEMORY_MCP_TOKEN" in refused.stderr
+    assert (
+        "needs a token of 16 characters or more in LLAMA_INDEX_MEMORY_MCP_TOKEN"
+        in refused.stderr
+    )
     assert not database.exists()

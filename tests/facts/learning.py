@@ -25,13 +25,24 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     if tools != ["report_facts"]:
         return say("Fine.")
     transcript = messages[-1]["content"].split("<transcript>")[1]
-    said = re.findall(r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL)
+    said = re.findall(
+        r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL
+    )
     found = [
-        {"content": f"{verb.capitalize()}s {what}", "category": "preference", "confidence": 0.9, "quote": match}
+        {
+            "content": f"{verb.capitalize()}s {what}",
+            "category": "preference",
+            "confidence": 0.9,
+            "quote": match,
+        }
         for text in said
-        for match, verb, what in ((one[0], one[1], one[2]) for one in SAYS.finditer(text))
+        for match, verb, what in (
+            (one[0], one[1], one[2]) for one in SAYS.finditer(text)
+        )
     ]
-    return call(("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []}))
+    return call(
+        ("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []})
+    )
 
 
 def poisoned(answer: Message, *words: str) -> Model:
@@ -39,14 +50,22 @@ def poisoned(answer: Message, *words: str) -> Model:
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         told = str(messages[-1]["content"])
-        return answer if any(f"I like {word}" in told for word in words) else learner(messages, tools)
+        return (
+            answer
+            if any(f"I like {word}" in told for word in words)
+            else learner(messages, tools)
+        )
 
     return model
 
 
 def extractions(requests: list[list[Message]]) -> list[str]:
     """The transcripts of the requests that asked for facts."""
-    return [request[-1]["content"] for request in requests if "<transcript>" in str(request[-1]["content"])]
+    return [
+        request[-1]["content"]
+        for request in requests
+        if "<transcript>" in str(request[-1]["content"])
+    ]
 
 
 def shown(text: str) -> list[str]:
@@ -59,7 +78,11 @@ async def contents(memory: CondensedMemory) -> list[str]:
 
 def talk(*words: str) -> list[ChatMessage]:
     """A turn for each word, in which the user likes it."""
-    return [message for word in words for message in (user(f"I like {word}."), assistant("Fine."))]
+    return [
+        message
+        for word in words
+        for message in (user(f"I like {word}."), assistant("Fine."))
+    ]
 
 
 def likes(requests: list[list[Message]]) -> list[list[str]]:
@@ -72,9 +95,14 @@ def learns(open_memory: OpenMemory, start_client: StartClient) -> Learns:
     """Opens a memory of Ann's that asks a model, by default the learner; returns it, and the model's server."""
 
     def open_one(
-        model: Model = learner, session_id: str = "chat", client: type[OpenAI] = OpenAI, **options: Any
+        model: Model = learner,
+        session_id: str = "chat",
+        client: type[OpenAI] = OpenAI,
+        **options: Any,
     ) -> tuple[CondensedMemory, OpenAIServer]:
         llm, server = start_client(client, model)
-        return open_memory(session_id, **{"user_id": "ann", "llm": llm, **options}), server
+        return open_memory(
+            session_id, **{"user_id": "ann", "llm": llm, **options}
+        ), server
 
     return open_one

@@ -21,7 +21,15 @@ from llama_index.core.llms import ChatResponse, MockLLM
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.facts.prompt import batch_end
 from tests.conversation import assistant, user
-from tests.facts.learning import Learns, contents, extractions, learner, likes, poisoned, talk
+from tests.facts.learning import (
+    Learns,
+    contents,
+    extractions,
+    learner,
+    likes,
+    poisoned,
+    talk,
+)
 from tests.memories import OpenMemory
 from tests.openai_server import Message, fail
 from tests.signals import interruptible
@@ -55,9 +63,13 @@ class OfflineModel(MockLLM):
         return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
 
 
-async def test_a_plain_memorys_history_is_read_once(any_database_uri: str | None, learns: Learns) -> None:
+async def test_a_plain_memorys_history_is_read_once(
+    any_database_uri: str | None, learns: Learns
+) -> None:
     """Its newest turns too, which are still active; even where no facts are extracted otherwise."""
-    memory, server = learns(session_id="old", extract_facts=False, async_database_uri=any_database_uri)
+    memory, server = learns(
+        session_id="old", extract_facts=False, async_database_uri=any_database_uri
+    )
     await tell(memory.sql_store, "old", "tea", "rain")
     assert await memory.abackfill() == Backfilled(sessions=1, messages=4, new=2)
     assert await contents(memory) == ["Likes rain", "Likes tea"]
@@ -70,7 +82,9 @@ async def test_a_plain_memorys_history_is_read_once(any_database_uri: str | None
     assert likes(server.requests) == [["tea", "rain"], ["snow"]]
 
 
-async def test_all_sessions_of_the_user_are_read_the_oldest_first(open_memory: OpenMemory, learns: Learns) -> None:
+async def test_all_sessions_of_the_user_are_read_the_oldest_first(
+    open_memory: OpenMemory, learns: Learns
+) -> None:
     """Those too in which no facts were extracted on purpose; and not those of others."""
     for session_id, user_id in (("b", "ann"), ("a", "ann"), ("c", "bob")):
         memory = open_memory(session_id, user_id=user_id, extract_facts=False)
@@ -81,11 +95,15 @@ async def test_all_sessions_of_the_user_are_read_the_oldest_first(open_memory: O
     assert await contents(open_memory("c", user_id="bob")) == []
 
 
-async def test_the_sessions_that_are_named_become_the_users_in_their_order(learns: Learns) -> None:
+async def test_the_sessions_that_are_named_become_the_users_in_their_order(
+    learns: Learns,
+) -> None:
     memory, server = learns(session_id="new")
     for session_id in ("a", "b", "c"):
         await tell(memory.sql_store, session_id, session_id)
-    assert await memory.abackfill(["c", "a", "c"]) == Backfilled(sessions=2, messages=4, new=2)
+    assert await memory.abackfill(["c", "a", "c"]) == Backfilled(
+        sessions=2, messages=4, new=2
+    )
     assert likes(server.requests) == [["c"], ["a"]]
     assert await contents(memory) == ["Likes a", "Likes c"]
     assert await memory.abackfill([]) == Backfilled()
@@ -110,7 +128,9 @@ async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
     assert server.requests == []
 
 
-async def test_messages_without_a_question_are_left_behind_without_a_request(learns: Learns) -> None:
+async def test_messages_without_a_question_are_left_behind_without_a_request(
+    learns: Learns,
+) -> None:
     memory, server = learns(session_id="new", user_id=None)
     await memory.sql_store.add_messages("new", [assistant("Hello!")])
     assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
@@ -118,22 +138,30 @@ async def test_messages_without_a_question_are_left_behind_without_a_request(lea
     assert server.requests == []
 
 
-async def test_a_session_that_fails_does_not_stop_the_others(learns: Learns, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_session_that_fails_does_not_stop_the_others(
+    learns: Learns, caplog: pytest.LogCaptureFixture
+) -> None:
     """And is gone on with where it stopped."""
     memory, server = learns(poisoned(OUT_OF_ORDER, "wine"), "new")
     for session_id, word in (("a", "tea"), ("b", "wine"), ("c", "rain")):
         await tell(memory.sql_store, session_id, word)
     done = await memory.abackfill(["a", "b", "c"])
-    assert done == Backfilled(sessions=2, messages=4, new=2, failed={"b": "InternalServerError"})
+    assert done == Backfilled(
+        sessions=2, messages=4, new=2, failed={"b": "InternalServerError"}
+    )
     assert "session 'b', InternalServerError" in caplog.text
     assert "wine" not in caplog.text + repr(done)
     assert likes(server.requests)[-1] == ["rain"]
     again = learns(session_id="new")[0]
-    assert await again.abackfill(["a", "b", "c"]) == Backfilled(sessions=3, messages=2, new=1)
+    assert await again.abackfill(["a", "b", "c"]) == Backfilled(
+        sessions=3, messages=2, new=1
+    )
     assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
 
 
-async def test_after_three_failures_in_a_row_the_rest_is_not_tried(learns: Learns) -> None:
+async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
+    learns: Learns,
+) -> None:
     memory, server = learns(lambda messages, tools: fail(401, "no such key"), "new")
     sessions = [f"s{i}" for i in range(10)]
     for session_id in sessions:
@@ -144,8 +172,14 @@ async def test_after_three_failures_in_a_row_the_rest_is_not_tried(learns: Learn
     assert (done.sessions, done.messages, len(server.requests)) == (0, 0, 3)
 
 
-async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(open_memory: OpenMemory, learns: Learns) -> None:
-    asked, loop, may_answer = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
+    open_memory: OpenMemory, learns: Learns
+) -> None:
+    asked, loop, may_answer = (
+        asyncio.Event(),
+        asyncio.get_running_loop(),
+        threading.Event(),
+    )
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         loop.call_soon_threadsafe(asked.set)
@@ -178,7 +212,9 @@ except KeyboardInterrupt:
 """
 
 
-async def test_an_interrupted_program_keeps_what_it_has(learns: Learns, database_uri: str) -> None:
+async def test_an_interrupted_program_keeps_what_it_has(
+    learns: Learns, database_uri: str
+) -> None:
     """By Ctrl+C, in the midst of the second session."""
     workers: list[subprocess.Popen[str]] = []
 
@@ -193,12 +229,21 @@ async def test_an_interrupted_program_keeps_what_it_has(learns: Learns, database
     await tell(memory.sql_store, "b", "rain")
     command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
     with interruptible():
-        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        workers.append(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
     out, err = await asyncio.to_thread(workers[0].communicate)
     assert out == "interrupted ['Likes tea']\n"
     assert "Traceback" not in err
     assert err.endswith("\n")
-    assert await memory.sql_store.users.count("b", reader=memory.facts_block.reader_of("b")) == 2
+    assert (
+        await memory.sql_store.users.count(
+            "b", reader=memory.facts_block.reader_of("b")
+        )
+        == 2
+    )
 
 
 async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> None:
@@ -211,7 +256,9 @@ async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> 
     assert len(likes(server.requests)) == 1
 
 
-async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_database_uri: str | None) -> None:
+async def test_two_workers_store_nothing_twice(
+    open_memory: OpenMemory, any_database_uri: str | None
+) -> None:
     """Each in an event loop of its own, both answered at the same time."""
     if any_database_uri is None:
         pytest.skip("a database in memory has one worker")
@@ -226,12 +273,16 @@ async def test_two_workers_store_nothing_twice(open_memory: OpenMemory, any_data
         ) as own:
             return await own.abackfill()
 
-    done = await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2)))
+    done = await asyncio.gather(
+        *(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2))
+    )
     assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
     assert await contents(memory) == ["Likes tea"]
 
 
-async def test_what_was_said_on_another_day_is_read_as_of_that_day(database_uri: str, learns: Learns) -> None:
+async def test_what_was_said_on_another_day_is_read_as_of_that_day(
+    database_uri: str, learns: Learns
+) -> None:
     """One request for each day; a fact is as old as its words."""
     memory, server = learns(session_id="old", extract_facts=False)
     await tell(memory.sql_store, "old", "tea", "rain", "snow")
@@ -239,16 +290,25 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(database_uri:
     set_day(database_uri, "old", 5, date(2024, 3, 1))
     assert (await memory.abackfill()).messages == 6
     assert likes(server.requests) == [["tea", "rain"], ["snow"]]
-    days = [re.findall(r"took place on (\w+, [\d-]+)", text) for text in extractions(server.requests)]
+    days = [
+        re.findall(r"took place on (\w+, [\d-]+)", text)
+        for text in extractions(server.requests)
+    ]
     assert days == [["Wednesday, 2024-02-28"], ["Friday, 2024-03-01"]]
-    learned = {fact.content: fact.created_at.date() for fact in await memory.facts.alist()}
+    learned = {
+        fact.content: fact.created_at.date() for fact in await memory.facts.alist()
+    }
     first, second = date(2024, 2, 28), date(2024, 3, 1)
     assert learned == {"Likes snow": second, "Likes rain": first, "Likes tea": first}
     await memory.aput(user("What do I like?"))
-    assert '<fact date="2024-03-01">Likes snow</fact>' in str((await memory.aget())[0].content)
+    assert '<fact date="2024-03-01">Likes snow</fact>' in str(
+        (await memory.aget())[0].content
+    )
 
 
-async def test_an_old_conversation_retires_nothing_that_was_learned_later(database_uri: str, learns: Learns) -> None:
+async def test_an_old_conversation_retires_nothing_that_was_learned_later(
+    database_uri: str, learns: Learns
+) -> None:
     """It is not shown to the model; but said in the same words it is not stored a second time."""
     memory, server = learns(session_id="old", extract_facts=False)
     then = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -265,28 +325,41 @@ async def test_an_old_conversation_retires_nothing_that_was_learned_later(databa
     assert surer.updated_at == known.updated_at
 
 
-async def test_no_conversation_is_one_of_tomorrow(database_uri: str, learns: Learns) -> None:
+async def test_no_conversation_is_one_of_tomorrow(
+    database_uri: str, learns: Learns
+) -> None:
     """Where the clock was ahead, today's day counts."""
     memory, server = learns(extract_facts=False)
     await tell(memory.sql_store, "chat", "tea")
-    set_day(database_uri, "chat", 1, datetime.now(timezone.utc).date() + timedelta(days=3))
+    set_day(
+        database_uri, "chat", 1, datetime.now(timezone.utc).date() + timedelta(days=3)
+    )
     await memory.abackfill()
     assert "took place" not in extractions(server.requests)[0]
     (fact,) = await memory.facts.alist()
     assert fact.created_at <= datetime.now(timezone.utc)
 
 
-ROWS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12)
+ROWS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12
+)
 
 
 @given(ROWS)
-def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tuple[bool, int, int]]) -> None:
+def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
+    rows: list[tuple[bool, int, int]],
+) -> None:
     """But for a turn that is too long by itself; every message is in exactly one."""
     days_in_order = sorted(day for _, _, day in rows)
-    left = [(starts, tokens, day) for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)]
+    left = [
+        (starts, tokens, day)
+        for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)
+    ]
     assert batch_end([], [], [], token_limit=100) == 0
     while left:
-        starts, tokens, days = zip(*[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True)
+        starts, tokens, days = zip(
+            *[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True
+        )
         end = batch_end(starts, tokens, days, token_limit=100)
         batch, left = left[:end], left[end:]
         assert batch
@@ -298,7 +371,9 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(rows: list[tu
             assert sum(begins for begins, _, _ in batch) <= 1
 
 
-async def test_a_bar_counts_messages_only_on_request(learns: Learns, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_bar_counts_messages_only_on_request(
+    learns: Learns, capfd: pytest.CaptureFixture[str]
+) -> None:
     """It is closed with the last session, however that ends."""
     memory = learns(poisoned(OUT_OF_ORDER, "wine"), "new")[0]
     for session_id, word in (("a", "tea"), ("b", "snow"), ("c", "wine")):

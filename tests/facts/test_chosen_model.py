@@ -49,35 +49,64 @@ def ours(text: str) -> list[str]:
 def run_with_openai(code: str, folder: Path) -> tuple[str, list[str], OpenAIServer]:
     """What a program prints, what it logs of ours, and the server that it takes for OpenAI's."""
     with serve(learner) as server:
-        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        environment = {
+            **os.environ,
+            "OPENAI_API_KEY": "sk-test",
+            "OPENAI_API_BASE": server.api_base,
+        }
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     return done.stdout, ours(done.stderr), server
 
 
 @pytest.mark.parametrize("setting", ["", "Settings.llm = None"])
-def test_the_words_of_a_local_agent_go_to_no_model_that_nobody_has_named(setting: str, tmp_path: Path) -> None:
+def test_the_words_of_a_local_agent_go_to_no_model_that_nobody_has_named(
+    setting: str, tmp_path: Path
+) -> None:
     """What to do is said once, nothing has failed, and nothing is read."""
-    printed, logged, server = run_with_openai(LOCAL_AGENT.replace("async def", f"{setting}\n\nasync def"), tmp_path)
+    printed, logged, server = run_with_openai(
+        LOCAL_AGENT.replace("async def", f"{setting}\n\nasync def"), tmp_path
+    )
     assert server.requests == []
-    assert [line for line in printed.splitlines() if "{" in line] == ["{} () 4", "{} () 4"]
+    assert [line for line in printed.splitlines() if "{" in line] == [
+        "{} () 4",
+        "{} () 4",
+    ]
     (warning,) = [line for line in logged if "INFO" not in line]
     assert warning.startswith("WARNING")
     assert "pass llm=... or set Settings.llm" in warning
 
 
-def test_the_model_that_the_program_has_set_reads_them_and_is_named_once(tmp_path: Path) -> None:
+def test_the_model_that_the_program_has_set_reads_them_and_is_named_once(
+    tmp_path: Path,
+) -> None:
     """It is there when it is needed."""
     setting = "from llama_index.llms.openai import OpenAI\nSettings.llm = OpenAI(model='gpt-4o-mini')\n\n"
-    printed, logged, server = run_with_openai(LOCAL_AGENT.replace("async def", f"{setting}async def"), tmp_path)
+    printed, logged, server = run_with_openai(
+        LOCAL_AGENT.replace("async def", f"{setting}async def"), tmp_path
+    )
     assert server.requests
     assert printed == "{} () 0\n{} () 0\n"
-    assert [line.split(" ", 2)[2] for line in logged] == ["Facts are extracted by OpenAI gpt-4o-mini."]
+    assert [line.split(" ", 2)[2] for line in logged] == [
+        "Facts are extracted by OpenAI gpt-4o-mini."
+    ]
 
 
-@pytest.mark.parametrize("chosen", [None, MockLLM()], ids=["none was set", "none is wanted"])
+@pytest.mark.parametrize(
+    "chosen", [None, MockLLM()], ids=["none was set", "none is wanted"]
+)
 async def test_what_was_said_without_a_model_is_read_as_soon_as_there_is_one(
-    open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch, chosen: MockLLM | None
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: MockLLM | None,
 ) -> None:
     monkeypatch.setattr(Settings, "_llm", chosen)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
@@ -95,7 +124,9 @@ async def test_what_was_said_without_a_model_is_read_as_soon_as_there_is_one(
     assert len(server.requests) == 1
 
 
-async def test_a_backfill_asks_for_a_model(open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backfill_asks_for_a_model(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether or not LlamaIndex could make one."""
     monkeypatch.setattr(Settings, "_llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")

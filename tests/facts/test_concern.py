@@ -10,7 +10,14 @@ from llama_index_memory_ext.facts.ranking import question_shares
 
 OTHERS = {
     str(i): text
-    for i, text in enumerate(("Works in Oslo", "Writes letters by hand", "Prefers to think aloud", "Likes short walks"))
+    for i, text in enumerate(
+        (
+            "Works in Oslo",
+            "Writes letters by hand",
+            "Prefers to think aloud",
+            "Likes short walks",
+        )
+    )
 }
 DEPLOYS = "Deploys services to a Kubernetes cluster with Helm charts"
 
@@ -24,7 +31,10 @@ def concern_of(question: str, text: str, *context: str) -> float:
     ("question", "text"),
     [
         ("How do I roll out a change on kubernetes?", DEPLOYS),
-        ("ok so I have been thinking about this and honestly I am not sure, should we do Kubernetes updates?", DEPLOYS),
+        (
+            "ok so I have been thinking about this and honestly I am not sure, should we do Kubernetes updates?",
+            DEPLOYS,
+        ),
         ("When did Caroline move?", "Caroline lives in Graz"),
         ("Which guitars do I own?", "Bought a guitar"),
         ("我喜欢喝什么茶", "喜欢绿茶"),
@@ -53,9 +63,14 @@ def test_common_words_in_common_are_not(question: str, text: str) -> None:
 
 def test_words_of_the_turns_before_count_half() -> None:
     down = "Kubernetes is down."
-    before, now = concern_of("And then?", "Uses Kubernetes", down), concern_of(f"And then? {down}", "Uses Kubernetes")
+    before, now = (
+        concern_of("And then?", "Uses Kubernetes", down),
+        concern_of(f"And then? {down}", "Uses Kubernetes"),
+    )
     assert 0 < before < now
-    assert concern_of("Kubernetes?", "Uses Kubernetes", down) == concern_of("Kubernetes?", "Uses Kubernetes")
+    assert concern_of("Kubernetes?", "Uses Kubernetes", down) == concern_of(
+        "Kubernetes?", "Uses Kubernetes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,12 +81,18 @@ def test_words_of_the_turns_before_count_half() -> None:
         ("Which car do I drive?", "Drives a Volvo"),
     ],
 )
-def test_common_words_are_enough_if_they_are_most_of_a_short_question(question: str, text: str) -> None:
+def test_common_words_are_enough_if_they_are_most_of_a_short_question(
+    question: str, text: str
+) -> None:
     assert concern_of(question, text) >= 0.5
 
 
 def test_a_part_of_what_another_text_has_in_common_is_not_enough() -> None:
-    texts = {"runs": "The server heron runs Ubuntu", "memory": "The server heron has 128 GB", "other": "Runs at dawn"}
+    texts = {
+        "runs": "The server heron runs Ubuntu",
+        "memory": "The server heron has 128 GB",
+        "other": "Runs at dawn",
+    }
     assert set(question_shares(texts, "What runs on heron?")) == {"runs"}
     assert set(question_shares(texts, "Tell me all about heron")) == {"runs", "memory"}
     del texts["runs"]
@@ -82,7 +103,9 @@ def test_a_word_that_no_text_has_finds_what_is_related_to_it() -> None:
     texts = {"ill": "Has asthma", "home": "Lives in Graz"}
     question = "Which illnesses do I have?"
     assert question_shares(texts, question)["ill"] >= 0.5
-    assert set(question_shares(texts | {"word": "Her illness is over"}, question)) == {"word"}
+    assert set(question_shares(texts | {"word": "Her illness is over"}, question)) == {
+        "word"
+    }
 
 
 @given(question=st.text(), text=st.text(), other=st.text())

@@ -21,8 +21,13 @@ def confirmed_by(text: str, content: str, *, as_new: bool = False) -> ValidatedR
     known = Fact(content=content, confidence=0.8)
     new = {"content": content, "quote": text, "confidence": 0.9}
     reply = {"new_facts": [new]} if as_new else {"confirmed": [1]}
-    lines = [Utterance(1, "user", text), Utterance(2, "assistant", f"I know: {content}")]
-    return validate_reply(ExtractionReply.model_validate(reply), lines, [known], now=NOW)
+    lines = [
+        Utterance(1, "user", text),
+        Utterance(2, "assistant", f"I know: {content}"),
+    ]
+    return validate_reply(
+        ExtractionReply.model_validate(reply), lines, [known], now=NOW
+    )
 
 
 @pytest.mark.parametrize("as_new", [False, True])
@@ -35,7 +40,9 @@ def test_a_question_confirms_nothing_and_a_statement_does(
     for text in (question, bare, f"{question} OK!", f"Hm. {bare}"):
         assert confirmed_by(text, content, as_new=as_new).confirmed == (), text
     for text in (statement, f"{question} {statement} {statement}"):
-        (fact,) = confirmed_by(text, content, as_new=as_new and text == statement).confirmed
+        (fact,) = confirmed_by(
+            text, content, as_new=as_new and text == statement
+        ).confirmed
         assert fact.confidence > 0.8
 
 

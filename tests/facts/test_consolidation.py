@@ -12,18 +12,35 @@ from typing import Any, Protocol
 
 import pytest
 
-from llama_index_memory_ext import Fact, FactError, FactReplyError, MemoryStore, RelevantFactsBlock
+from llama_index_memory_ext import (
+    Fact,
+    FactError,
+    FactReplyError,
+    MemoryStore,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.consolidation import covers, excludes, is_over, proposals
+from llama_index_memory_ext.facts.consolidation import (
+    covers,
+    excludes,
+    is_over,
+    proposals,
+)
 from tests.databases import OpenStore
 from tests.openai_server import Message, Model, OpenAIServer, call, fail, say
 from tests.scripted_models import StartModel
 
 BEGIN = datetime(2024, 1, 1, tzinfo=timezone.utc)
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
-LIKES, ENJOYS = Fact(id="likes", content="Likes tea", created_at=BEGIN), Fact(id="enjoys", content="Enjoys tea")
-OSLO, ROME = Fact(id="oslo", content="Lives in Oslo", created_at=BEGIN), Fact(id="rome", content="Resides in Rome")
+LIKES, ENJOYS = (
+    Fact(id="likes", content="Likes tea", created_at=BEGIN),
+    Fact(id="enjoys", content="Enjoys tea"),
+)
+OSLO, ROME = (
+    Fact(id="oslo", content="Lives in Oslo", created_at=BEGIN),
+    Fact(id="rome", content="Resides in Rome"),
+)
 TRIP = Fact(id="trip", content="Plans to visit Porto in May 2024", created_at=BEGIN)
 OTHER = Fact(id="other", content="Likes coffee", created_at=BEGIN)
 FACTS = (LIKES, ENJOYS, OSLO, ROME, TRIP, OTHER)
@@ -35,11 +52,19 @@ def lines_of(messages: list[Message]) -> list[str]:
 
 def agreeing(messages: list[Message], tools: list[str]) -> Message:
     """Confirms every line, and some that there are none of."""
-    return call(("call_1", "report_numbers", {"numbers": [-1, 0, "x", *range(1, len(lines_of(messages)) + 5)]}))
+    return call(
+        (
+            "call_1",
+            "report_numbers",
+            {"numbers": [-1, 0, "x", *range(1, len(lines_of(messages)) + 5)]},
+        )
+    )
 
 
 class OpenBook(Protocol):
-    async def __call__(self, model: Model, *facts: Fact, **options: Any) -> tuple[FactBook, OpenAIServer]:
+    async def __call__(
+        self, model: Model, *facts: Fact, **options: Any
+    ) -> tuple[FactBook, OpenAIServer]:
         """The facts of a user, with a model that looks at them."""
 
 
@@ -48,13 +73,19 @@ async def open_book(
     any_database_uri: str | None, open_store: OpenStore, start_model: StartModel
 ) -> AsyncIterator[OpenBook]:
     async with AsyncExitStack() as stack:
-        store = MemoryStore() if any_database_uri is None else open_store(any_database_uri)
+        store = (
+            MemoryStore() if any_database_uri is None else open_store(any_database_uri)
+        )
         stack.push_async_callback(store.aclose)
 
-        async def open_one(model: Model, *facts: Fact, **options: Any) -> tuple[FactBook, OpenAIServer]:
+        async def open_one(
+            model: Model, *facts: Fact, **options: Any
+        ) -> tuple[FactBook, OpenAIServer]:
             llm, server = start_model(model)
             await store.facts.write("ann", facts)
-            return RelevantFactsBlock(store=store, user_id="ann", llm=llm, **options).book(), server
+            return RelevantFactsBlock(
+                store=store, user_id="ann", llm=llm, **options
+            ).book(), server
 
         yield open_one
 
@@ -63,7 +94,9 @@ async def held(book: FactBook) -> set[str]:
     return {fact.id for fact in await book.alist()}
 
 
-async def test_what_is_proposed_changes_nothing_until_it_is_applied_and_comes_back_by_undo(open_book: OpenBook) -> None:
+async def test_what_is_proposed_changes_nothing_until_it_is_applied_and_comes_back_by_undo(
+    open_book: OpenBook,
+) -> None:
     book, _ = await open_book(agreeing, *FACTS)
     found = await book.aconsolidate()
     assert {(one.kind, one.retired.id, one.keep and one.keep.id) for one in found} == {
@@ -74,7 +107,10 @@ async def test_what_is_proposed_changes_nothing_until_it_is_applied_and_comes_ba
     assert await held(book) == {fact.id for fact in FACTS}
     assert await book.aapply(found) == 3
     assert await held(book) == {"enjoys", "rome", "other"}
-    states = {fact.id: (fact.state(NOW), fact.replaced_by) for fact in await book.alist(with_retired=True)}
+    states = {
+        fact.id: (fact.state(NOW), fact.replaced_by)
+        for fact in await book.alist(with_retired=True)
+    }
     assert states["likes"] == ("retired", "enjoys")
     assert (states["oslo"], states["trip"]) == (("past", "rome"), ("past", None))
     assert await book.aundo(found) == 3
@@ -83,7 +119,9 @@ async def test_what_is_proposed_changes_nothing_until_it_is_applied_and_comes_ba
     assert [one.id for one in await book.ahistory("oslo")] == ["oslo", "rome"]
 
 
-async def test_a_proposal_shows_what_is_there_before_and_after(open_book: OpenBook) -> None:
+async def test_a_proposal_shows_what_is_there_before_and_after(
+    open_book: OpenBook,
+) -> None:
     book, server = await open_book(agreeing, LIKES, replace_day(ENJOYS), TRIP)
     shown = [str(one) for one in await book.aconsolidate()]
     assert sorted(shown) == [
@@ -97,8 +135,13 @@ def replace_day(fact: Fact) -> Fact:
     return Fact(id=fact.id, content=fact.content, created_at=BEGIN + timedelta(days=1))
 
 
-@pytest.mark.parametrize("answer", [say("All of them are fine."), say('{"lines": "}'), say(""), fail(500, "broken")])
-async def test_a_model_that_fails_or_answers_nonsense_has_changed_nothing(open_book: OpenBook, answer: Message) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [say("All of them are fine."), say('{"lines": "}'), say(""), fail(500, "broken")],
+)
+async def test_a_model_that_fails_or_answers_nonsense_has_changed_nothing(
+    open_book: OpenBook, answer: Message
+) -> None:
     book, _ = await open_book(lambda *_: answer, *FACTS)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the client's own error for a server that fails
         await book.aconsolidate()
@@ -106,8 +149,12 @@ async def test_a_model_that_fails_or_answers_nonsense_has_changed_nothing(open_b
     assert await held(book) == {fact.id for fact in FACTS}
 
 
-async def test_what_the_model_does_not_confirm_is_not_proposed(open_book: OpenBook) -> None:
-    book, _ = await open_book(lambda *_: call(("call_1", "report_numbers", {"numbers": [99]})), *FACTS)
+async def test_what_the_model_does_not_confirm_is_not_proposed(
+    open_book: OpenBook,
+) -> None:
+    book, _ = await open_book(
+        lambda *_: call(("call_1", "report_numbers", {"numbers": [99]})), *FACTS
+    )
     assert await book.aconsolidate() == []
     assert await book.aapply([]) == 0
 
@@ -134,8 +181,14 @@ async def test_cancelled_it_has_changed_nothing(open_book: OpenBook) -> None:
     assert await held(book) == {fact.id for fact in FACTS}
 
 
-async def test_many_proposals_are_asked_about_in_batches_of_a_limit(open_book: OpenBook) -> None:
-    pairs = [Fact(content=f"{verb} drink {number}") for number in range(2, 22) for verb in ("Likes", "Enjoys")]
+async def test_many_proposals_are_asked_about_in_batches_of_a_limit(
+    open_book: OpenBook,
+) -> None:
+    pairs = [
+        Fact(content=f"{verb} drink {number}")
+        for number in range(2, 22)
+        for verb in ("Likes", "Enjoys")
+    ]
     book, server = await open_book(agreeing, *pairs)
     found = await book.aconsolidate(token_limit=100)
     assert len(found) == 20
@@ -152,7 +205,9 @@ async def test_nothing_to_tidy_asks_no_model(open_book: OpenBook) -> None:
     assert server.requests == []
 
 
-async def test_pinned_and_expired_and_retired_facts_are_not_retired(open_book: OpenBook) -> None:
+async def test_pinned_and_expired_and_retired_facts_are_not_retired(
+    open_book: OpenBook,
+) -> None:
     pinned = LIKES.model_copy(update={"pinned": True})
     book, _ = await open_book(agreeing, pinned, ENJOYS)
     (one,) = await book.aconsolidate()
@@ -163,14 +218,18 @@ async def test_pinned_and_expired_and_retired_facts_are_not_retired(open_book: O
     assert await book.aconsolidate() == []
 
 
-async def test_facts_of_two_agents_or_about_two_persons_are_not_compared(open_book: OpenBook) -> None:
+async def test_facts_of_two_agents_or_about_two_persons_are_not_compared(
+    open_book: OpenBook,
+) -> None:
     travel = ENJOYS.model_copy(update={"agent_id": "travel"})
     about = Fact(id="about", content="Loves tea", about="other")
     book, _ = await open_book(agreeing, LIKES, travel, about, agent_id="travel")
     assert await book.aconsolidate() == []
 
 
-async def test_facts_that_have_changed_since_are_named_and_nothing_is_applied(open_book: OpenBook) -> None:
+async def test_facts_that_have_changed_since_are_named_and_nothing_is_applied(
+    open_book: OpenBook,
+) -> None:
     book, _ = await open_book(agreeing, *FACTS)
     found = await book.aconsolidate()
     await book.aupdate("rome", category="context")
@@ -193,7 +252,12 @@ async def test_two_facts_cannot_give_way_to_each_other(open_book: OpenBook) -> N
 
 
 async def test_undo_gives_a_plan_the_end_that_it_had(open_book: OpenBook) -> None:
-    plan = Fact(id="plan", content="Plans a garden", valid_until=date(2024, 5, 1), created_at=BEGIN)
+    plan = Fact(
+        id="plan",
+        content="Plans a garden",
+        valid_until=date(2024, 5, 1),
+        created_at=BEGIN,
+    )
     book, _ = await open_book(agreeing, plan)
     found = await book.aconsolidate()
     assert await book.aapply(found) == 1
@@ -258,8 +322,12 @@ def test_a_fact_that_says_no_more_is_one(keep: str, other: str) -> None:
 
 
 def test_days_that_are_not_the_same_are_not_lost() -> None:
-    assert not covers(fact("Likes tea"), fact("Enjoys tea", valid_from=date(2024, 1, 1)))
-    assert not covers(fact("Likes tea", valid_until=date(2030, 1, 1)), fact("Enjoys tea"))
+    assert not covers(
+        fact("Likes tea"), fact("Enjoys tea", valid_from=date(2024, 1, 1))
+    )
+    assert not covers(
+        fact("Likes tea", valid_until=date(2030, 1, 1)), fact("Enjoys tea")
+    )
     assert not covers(fact("Has an exam tomorrow", 3), fact("Has an exam tomorrow"))
     assert covers(fact("Has an exam tomorrow"), fact("Has exam tomorrow"))
 
@@ -282,15 +350,21 @@ def test_days_that_are_not_the_same_are_not_lost() -> None:
         ("Has a 5 year old son", "Has a 7 year old son", False),
     ],
 )
-def test_only_what_cannot_be_true_at_the_same_time_is_a_contradiction(new: str, old: str, expected: bool) -> None:
+def test_only_what_cannot_be_true_at_the_same_time_is_a_contradiction(
+    new: str, old: str, expected: bool
+) -> None:
     assert excludes(fact(new, 1), fact(old)) is expected
     assert not excludes(fact(new), fact(old, 1))
 
 
 def test_an_older_fact_that_was_confirmed_since_is_not_contradicted() -> None:
-    old = fact("Lives in Oslo").model_copy(update={"updated_at": BEGIN + timedelta(days=9)})
+    old = fact("Lives in Oslo").model_copy(
+        update={"updated_at": BEGIN + timedelta(days=9)}
+    )
     assert not excludes(fact("Lives in Rome", 1), old)
-    assert not excludes(fact("Lives in Rome", 1, valid_from=date(2030, 1, 1)), fact("Lives in Oslo"))
+    assert not excludes(
+        fact("Lives in Rome", 1, valid_from=date(2030, 1, 1)), fact("Lives in Oslo")
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,11 +396,16 @@ def test_an_older_fact_that_was_confirmed_since_is_not_contradicted() -> None:
         ("Lived in Oslo", {"valid_until": date(2024, 5, 1)}, False),
     ],
 )
-def test_only_a_plan_whose_days_have_passed_is_over(content: str, fields: dict[str, Any], expected: bool) -> None:
+def test_only_a_plan_whose_days_have_passed_is_over(
+    content: str, fields: dict[str, Any], expected: bool
+) -> None:
     assert is_over(fact(content, **fields), NOW) is expected
 
 
 def test_of_several_that_say_the_same_the_one_that_says_most_stays() -> None:
     cats = [fact("Has a cat", 2), fact("Owns a cat named Tom", 1), fact("Has a cat")]
     found = proposals(cats, NOW)
-    assert [(one.retired, one.keep) for one in found] == [(cats[2], cats[1]), (cats[0], cats[1])]
+    assert [(one.retired, one.keep) for one in found] == [
+        (cats[2], cats[1]),
+        (cats[0], cats[1]),
+    ]

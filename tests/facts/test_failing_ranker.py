@@ -53,12 +53,16 @@ async def remember(memory: CondensedMemory, *contents: str) -> None:
         await memory.facts.aadd(content, confidence=max(0.9 - place / 20, 0.1))
 
 
-async def ask(memory: CondensedMemory, question: str = "Which dogs do I have?") -> list[str]:
+async def ask(
+    memory: CondensedMemory, question: str = "Which dogs do I have?"
+) -> list[str]:
     return shown(sent_text(await memory.aget(question)))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    return [
+        one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING
+    ]
 
 
 @pytest.mark.parametrize("what", ["make", "add", "remove", "similarities"])
@@ -82,9 +86,17 @@ async def test_a_ranker_that_always_fails_is_told_once(
 ) -> None:
     """Pinned facts come first then, and nothing exceeds the limit."""
     memory = open_memory(
-        user_id="ann", ranker_factory=partial(Failing, {"similarities": 1_000_000}), facts_token_limit=150
+        user_id="ann",
+        ranker_factory=partial(Failing, {"similarities": 1_000_000}),
+        facts_token_limit=150,
     )
-    known = [*(f"Knows {name}" for name in ("Cleo", "Dan", "Emma", "Finn", "Gina", "Hal", "Ida", "Jo")), "Has a dog"]
+    known = [
+        *(
+            f"Knows {name}"
+            for name in ("Cleo", "Dan", "Emma", "Finn", "Gina", "Hal", "Ida", "Jo")
+        ),
+        "Has a dog",
+    ]
     await remember(memory, *known)
     await memory.facts.aadd("Is called Ann", confidence=0.3, pinned=True)
     for number in range(3):
@@ -95,7 +107,9 @@ async def test_a_ranker_that_always_fails_is_told_once(
 
 
 @pytest.mark.parametrize("found", [None, 3, ["dog"], {"x": "high"}, {"x": None}])
-async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(open_memory: OpenMemory, found: Any) -> None:
+async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(
+    open_memory: OpenMemory, found: Any
+) -> None:
     class Wrong(TfidfRanker):
         def similarities(self, query: str) -> Any:
             return found
@@ -105,14 +119,18 @@ async def test_a_ranker_that_answers_with_nonsense_costs_no_answer(open_memory: 
     assert await ask(memory) == BY_CONFIDENCE
 
 
-async def test_a_question_about_the_past_is_answered_too(open_memory: OpenMemory) -> None:
+async def test_a_question_about_the_past_is_answered_too(
+    open_memory: OpenMemory,
+) -> None:
     fails: dict[str, int] = {}
     memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
     await remember(memory)
     await memory.facts.aadd("Had a cat", confidence=0.5, valid_until=date(2020, 5, 1))
     assert await ask(memory, "dog?") == RANKED
     fails["add"] = 1
-    assert sorted(await ask(memory, "Which cat did I have in 2020?")) == sorted([*BY_CONFIDENCE, "Had a cat"])
+    assert sorted(await ask(memory, "Which cat did I have in 2020?")) == sorted(
+        [*BY_CONFIDENCE, "Had a cat"]
+    )
     assert (await ask(memory, "Which cat did I have in 2020?"))[0] == "Had a cat"
 
 
@@ -141,11 +159,16 @@ class Unexpected(MockEmbedding):
 
 
 @pytest.mark.parametrize("where", ["query", "text"])
-@pytest.mark.parametrize("error", [KeyError("dog"), asyncio.CancelledError(), StopAsyncIteration(), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("dog"), asyncio.CancelledError(), StopAsyncIteration(), MemoryError()],
+)
 async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
     open_memory: OpenMemory, where: str, error: BaseException
 ) -> None:
-    memory = open_memory(user_id="ann", embed_model=Unexpected(embed_dim=4, error=error, where=where))
+    memory = open_memory(
+        user_id="ann", embed_model=Unexpected(embed_dim=4, error=error, where=where)
+    )
     await remember(memory)
     assert await ask(memory) == RANKED
 
@@ -153,14 +176,22 @@ async def test_an_embedding_model_that_fails_in_a_new_way_leaves_the_words(
 async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
     """Whatever is compared with known facts meanwhile."""
     memory = learns(ranker_factory=partial(Failing, {"similarities": 1_000_000}))[0]
-    await remember(memory, *(f"Knows that {number} has {number} digits and not one more" for number in range(300)))
+    await remember(
+        memory,
+        *(
+            f"Knows that {number} has {number} digits and not one more"
+            for number in range(300)
+        ),
+    )
     await memory.aput(user("I like Python."))
     await memory.aflush()
     assert "Likes Python" in [fact.content for fact in await memory.facts.alist()]
     assert (await memory.astats()).set_aside == ()
 
 
-async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory) -> None:
+async def test_searches_and_explanations_are_spared_too(
+    open_memory: OpenMemory,
+) -> None:
     fails = {"similarities": 3}
     memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
     await remember(memory)
@@ -168,4 +199,6 @@ async def test_searches_and_explanations_are_spared_too(open_memory: OpenMemory)
     explained = await memory.facts_block.aexplain("Which dogs?")
     assert "Lives in Rome" in str(explained)
     fails["similarities"] = 0
-    assert [one.fact.content for one in await memory.facts_block.asearch("Which dogs?")] == ["Has a dog"]
+    assert [
+        one.fact.content for one in await memory.facts_block.asearch("Which dogs?")
+    ] == ["Has a dog"]

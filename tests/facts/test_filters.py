@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryRetriever, MemoryStore, RelevantFactsBlock
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    FactError,
+    MemoryRetriever,
+    MemoryStore,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from tests.facts.test_many import FACTS, little_in_the_event_loop
 
@@ -22,13 +29,31 @@ def day(number: int) -> date:
 async def book(store: MemoryStore) -> FactBook:
     """Tea, rain, chess and jazz, a day apart; chess has two tags and is of an agent, jazz is pending."""
     facts = [
-        Fact(id="tea", content="Likes tea", category="preference", tags=("drink",), created_at=NOON),
-        Fact(id="rain", content="Likes rain", category="context", created_at=NOON + DAY),
-        Fact(id="chess", content="Likes chess", tags=("game", "board"), agent_id="a", created_at=NOON + 2 * DAY),
+        Fact(
+            id="tea",
+            content="Likes tea",
+            category="preference",
+            tags=("drink",),
+            created_at=NOON,
+        ),
+        Fact(
+            id="rain", content="Likes rain", category="context", created_at=NOON + DAY
+        ),
+        Fact(
+            id="chess",
+            content="Likes chess",
+            tags=("game", "board"),
+            agent_id="a",
+            created_at=NOON + 2 * DAY,
+        ),
         Fact(id="jazz", content="Likes jazz", pending=True, created_at=NOON + 3 * DAY),
     ]
-    all_facts = FactBook(store, "ann", scope="all", categories=["preference", "knowledge"])
-    await store.facts.write("ann", facts, view=FactBook(store, "ann", scope="all")._view)
+    all_facts = FactBook(
+        store, "ann", scope="all", categories=["preference", "knowledge"]
+    )
+    await store.facts.write(
+        "ann", facts, view=FactBook(store, "ann", scope="all")._view
+    )
     return all_facts
 
 
@@ -56,25 +81,35 @@ async def book(store: MemoryStore) -> FactBook:
         ({"category": None, "tags": (), "since": None}, "chess rain tea"),
     ],
 )
-async def test_facts_are_listed_by_what_is_wanted(book: FactBook, wanted: dict[str, Any], found: str) -> None:
+async def test_facts_are_listed_by_what_is_wanted(
+    book: FactBook, wanted: dict[str, Any], found: str
+) -> None:
     assert [fact.id for fact in await book.alist(**wanted)] == found.split()
 
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ({"category": "taste"}, "one of the categories 'preference', 'knowledge'; saw 'taste'"),
+        (
+            {"category": "taste"},
+            "one of the categories 'preference', 'knowledge'; saw 'taste'",
+        ),
         ({"after": "gone"}, "There is no fact 'gone' among 4"),
         ({"since": day(2), "until": day(1)}, "since to be before until"),
         ({"since": NOON.replace(tzinfo=None)}, "since must have timezone info"),
         ({"until": "tomorrow"}, "until"),
-        ({"state": "gone"}, "state must be 'present', 'past', 'retired', 'expired' or 'pending'"),
+        (
+            {"state": "gone"},
+            "state must be 'present', 'past', 'retired', 'expired' or 'pending'",
+        ),
         ({"limit": 0}, "limit must be greater than or equal to 1; saw 0"),
         ({"tags": "game"}, "tags"),
         ({"tag": "game"}, "has no argument 'tag'. Did you mean 'tags'?"),
     ],
 )
-async def test_what_names_nothing_is_refused(book: FactBook, wanted: dict[str, Any], said: str) -> None:
+async def test_what_names_nothing_is_refused(
+    book: FactBook, wanted: dict[str, Any], said: str
+) -> None:
     with pytest.raises(FactError) as raised:
         await book.alist(**wanted)
     assert said in str(raised.value)
@@ -82,56 +117,95 @@ async def test_what_names_nothing_is_refused(book: FactBook, wanted: dict[str, A
         await book.asearch("Likes", **wanted)
 
 
-async def test_facts_of_an_agent_that_is_not_seen_are_not_asked_for(store: MemoryStore, book: FactBook) -> None:
+async def test_facts_of_an_agent_that_is_not_seen_are_not_asked_for(
+    store: MemoryStore, book: FactBook
+) -> None:
     with pytest.raises(FactError, match="saw a fact of agent 'a'"):
         await FactBook(store, "ann").alist(agent_id="a")
 
 
-async def test_pages_go_on_behind_what_was_decided_meanwhile(store: MemoryStore) -> None:
+async def test_pages_go_on_behind_what_was_decided_meanwhile(
+    store: MemoryStore,
+) -> None:
     """Each pending fact is seen once, though the page before it was approved."""
     book = FactBook(store, "ann")
-    await store.facts.write("ann", [Fact(content=f"Likes {i}", pending=True) for i in range(7)])
+    await store.facts.write(
+        "ann", [Fact(content=f"Likes {i}", pending=True) for i in range(7)]
+    )
     seen: list[str] = []
-    while page := await book.alist(state="pending", limit=2, after=seen[-1] if seen else None):
+    while page := await book.alist(
+        state="pending", limit=2, after=seen[-1] if seen else None
+    ):
         await book.aapprove(*(fact.id for fact in page))
         seen += [fact.id for fact in page]
     assert len(set(seen)) == 7
 
 
-async def test_searches_and_the_retriever_find_what_is_wanted(store: MemoryStore, book: FactBook) -> None:
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
+async def test_searches_and_the_retriever_find_what_is_wanted(
+    store: MemoryStore, book: FactBook
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", chat_store=store, extract_facts=False
+    )
     question = "What do I like: tea, rain or jazz?"
-    assert {one.fact.id for one in await memory.facts.asearch(question)} == {"tea", "rain"}
-    assert [one.fact.id for one in await memory.facts.asearch(question, tags=["drink"])] == ["tea"]
+    assert {one.fact.id for one in await memory.facts.asearch(question)} == {
+        "tea",
+        "rain",
+    }
+    assert [
+        one.fact.id for one in await memory.facts.asearch(question, tags=["drink"])
+    ] == ["tea"]
     first = await memory.facts.asearch(question, similarity_top_k=1)
     rest = await memory.facts.asearch(question, after=first[0].fact.id)
     assert {one.fact.id for one in (*first, *rest)} == {"tea", "rain"}
     retriever = MemoryRetriever(memory, messages=False, since="2026-03-11")
-    assert [node.node.node_id for node in await retriever.aretrieve(question)] == ["rain"]
+    assert [node.node.node_id for node in await retriever.aretrieve(question)] == [
+        "rain"
+    ]
     with pytest.raises(FactError, match="no argument 'sinse'"):
         MemoryRetriever(memory, sinse="2026-03-11")
     assert [fact.id for fact in memory.facts.list(tags=["drink"])] == ["tea"]
 
 
-async def test_filters_of_many_facts_do_not_hold_the_event_loop(open_store: Any) -> None:
+async def test_filters_of_many_facts_do_not_hold_the_event_loop(
+    open_store: Any,
+) -> None:
     store = open_store("sqlite+aiosqlite://")
     await store.facts.write("ann", FACTS)
     block = RelevantFactsBlock(store=store, user_id="ann", extract_facts=False)
     await block.book().asearch("tea with milk")
     with little_in_the_event_loop():
-        assert len(await block.book().alist(category="knowledge", since="2020-01-01", limit=10)) == 10
+        assert (
+            len(
+                await block.book().alist(
+                    category="knowledge", since="2020-01-01", limit=10
+                )
+            )
+            == 10
+        )
     with little_in_the_event_loop():
         assert await block.book().asearch("tea with milk", tags=["none"]) == []
 
 
-async def test_what_is_known_already_holds_has_ended_or_is_pending(book: FactBook, store: MemoryStore) -> None:
+async def test_what_is_known_already_holds_has_ended_or_is_pending(
+    book: FactBook, store: MemoryStore
+) -> None:
     """What was retired, also by a change, or has expired can be added again."""
-    await store.facts.write("ann", [Fact(content="Likes milk", retired_at=NOON, retired_by="change")])
+    await store.facts.write(
+        "ann", [Fact(content="Likes milk", retired_at=NOON, retired_by="change")]
+    )
     await book.aupdate("rain", valid_until=date(2026, 3, 12))
-    for text, fact_id in (("likes TEA!", "tea"), ("Likes rain", "rain"), ("Likes jazz", "jazz")):
+    for text, fact_id in (
+        ("likes TEA!", "tea"),
+        ("Likes rain", "rain"),
+        ("Likes jazz", "jazz"),
+    ):
         known = await known_as(book, text)
         assert known is not None
         assert known.id == fact_id
     await book.aretire("tea")
     await book.aupdate("chess", expires_at=NOON + 3 * DAY)
-    assert [await known_as(book, text) for text in ("Likes tea", "Likes milk", "Likes chess")] == [None] * 3
+    assert [
+        await known_as(book, text)
+        for text in ("Likes tea", "Likes milk", "Likes chess")
+    ] == [None] * 3

@@ -12,7 +12,13 @@ import pytest
 from llama_index.core import MockEmbedding
 from llama_index.core.schema import MetadataMode
 
-from llama_index_memory_ext import Fact, FactError, MemoryRetriever, MemoryToolSpec, RelevantFactsBlock
+from llama_index_memory_ext import (
+    Fact,
+    FactError,
+    MemoryRetriever,
+    MemoryToolSpec,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.ranking import fact_line
 from tests.conversation import assistant, user
@@ -22,8 +28,16 @@ from tests.openai_server import Message, call
 from tests.scripted_models import StartModel
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
-OSLO = Fact(id="oslo", content="Lives in Oslo", created_at=datetime(2023, 5, 1, tzinfo=timezone.utc))
-BERGEN = Fact(id="bergen", content="Lives in Bergen", created_at=datetime(2025, 11, 20, tzinfo=timezone.utc))
+OSLO = Fact(
+    id="oslo",
+    content="Lives in Oslo",
+    created_at=datetime(2023, 5, 1, tzinfo=timezone.utc),
+)
+BERGEN = Fact(
+    id="bergen",
+    content="Lives in Bergen",
+    created_at=datetime(2025, 11, 20, tzinfo=timezone.utc),
+)
 MOVED = retire(OSLO, "moved", BERGEN.created_at, BERGEN.id, by="change")
 OSLO_LINE = '<fact date="2023-05-01" until="2025-11-20">Lives in Oslo</fact>\n'
 BERGEN_LINE = '<fact date="2025-11-20">Lives in Bergen</fact>\n'
@@ -39,7 +53,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """The time of the blocks is the last of these."""
     times = [NOW]
     for name in ("known", "book"):
-        monkeypatch.setattr(f"llama_index_memory_ext.facts.{name}.utc_now", lambda: times[-1])
+        monkeypatch.setattr(
+            f"llama_index_memory_ext.facts.{name}.utc_now", lambda: times[-1]
+        )
     return times
 
 
@@ -87,46 +103,80 @@ async def test_a_question_about_the_past_alone_is_shown_what_was_true_as_past(
         retire(OSLO, "The user asked to forget it.", NOW, by="request"),
         retire(MOVED, "The user asked to forget it.", NOW, by="request"),
         retire(OSLO, "never true", NOW, "bergen", by="correction"),
-        Fact(content="Lives in Oslo", retired_at=NOW, retired_reason="of an earlier version"),
+        Fact(
+            content="Lives in Oslo",
+            retired_at=NOW,
+            retired_reason="of an earlier version",
+        ),
         MOVED.model_copy(update={"expires_at": NOW}),
     ],
 )
-async def test_what_was_forgotten_or_never_true_does_not_come_back(open_block: OpenBlock, gone: Fact) -> None:
+async def test_what_was_forgotten_or_never_true_does_not_come_back(
+    open_block: OpenBlock, gone: Fact
+) -> None:
     block = await open_block(gone, BERGEN)
     assert "Oslo" not in await shown(block, "Where did I live before?")
-    assert not [entry for entry in await block.asearch("Where did I live before, in Oslo?") if entry.past]
+    assert not [
+        entry
+        for entry in await block.asearch("Where did I live before, in Oslo?")
+        if entry.past
+    ]
 
 
-async def test_what_came_before_a_forgotten_fact_stays_forgotten_with_it(open_block: OpenBlock) -> None:
-    block = await open_block(MOVED, retire(BERGEN, "The user asked to forget it.", NOW, by="request"))
+async def test_what_came_before_a_forgotten_fact_stays_forgotten_with_it(
+    open_block: OpenBlock,
+) -> None:
+    block = await open_block(
+        MOVED, retire(BERGEN, "The user asked to forget it.", NOW, by="request")
+    )
     assert await shown(block, "Where did I live before?") == ""
 
 
-async def test_a_fact_of_an_earlier_version_is_past_if_another_has_replaced_it(open_block: OpenBlock) -> None:
+async def test_a_fact_of_an_earlier_version_is_past_if_another_has_replaced_it(
+    open_block: OpenBlock,
+) -> None:
     block = await open_block()
     line = '{"id": "a", "content": "Lives in Oslo", "retired_at": "2026-01-01T00:00:00Z", "replaced_by": "b"}'
     assert await block.book().aimport('{"version": 1}\n' + line) == 1
     (fact,) = await block.book().alist(with_retired=True)
-    assert (fact.retired_by, fact.past_retirements, fact.state(NOW)) == (None, (), "past")
+    assert (fact.retired_by, fact.past_retirements, fact.state(NOW)) == (
+        None,
+        (),
+        "past",
+    )
     assert "Oslo" in await shown(block, "Where did I live before?")
     assert await shown(block, "Where do I live?") == ""
 
 
-async def test_after_its_last_day_a_fact_is_past(open_block: OpenBlock, clock: list[datetime]) -> None:
+async def test_after_its_last_day_a_fact_is_past(
+    open_block: OpenBlock, clock: list[datetime]
+) -> None:
     block = await open_block(
-        Fact(content="Works at Globex", valid_from=date(2019, 3, 1), valid_until=date(2026, 11, 20)),
+        Fact(
+            content="Works at Globex",
+            valid_from=date(2019, 3, 1),
+            valid_until=date(2026, 11, 20),
+        ),
         Fact(content="Worked at Initech", valid_until=date(2018, 1, 31)),
         Fact(content="Works from home", valid_from=date(2022, 1, 1)),
     )
     assert "Globex" in await shown(block, "Where do I work?")
     clock.append(NOW + timedelta(days=1))
-    assert re.findall(r">(.*)<", await shown(block, "Where do I work?")) == ["Works from home"]
+    assert re.findall(r">(.*)<", await shown(block, "Where do I work?")) == [
+        "Works from home"
+    ]
     lines = await shown(block, "Where did I work in 2020?")
-    assert lines == '<fact date="2019-03-01" until="2026-11-20">Works at Globex</fact>\n'
-    assert '<fact until="2018-01-31">Worked at Initech</fact>' in await shown(block, "Where did I work in 2017?")
+    assert (
+        lines == '<fact date="2019-03-01" until="2026-11-20">Works at Globex</fact>\n'
+    )
+    assert '<fact until="2018-01-31">Worked at Initech</fact>' in await shown(
+        block, "Where did I work in 2017?"
+    )
 
 
-async def test_an_expired_fact_is_gone_without_a_change(open_block: OpenBlock, clock: list[datetime]) -> None:
+async def test_an_expired_fact_is_gone_without_a_change(
+    open_block: OpenBlock, clock: list[datetime]
+) -> None:
     """Neither the cached text nor the ranker holds it."""
     block = await open_block(BERGEN)
     fact = await block.book().aadd("Is on holiday in Rome", ttl=timedelta(hours=1))
@@ -149,29 +199,46 @@ async def test_the_model_that_extracts_knows_no_expired_fact_and_none_counts(
     await block.aflush("chat")
     assert "Zagreb" not in str(server.requests)
     facts = await block.book("chat").alist(with_retired=True, with_expired=True)
-    assert sorted((fact.content, fact.retired) for fact in facts) == [("Is in Zagreb", False), ("Likes tea", False)]
+    assert sorted((fact.content, fact.retired) for fact in facts) == [
+        ("Is in Zagreb", False),
+        ("Likes tea", False),
+    ]
 
 
 async def test_past_facts_are_explained_and_found(open_memory: OpenMemory) -> None:
     memory = open_memory("chat", user_id="ann")
-    await memory.facts.aimport("".join(fact.model_dump_json() + "\n" for fact in (MOVED, BERGEN)))
+    await memory.facts.aimport(
+        "".join(fact.model_dump_json() + "\n" for fact in (MOVED, BERGEN))
+    )
     explanation = await memory.facts_block.aexplain("Where did I live before?")
-    assert {one.fact.id: (one.injected, one.why) for one in explanation.facts}["oslo"] == (True, "was true before")
+    assert {one.fact.id: (one.injected, one.why) for one in explanation.facts}[
+        "oslo"
+    ] == (True, "was true before")
     found = await MemoryRetriever(memory).aretrieve("Did I live in Oslo before?")
     assert found[0].node.metadata["until"] == "2025-11-20"
     assert "until: 2025-11-20" in found[0].node.get_content(MetadataMode.LLM)
     assert await MemoryRetriever(memory).aretrieve("Oslo") == []
     answer = await MemoryToolSpec(memory).asearch_memory("Did I live in Oslo before?")
-    assert '<fact id="oslo" date="2023-05-01" until="2025-11-20" category="knowledge">Lives in Oslo</fact>' in answer
+    assert (
+        '<fact id="oslo" date="2023-05-01" until="2025-11-20" category="knowledge">Lives in Oslo</fact>'
+        in answer
+    )
 
 
 async def test_a_past_fact_can_be_forgotten(open_memory: OpenMemory) -> None:
     memory = open_memory("chat", user_id="ann")
-    await memory.facts.aimport(MOVED.model_dump_json() + "\n" + BERGEN.model_dump_json())
+    await memory.facts.aimport(
+        MOVED.model_dump_json() + "\n" + BERGEN.model_dump_json()
+    )
     await memory.aput(user("Please forget that I lived in Oslo."))
-    answer = await MemoryToolSpec(memory).aforget(["Lives in Oslo"], "forget that I lived in Oslo")
+    answer = await MemoryToolSpec(memory).aforget(
+        ["Lives in Oslo"], "forget that I lived in Oslo"
+    )
     assert answer == "Forgotten: [oslo] Lives in Oslo (it can be restored)"
-    assert [one.fact.id for one in (await memory.facts_block.aexplain("Where did I live before?")).facts] == ["bergen"]
+    assert [
+        one.fact.id
+        for one in (await memory.facts_block.aexplain("Where did I live before?")).facts
+    ] == ["bergen"]
 
 
 async def test_embeddings_rank_past_facts_too(open_block: OpenBlock) -> None:
@@ -181,12 +248,21 @@ async def test_embeddings_rank_past_facts_too(open_block: OpenBlock) -> None:
     assert OSLO_LINE in await shown(block, "Where did I live before?")
 
 
-async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forget(learns: Learns) -> None:
-    said = {"Oslo": "I moved away from Oslo", "Rome": "I never lived in Rome", "Bonn": "forget about Bonn"}
+async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forget(
+    learns: Learns,
+) -> None:
+    said = {
+        "Oslo": "I moved away from Oslo",
+        "Rome": "I never lived in Rome",
+        "Bonn": "forget about Bonn",
+    }
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         numbers = re.findall(r"(\d+)\. Lived in (\w+)", messages[-1]["content"])
-        gone = [{"number": int(number), "reason": "", "quote": said[town]} for number, town in numbers]
+        gone = [
+            {"number": int(number), "reason": "", "quote": said[town]}
+            for number, town in numbers
+        ]
         return call(("c", "report_facts", {"new_facts": [], "retired": gone}))
 
     memory = learns(model)[0]
@@ -194,37 +270,71 @@ async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forg
         await memory.facts.aadd(f"Lived in {town}")
     await memory.aput_messages([user(". ".join(said.values())), assistant("Fine.")])
     await memory.aflush()
-    assert {fact.content: fact.retired_by for fact in await memory.facts.alist(with_retired=True)} == {
+    assert {
+        fact.content: fact.retired_by
+        for fact in await memory.facts.alist(with_retired=True)
+    } == {
         "Lived in Oslo": "change",
         "Lived in Rome": "correction",
         "Lived in Bonn": "request",
     }
-    past = [entry.fact.content for entry in await memory.facts_block.asearch("Where had I lived before?") if entry.past]
+    past = [
+        entry.fact.content
+        for entry in await memory.facts_block.asearch("Where had I lived before?")
+        if entry.past
+    ]
     assert past == ["Lived in Oslo"]
 
 
-async def test_a_history_is_what_was_replaced_and_what_replaced_it(open_block: OpenBlock) -> None:
+async def test_a_history_is_what_was_replaced_and_what_replaced_it(
+    open_block: OpenBlock,
+) -> None:
     rome = Fact(id="rome", content="Lives in Rome", created_at=NOW)
-    block = await open_block(Fact(content="Likes tea"), rome, MOVED, retire(BERGEN, "moved", NOW, "rome", by="change"))
+    block = await open_block(
+        Fact(content="Likes tea"),
+        rome,
+        MOVED,
+        retire(BERGEN, "moved", NOW, "rome", by="change"),
+    )
     book = block.book()
     for fact_id in ("oslo", "bergen", "rome"):
-        assert [fact.id for fact in await book.ahistory(fact_id)] == ["oslo", "bergen", "rome"]
+        assert [fact.id for fact in await book.ahistory(fact_id)] == [
+            "oslo",
+            "bergen",
+            "rome",
+        ]
     await book.arestore("oslo")
     oslo, *_ = await book.ahistory("rome")
-    assert (oslo.retired, oslo.replaced_by, oslo.valid_until, oslo.state(NOW)) == (False, None, None, "present")
+    assert (oslo.retired, oslo.replaced_by, oslo.valid_until, oslo.state(NOW)) == (
+        False,
+        None,
+        None,
+        "present",
+    )
     (once,) = oslo.past_retirements
-    assert (once.retired_reason, once.replaced_by, once.restored_at) == ("moved", "bergen", NOW)
+    assert (once.retired_reason, once.replaced_by, once.restored_at) == (
+        "moved",
+        "bergen",
+        NOW,
+    )
     assert fact_line(oslo) == '<fact date="2023-05-01">Lives in Oslo</fact>\n'
     with pytest.raises(FactError, match="no fact 'nobody'"):
         await book.ahistory("nobody")
     copy = await open_block()
     await copy.book().aimport(await book.aexport())
-    assert await copy.book().alist(with_retired=True) == await book.alist(with_retired=True)
+    assert await copy.book().alist(with_retired=True) == await book.alist(
+        with_retired=True
+    )
 
 
 async def test_replacements_in_a_circle_have_a_history(open_block: OpenBlock) -> None:
-    block = await open_block(MOVED, retire(BERGEN, "moved back", NOW, "oslo", by="change"))
-    assert [fact.id for fact in await block.book().ahistory("oslo")] == ["oslo", "bergen"]
+    block = await open_block(
+        MOVED, retire(BERGEN, "moved back", NOW, "oslo", by="change")
+    )
+    assert [fact.id for fact in await block.book().ahistory("oslo")] == [
+        "oslo",
+        "bergen",
+    ]
     assert "Oslo" in await shown(block, "Where did I live before?")
 
 
@@ -237,14 +347,22 @@ async def test_replacements_in_a_circle_have_a_history(open_block: OpenBlock) ->
         ({"ttl": timedelta.max}, "the year 9999"),
         ({"ttl": timedelta(1), "expires_at": NOW}, "either ttl or expires_at"),
         ({"category": "opinion"}, "'allergy', 'diet'; saw 'opinion'"),
-        ({"confidence": 7}, "confidence must be less than or equal to 1; saw 7. It is: "),
+        (
+            {"confidence": 7},
+            "confidence must be less than or equal to 1; saw 7. It is: ",
+        ),
         ({"confidence": "sure"}, "confidence must be a valid number"),
         ({"pined": True}, "no argument 'pined'. Did you mean 'pinned'?"),
-        ({"created_at": NOW.replace(tzinfo=None)}, "created_at must have timezone info; saw a datetime."),
+        (
+            {"created_at": NOW.replace(tzinfo=None)},
+            "created_at must have timezone info; saw a datetime.",
+        ),
         ({"quote": 7}, "quote must be a valid string; saw 7."),
     ],
 )
-async def test_a_wrong_ttl_or_field_is_refused(open_block: OpenBlock, fields: dict[str, Any], says: str) -> None:
+async def test_a_wrong_ttl_or_field_is_refused(
+    open_block: OpenBlock, fields: dict[str, Any], says: str
+) -> None:
     book = (await open_block(categories=["allergy", "diet"])).book()
     fact = await book.aadd("Eats no nuts", category="allergy")
     with pytest.raises(FactError, match=re.escape(says)):
@@ -254,15 +372,21 @@ async def test_a_wrong_ttl_or_field_is_refused(open_block: OpenBlock, fields: di
     assert await book.alist() == [fact]
 
 
-async def test_what_is_no_fact_and_what_is_no_id_is_refused(open_block: OpenBlock) -> None:
+async def test_what_is_no_fact_and_what_is_no_id_is_refused(
+    open_block: OpenBlock,
+) -> None:
     book = (await open_block()).book()
     fact = await book.aadd("Likes tea")
     anything: Any
     for anything in (None, 7, ["Likes tea"], {"content": "Likes tea"}):
-        with pytest.raises(FactError, match="Expected a Fact, or what it says as a text; this is a "):
+        with pytest.raises(
+            FactError, match="Expected a Fact, or what it says as a text; this is a "
+        ):
             await book.aadd(anything)
     for anything in ([fact.id], None):
-        with pytest.raises(FactError, match=r"Expected ids of facts as single texts, aforget\(\*ids\)"):
+        with pytest.raises(
+            FactError, match=r"Expected ids of facts as single texts, aforget\(\*ids\)"
+        ):
             await book.aforget(anything)
     with pytest.raises(FactError, match="content: a fact needs words"):
         await book.aadd(" ")
@@ -273,9 +397,14 @@ async def test_a_ttl_counts_from_now_and_an_expired_fact_can_be_restored(
     open_block: OpenBlock, clock: list[datetime]
 ) -> None:
     book = (await open_block()).book()
-    fact = await book.aadd(Fact(content="Is in Rome", created_at=NOW - timedelta(days=99)), ttl=timedelta(days=30))
+    fact = await book.aadd(
+        Fact(content="Is in Rome", created_at=NOW - timedelta(days=99)),
+        ttl=timedelta(days=30),
+    )
     assert fact.expires_at == NOW + timedelta(days=30)
-    assert (await book.aupdate(fact.id, ttl=timedelta(days=1))).expires_at == NOW + timedelta(days=1)
+    assert (
+        await book.aupdate(fact.id, ttl=timedelta(days=1))
+    ).expires_at == NOW + timedelta(days=1)
     clock.append(NOW + timedelta(days=1))
     assert await book.alist() == []
     assert (await book.arestore(fact.id)).expires_at is None

@@ -40,12 +40,19 @@ def answered(text: str) -> ChatMessage:
 
 
 def called(arguments: Any) -> ChatMessage:
-    return ChatMessage(blocks=[ToolCallBlock(tool_name="report_facts", tool_kwargs=arguments)], role="assistant")
+    return ChatMessage(
+        blocks=[ToolCallBlock(tool_name="report_facts", tool_kwargs=arguments)],
+        role="assistant",
+    )
 
 
 LONG: dict[str, Callable[[], ChatMessage]] = {
-    "quotes": lambda: answered(json.dumps({"new_facts": [{**FACT, "quote": "tea " * 250_000}] * 40})),
-    "a content": lambda: answered(json.dumps({"new_facts": [{**FACT, "content": "w" * LENGTH}]})),
+    "quotes": lambda: answered(
+        json.dumps({"new_facts": [{**FACT, "quote": "tea " * 250_000}] * 40})
+    ),
+    "a content": lambda: answered(
+        json.dumps({"new_facts": [{**FACT, "content": "w" * LENGTH}]})
+    ),
     "nesting": lambda: answered('{"a":' * (LENGTH // 5)),
     "a number": lambda: answered('{"confirmed": [' + "9" * LENGTH),
     "arguments": lambda: called({"confirmed": [1] * (LENGTH // 8)}),
@@ -54,10 +61,14 @@ LONG: dict[str, Callable[[], ChatMessage]] = {
 
 
 @pytest.mark.parametrize("kind", LONG)
-async def test_the_event_loop_goes_on_while_a_reply_of_40_mb_is_refused(kind: str) -> None:
+async def test_the_event_loop_goes_on_while_a_reply_of_40_mb_is_refused(
+    kind: str,
+) -> None:
     model = Answering(answer=LONG[kind]())
     async with CondensedMemory.from_defaults("s", user_id="ann", llm=model) as memory:
-        await memory.aput_messages([ChatMessage("I like green tea."), answered("Nice.")])
+        await memory.aput_messages(
+            [ChatMessage("I like green tea."), answered("Nice.")]
+        )
         async with ticking() as ticks:
             await memory.aflush()
         assert not await memory.facts.alist()
@@ -69,8 +80,12 @@ async def test_a_reply_that_is_too_long_is_told_apart() -> None:
     text = json.dumps({"new_facts": [FACT]}) + " " * MOST_CHARACTERS
     with pytest.raises(FactReplyError, match="more than 400,000 characters"):
         await ask_for_facts(Answering(answer=answered(text)), [ChatMessage("?")])
-    thoughts = f"<think>{'Hm. ' * MOST_CHARACTERS}</think>{json.dumps({'new_facts': [FACT]})}"
-    reply, _ = await ask_for_facts(Answering(answer=answered(thoughts)), [ChatMessage("?")])
+    thoughts = (
+        f"<think>{'Hm. ' * MOST_CHARACTERS}</think>{json.dumps({'new_facts': [FACT]})}"
+    )
+    reply, _ = await ask_for_facts(
+        Answering(answer=answered(thoughts)), [ChatMessage("?")]
+    )
     assert [fact.content for fact in reply.new_facts] == ["Likes green tea"]
 
 
@@ -87,7 +102,10 @@ def test_a_value_is_counted_with_all_that_is_in_it() -> None:
     assert not is_longer([["ab"], {"c": "d"}], 8)
 
 
-@pytest.mark.parametrize("quote", ["I like green tea " * 120, "I like green tea, " + "as my mother does " * 8])
+@pytest.mark.parametrize(
+    "quote",
+    ["I like green tea " * 120, "I like green tea, " + "as my mother does " * 8],
+)
 def test_a_quote_that_is_longer_than_the_messages_is_not_found(quote: str) -> None:
     assert Source(SAID, (), "", NOW.date(), ()).find(quote) is None
 
@@ -102,6 +120,8 @@ def validated(**entries: Any) -> ValidatedReply:
 
 def test_what_there_is_no_time_for_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_index_memory_ext.facts.validation._MOST_SECONDS", -1)
-    valid = validated(new_facts=[FACT], retired=[{"number": 1, "quote": "I like green tea"}])
+    valid = validated(
+        new_facts=[FACT], retired=[{"number": 1, "quote": "I like green tea"}]
+    )
     assert valid.rejections == {"too_long": 2}
     assert not valid.accepted

@@ -10,12 +10,23 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import Fact, MemoryStore, RelevantFactsBlock, StoreError, TokenCounter
+from llama_index_memory_ext import (
+    Fact,
+    MemoryStore,
+    RelevantFactsBlock,
+    StoreError,
+    TokenCounter,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from tests.conversation import user
 
-FACTS = [Fact(content=f"Likes tea number {i} with {'milk ' * 40}", confidence=0.5 + i % 7 / 20) for i in range(4_000)]
+FACTS = [
+    Fact(
+        content=f"Likes tea number {i} with {'milk ' * 40}", confidence=0.5 + i % 7 / 20
+    )
+    for i in range(4_000)
+]
 QUESTION = "Which tea do I like with milk?"
 
 
@@ -48,23 +59,35 @@ async def store() -> AsyncIterator[MemoryStore]:
 
 
 @pytest.mark.parametrize("counter", [TokenCounter(), TokenCounter("words", str.split)])
-async def test_questions_do_not_hold_the_event_loop(store: MemoryStore, counter: TokenCounter) -> None:
+async def test_questions_do_not_hold_the_event_loop(
+    store: MemoryStore, counter: TokenCounter
+) -> None:
     """Not the first one, and none after a change, though no fact has room in what is left of the limit."""
     counter.count("Tea")
-    block = RelevantFactsBlock(store=store, user_id="ann", token_limit=200, extract_facts=False, tokenizer_fn=counter)
+    block = RelevantFactsBlock(
+        store=store,
+        user_id="ann",
+        token_limit=200,
+        extract_facts=False,
+        tokenizer_fn=counter,
+    )
     for new in ("coffee", "juice"):
         with little_in_the_event_loop():
             assert "tea" in await block.aget([user(QUESTION)])
         await block.book().aadd(f"Likes {new}" + " with milk" * 20)
 
 
-async def test_searches_and_explanations_do_not_hold_the_event_loop(store: MemoryStore) -> None:
+async def test_searches_and_explanations_do_not_hold_the_event_loop(
+    store: MemoryStore,
+) -> None:
     block = RelevantFactsBlock(store=store, user_id="ann", extract_facts=False)
     await block.aget([user(QUESTION)])
     with little_in_the_event_loop():
         assert len((await block.aexplain(QUESTION)).facts) == len(FACTS)
     with little_in_the_event_loop():
-        assert len(await FactBook(store, "ann").asearch(QUESTION, similarity_top_k=5)) == 5
+        assert (
+            len(await FactBook(store, "ann").asearch(QUESTION, similarity_top_k=5)) == 5
+        )
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
@@ -86,13 +109,18 @@ async def test_an_import_has_the_time_of_a_call_for_each_page(
         assert seen.change == 2_001
 
 
-async def test_an_import_that_fails_at_its_last_page_stores_nothing(database_uri: str) -> None:
+async def test_an_import_that_fails_at_its_last_page_stores_nothing(
+    database_uri: str,
+) -> None:
     """Here, because the disk is full."""
     exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS)
     async with aclosing(MemoryStore(database_uri)) as store:
         store.database.set_up = "PRAGMA max_page_count = 500"
         book = FactBook(store, "ann")
         await book.aadd("Likes coffee")
-        with pytest.raises(StoreError, match=r"Facts\.write: database or disk is full\. Nothing was changed"):
+        with pytest.raises(
+            StoreError,
+            match=r"Facts\.write: database or disk is full\. Nothing was changed",
+        ):
             await book.aimport(exported)
         assert [fact.content for fact in await book.alist()] == ["Likes coffee"]

@@ -12,14 +12,28 @@ from llama_index_memory_ext.text.messages import Utterance
 from tests.facts.learning import Learns, extractions, talk
 
 COUNTER = TokenCounter()
-THINGS = ["garden", "concert", "trip", "museum", "lake", "dinner", "course", "match", "film", "parade", "workshop"]
+THINGS = [
+    "garden",
+    "concert",
+    "trip",
+    "museum",
+    "lake",
+    "dinner",
+    "course",
+    "match",
+    "film",
+    "parade",
+    "workshop",
+]
 DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def events(count: int) -> list[Fact]:
     choose = random.Random(7)  # noqa: S311 - any will do
     return [
-        Fact(content=f"Went to the {choose.choice(THINGS)} number {i} with old friends and enjoyed the evening there")
+        Fact(
+            content=f"Went to the {choose.choice(THINGS)} number {i} with old friends and enjoyed the evening there"
+        )
         for i in range(count)
     ]
 
@@ -33,18 +47,28 @@ def offer(facts: list[Fact], *said: str) -> list[Fact]:
 
 def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
     """And so is what has one, however long it is; together they keep to the limit."""
-    home, trip = Fact(content="Lives in Oslo"), Fact(content="Wants to see the aurora borealis " + "again and " * 30)
+    home, trip = (
+        Fact(content="Lives in Oslo"),
+        Fact(content="Wants to see the aurora borealis " + "again and " * 30),
+    )
     facts = [*events(150), home, *events(150), trip]
     found = offer(facts, "I moved to Rome.", "The aurora can wait.")
     assert found[0] == trip
     assert home in found
-    assert sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1)) <= Room().known
+    assert (
+        sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1))
+        <= Room().known
+    )
     assert len(found) == len({fact.id for fact in found}) > 60
 
 
 def test_what_can_be_corrected_is_among_a_thousand_short_ones() -> None:
     """There is one home among many likes, however the facts begin."""
-    likes = [f"{verb} number {i}" for i in range(125) for verb in ("likes", "owns", "has", "saw", "met", "read", "met")]
+    likes = [
+        f"{verb} number {i}"
+        for i in range(125)
+        for verb in ("likes", "owns", "has", "saw", "met", "read", "met")
+    ]
     for begin in ("", "Ann "):
         home = Fact(content=f"{begin}lives in an old house")
         facts = [Fact(content=begin + text) for text in likes]
@@ -52,12 +76,25 @@ def test_what_can_be_corrected_is_among_a_thousand_short_ones() -> None:
 
 
 def test_each_message_has_its_share() -> None:
-    facts = [*events(200), *(Fact(content=f"Is fond of {word} in the very early morning") for word in ("tea", "rain"))]
-    assert {fact.content.split()[3] for fact in offer(facts, "Tea!", "Rain!")[:2]} == {"tea", "rain"}
+    facts = [
+        *events(200),
+        *(
+            Fact(content=f"Is fond of {word} in the very early morning")
+            for word in ("tea", "rain")
+        ),
+    ]
+    assert {fact.content.split()[3] for fact in offer(facts, "Tea!", "Rain!")[:2]} == {
+        "tea",
+        "rain",
+    }
 
 
 def test_a_short_answer_is_compared_with_its_question() -> None:
-    lines = [Utterance(1, "assistant", "Still at IBM?"), Utterance(2, "user", "No."), Utterance(3, "user", "Well.")]
+    lines = [
+        Utterance(1, "assistant", "Still at IBM?"),
+        Utterance(2, "user", "No."),
+        Utterance(3, "user", "Well."),
+    ]
     assert texts_in(lines) == ["Well.", "No.", "Still at IBM?"]
 
 

@@ -25,7 +25,9 @@ def test_words_for_the_past_ask_about_all_of_it(question: str) -> None:
 @pytest.mark.parametrize("case", cases("past.txt")["then"])
 def test_a_time_that_is_named_is_the_time_asked_for(case: str) -> None:
     start, end, question = case.split(" ", 2)
-    assert period_asked(question, TODAY) == Period(date.fromisoformat(start), date.fromisoformat(end))
+    assert period_asked(question, TODAY) == Period(
+        date.fromisoformat(start), date.fromisoformat(end)
+    )
 
 
 @pytest.mark.parametrize("question", ["", LOG, *cases("past.txt")["never"]])
@@ -42,7 +44,10 @@ TEXT = "did I was my before ago two 99 years last year 2023 31 February 13.13.20
 WORDS = st.sampled_from(TEXT.split())
 
 
-@given(st.text() | st.lists(WORDS, max_size=12).map(" ".join), st.dates(date(1950, 1, 1), date(2100, 1, 1)))
+@given(
+    st.text() | st.lists(WORDS, max_size=12).map(" ".join),
+    st.dates(date(1950, 1, 1), date(2100, 1, 1)),
+)
 def test_any_text_can_be_asked(text: str, today: date) -> None:
     period = period_asked(text, today)
     assert period is None or period.start <= period.end

@@ -36,7 +36,11 @@ async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
         return learner(messages, tools)
 
     llm, _ = start_model(slow)
-    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
+    options: dict[str, Any] = {
+        "user_id": "ann",
+        "llm": llm,
+        "async_database_uri": any_database_uri,
+    }
     monday = CondensedMemory.from_defaults("monday", **options)
     friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)
     await monday.aput_messages(talk("tea"))
@@ -49,7 +53,9 @@ async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
     await monday.aclose()
 
 
-async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(learns: Learns) -> None:
+async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
+    learns: Learns,
+) -> None:
     go_on = threading.Event()
 
     def slow(messages: list[Message], tools: list[str]) -> Message:
@@ -66,7 +72,9 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(le
     await memory.aclose()
 
 
-async def test_each_turn_starts_one_extraction(learns: Learns, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_turn_starts_one_extraction(
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its answer; the next question, which moves the turn into the record, starts none."""
     memory = learns()[0]
     unread, reads = memory.sql_store.readers.unread, []
@@ -87,7 +95,9 @@ async def test_each_turn_starts_one_extraction(learns: Learns, monkeypatch: pyte
         reads.clear()
 
 
-async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(learns: Learns) -> None:
+async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(
+    learns: Learns,
+) -> None:
     """As where each turn has an event loop of its own; the answers are the same."""
     memory = learns()[0]
     for message in talk("tea"):
@@ -107,7 +117,9 @@ class Hearing(BaseEventHandler):
         """Nothing to do."""
 
 
-async def test_facts_are_read_once_after_they_were_stored(learns: Learns, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_facts_are_read_once_after_they_were_stored(
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the event, the embedding and the next question together; once before, to see what is known."""
     memory = learns(embed_model=MockEmbedding(embed_dim=8))[0]
     await memory.aput_messages(talk("rain"))
@@ -175,6 +187,14 @@ assert os.waitpid(child, 0)[1] == 0
 @pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
 def test_a_fork_while_it_is_loaded_and_the_end_of_the_program_are_not_held_up() -> None:
     """The child loads it anew."""
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+        "-c",
+        PROGRAM,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -29,20 +29,40 @@ from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanke
 from tests.language import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
-WORDS = ["python", "testing", "test", "docker", "went", "go", "the", "I", "喜欢吃茶", "8", "May", "c++", "😀"]
+WORDS = [
+    "python",
+    "testing",
+    "test",
+    "docker",
+    "went",
+    "go",
+    "the",
+    "I",
+    "喜欢吃茶",
+    "8",
+    "May",
+    "c++",
+    "😀",
+]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
 def facts_of(*contents: str | tuple[str, float]) -> list[Fact]:
     """Facts of these contents, of confidence 0.8 unless said otherwise, each a day newer than the one before."""
-    pairs = [(content, 0.8) if isinstance(content, str) else content for content in contents]
+    pairs = [
+        (content, 0.8) if isinstance(content, str) else content for content in contents
+    ]
     return [
-        Fact(content=content, confidence=confidence, created_at=THEN + timedelta(days=i))
+        Fact(
+            content=content, confidence=confidence, created_at=THEN + timedelta(days=i)
+        )
         for i, (content, confidence) in enumerate(pairs)
     ]
 
 
-def order(facts: Sequence[Fact], question: str, context: Sequence[str] = (), **options: Any) -> list[str]:
+def order(
+    facts: Sequence[Fact], question: str, context: Sequence[str] = (), **options: Any
+) -> list[str]:
     return [entry.fact.content for entry in rank(facts, question, context, **options)]
 
 
@@ -58,8 +78,15 @@ STACK = facts_of(
 
 def test_a_question_brings_up_the_facts_it_is_about() -> None:
     top = order(STACK, "How should I write Python tests?")[:3]
-    assert set(top) == {"Prefers pytest for testing", "Always writes type hints in Python", "Works mostly in Python"}
-    assert order(STACK, "How to optimize my Next.js app?")[0] == "Uses React with Next.js for the frontend"
+    assert set(top) == {
+        "Prefers pytest for testing",
+        "Always writes type hints in Python",
+        "Works mostly in Python",
+    }
+    assert (
+        order(STACK, "How to optimize my Next.js app?")[0]
+        == "Uses React with Next.js for the frontend"
+    )
 
 
 def test_what_was_said_before_counts_too_but_less() -> None:
@@ -73,27 +100,58 @@ def test_what_was_said_before_counts_too_but_less() -> None:
 @pytest.mark.parametrize("question", ["And where does she live?", "And she?"])
 def test_a_question_that_leans_on_the_turn_before_is_understood(question: str) -> None:
     facts = facts_of("Bob lives in Rome", "Caroline lives in Oslo", "Ann lives in Bonn")
-    assert order(facts, question, ["Have you met Caroline?"])[0] == "Caroline lives in Oslo"
-
-
-@pytest.mark.parametrize(("related", "unrelated", "question"), rows("related", LANGUAGES))
-def test_a_related_fact_beats_a_surer_one(related: str, unrelated: str, question: str) -> None:
-    assert order(facts_of((unrelated, 0.95), (related, 0.55)), question) == [related, unrelated]
+    assert (
+        order(facts, question, ["Have you met Caroline?"])[0]
+        == "Caroline lives in Oslo"
+    )
 
 
 @pytest.mark.parametrize(
-    "question", ["", " \n", "😀😀", "a", "?", "猫", "What is it that you do?", "我的是什么呢", "zyzzyva"]
+    ("related", "unrelated", "question"), rows("related", LANGUAGES)
 )
-def test_without_a_word_in_common_confidence_decides_and_then_the_newest(question: str) -> None:
+def test_a_related_fact_beats_a_surer_one(
+    related: str, unrelated: str, question: str
+) -> None:
+    assert order(facts_of((unrelated, 0.95), (related, 0.55)), question) == [
+        related,
+        unrelated,
+    ]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "",
+        " \n",
+        "😀😀",
+        "a",
+        "?",
+        "猫",
+        "What is it that you do?",
+        "我的是什么呢",
+        "zyzzyva",
+    ],
+)
+def test_without_a_word_in_common_confidence_decides_and_then_the_newest(
+    question: str,
+) -> None:
     """Stop words and single characters are no evidence, even where facts hold them."""
     facts = facts_of(("What it is a 😀 猫", 0.7), ("Old", 0.9), ("New", 0.9))
     assert order(facts, question) == ["New", "Old", "What it is a 😀 猫"]
-    assert all(entry.similarity == 0 and entry.matched == () for entry in rank(facts, question))
+    assert all(
+        entry.similarity == 0 and entry.matched == () for entry in rank(facts, question)
+    )
 
 
 def test_the_parts_of_a_score_can_be_read() -> None:
     """Similarities are divided by the best one, weights by their sum."""
-    best, other = rank(STACK, "Testing with Docker", similarity_weight=3, confidence_weight=1, ranker=None)[:2]
+    best, other = rank(
+        STACK,
+        "Testing with Docker",
+        similarity_weight=3,
+        confidence_weight=1,
+        ranker=None,
+    )[:2]
     assert best.similarity == 1
     assert best.score == pytest.approx((3 + best.confidence) / 4)
     assert 0 < other.similarity < 1
@@ -102,7 +160,11 @@ def test_the_parts_of_a_score_can_be_read() -> None:
 
 def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
     """The word may stand in one of the turns before."""
-    docker, hints, pytests = "Uses Docker for containers", "Likes type hints in Python", "Prefers pytest for tests"
+    docker, hints, pytests = (
+        "Uses Docker for containers",
+        "Likes type hints in Python",
+        "Prefers pytest for tests",
+    )
     facts = facts_of((docker, 0.9), (hints, 0.8), (pytests, 0.9))
     turns = ["I'm working on a Python project", "It uses FastAPI and SQLAlchemy"]
     assert order(facts, "How do I write tests?", turns) == [pytests, hints, docker]
@@ -117,35 +179,64 @@ PLAN = (
 def test_newer_facts_count_more_while_something_is_going_on() -> None:
     """And hardly for a short question, which looks something up; nor if age is switched off."""
     facts = facts_of(
-        ("Plans a garden of beds", 0.82), *[f"Owns boat {i}" for i in range(80)], "Plans a garden of many pots"
+        ("Plans a garden of beds", 0.82),
+        *[f"Owns boat {i}" for i in range(80)],
+        "Plans a garden of many pots",
     )
     assert order(facts, PLAN, recency_weight=0.4)[0] == "Plans a garden of many pots"
-    assert order(facts, "Which garden is planned?", recency_weight=0.4)[0] == "Plans a garden of beds"
-    ranked = {entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)}
+    assert (
+        order(facts, "Which garden is planned?", recency_weight=0.4)[0]
+        == "Plans a garden of beds"
+    )
+    ranked = {
+        entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)
+    }
     assert ranked["Plans a garden of many pots"].recency == 1
     assert ranked["Owns boat 40"].recency == pytest.approx(0.5)
     for entry in rank(facts, "And now?", [PLAN], recency_weight=0.4):
         total = 0.6 * entry.similarity + 0.4 * entry.confidence + 0.4 * entry.recency
         assert entry.score == pytest.approx(total / 1.4)
     for entry in rank(facts, PLAN):
-        assert entry.score == pytest.approx(0.6 * entry.similarity + 0.4 * entry.confidence)
+        assert entry.score == pytest.approx(
+            0.6 * entry.similarity + 0.4 * entry.confidence
+        )
 
 
 def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
     """It is worked out for the best ones first."""
-    facts = facts_of(*[(f"Likes tea {i % 7} and cake {i % 13}", 0.5 + i % 5 / 10) for i in range(1_500)])
+    facts = facts_of(
+        *[
+            (f"Likes tea {i % 7} and cake {i % 13}", 0.5 + i % 5 / 10)
+            for i in range(1_500)
+        ]
+    )
     for question in ("tea 3", "zebra", "cake 11 with tea 2"):
         ranked = list(rank(facts, question))
-        assert ranked == sorted(ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp()))
+        assert ranked == sorted(
+            ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp())
+        )
         assert len({entry.fact.id for entry in ranked}) == 1_500
 
 
-def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_first() -> None:
+def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_first() -> (
+    None
+):
     """Their scores stay what they are, and a question that looks something up is ranked by these alone."""
     day = datetime(2026, 1, 5, tzinfo=timezone.utc)
-    texts = ("Grows herbs", "Keeps bees", f"Grows {'very ' * 40}tall herbs", "Plans a garden of pots and many beds")
-    facts = [Fact(content=text, created_at=day + timedelta(days=i if i < 3 else 0)) for i, text in enumerate(texts)]
-    alone = [Fact(content=fact.content, created_at=day + timedelta(days=i)) for i, fact in enumerate(facts)]
+    texts = (
+        "Grows herbs",
+        "Keeps bees",
+        f"Grows {'very ' * 40}tall herbs",
+        "Plans a garden of pots and many beds",
+    )
+    facts = [
+        Fact(content=text, created_at=day + timedelta(days=i if i < 3 else 0))
+        for i, text in enumerate(texts)
+    ]
+    alone = [
+        Fact(content=fact.content, created_at=day + timedelta(days=i))
+        for i, fact in enumerate(facts)
+    ]
     talk = f"{PLAN} Which herbs, and how many pots?"
 
     def places(some: list[Fact], question: str) -> list[int]:
@@ -155,17 +246,28 @@ def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_firs
 
     assert places(alone, talk).index(0) > places(alone, talk).index(3) > -1
     assert places(facts, talk)[:2] == [3, 0]
-    by_score = sorted(rank(facts, "Herbs?", recency_weight=0.1), key=lambda one: one.score, reverse=True)
+    by_score = sorted(
+        rank(facts, "Herbs?", recency_weight=0.1),
+        key=lambda one: one.score,
+        reverse=True,
+    )
     assert places(facts, "Herbs?") == [facts.index(one.fact) for one in by_score]
 
 
 @pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
 def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="similarity_weight, confidence_weight and recency_weight must be"):
+    with pytest.raises(
+        ValueError,
+        match="similarity_weight, confidence_weight and recency_weight must be",
+    ):
         rank(STACK, "tests", similarity_weight=weights[0], confidence_weight=weights[1])
 
 
-@given(st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6), st.text(), st.text())
+@given(
+    st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6),
+    st.text(),
+    st.text(),
+)
 def test_any_text_can_be_ranked(contents: list[str], question: str, turn: str) -> None:
     """All facts come back once, and every number is within 0..1."""
     ranked = rank(facts_of(*contents), question, [turn])
@@ -190,7 +292,9 @@ def test_a_ranker_of_ones_own_takes_the_place_of_ours() -> None:
 
 def test_a_fact_is_also_found_by_the_message_it_came_from_and_by_its_day() -> None:
     facts = facts_of("Has a new job", "Likes tea", "Likes milk")
-    facts[0] = facts[0].model_copy(update={"source": "I signed at the observatory yesterday!"})
+    facts[0] = facts[0].model_copy(
+        update={"source": "I signed at the observatory yesterday!"}
+    )
     assert order(facts, "Who works at the observatory?")[0] == "Has a new job"
     assert order(facts, "What happened on November 21?")[0] == "Likes tea"
     assert order(facts, "11月21日发生了什么?")[0] == "Likes tea"
@@ -199,7 +303,9 @@ def test_a_fact_is_also_found_by_the_message_it_came_from_and_by_its_day() -> No
 
 def test_the_words_of_a_source_count_less_than_those_of_the_fact() -> None:
     facts = facts_of("Plays chess", "Likes tea")
-    facts[0] = facts[0].model_copy(update={"source": "We had tea and then I played chess."})
+    facts[0] = facts[0].model_copy(
+        update={"source": "We had tea and then I played chess."}
+    )
     first, second = rank(facts, "tea")
     assert first.fact.content == "Likes tea"
     assert 0 < second.similarity < 1
@@ -223,13 +329,23 @@ def ranking_of(facts: Sequence[Fact], question: str) -> Ranking:
     ranker, counter = TfidfRanker(), TokenCounter()
     ranker.add(map(document_of, facts))
     lines = {fact.id: counted_line(fact, counter) for fact in facts}
-    return ShowableFacts(facts, ranker, lines=lines).rank(question, [], Weights(recency=0.4))
+    return ShowableFacts(facts, ranker, lines=lines).rank(
+        question, [], Weights(recency=0.4)
+    )
 
 
-@given(entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())), limit=st.integers(0, 2_000))
-def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int, bool]], limit: int) -> None:
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())),
+    limit=st.integers(0, 2_000),
+)
+def test_pinned_facts_overtake_others_within_their_share(
+    entries: list[tuple[int, bool]], limit: int
+) -> None:
     """One that is too large for what is left of the share keeps its place."""
-    made = [Fact(content=f"{i}" + " tea" * words, pinned=pinned) for i, (words, pinned) in enumerate(entries)]
+    made = [
+        Fact(content=f"{i}" + " tea" * words, pinned=pinned)
+        for i, (words, pinned) in enumerate(entries)
+    ]
     ranking = ranking_of(made, "tea")
     facts = [entry.fact for entry in ranking.best_first()]
     tokens = {name: line.tokens for name, line in ranking.showable.lines.items()}
@@ -239,15 +355,28 @@ def test_pinned_facts_overtake_others_within_their_share(entries: list[tuple[int
     unpinned = [fact for fact in facts if not fact.pinned and fact.id in place]
     assert unpinned == sorted(unpinned, key=lambda fact: place[fact.id])
     earlier = {fact.id: facts[: facts.index(fact)] for fact in shown}
-    moved = [one for one in shown if any(place.get(other.id, 0) > place[one.id] for other in earlier[one.id])]
+    moved = [
+        one
+        for one in shown
+        if any(place.get(other.id, 0) > place[one.id] for other in earlier[one.id])
+    ]
     assert all(fact.pinned for fact in moved)
     assert sum(tokens[fact.id] for fact in moved) <= FIRST_SHARE * limit
 
 
-@given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 900), st.sampled_from(["tea", "is 3"]))
-def test_the_facts_that_fit_are_shown_best_first(words: list[int], limit: int, question: str) -> None:
+@given(
+    st.lists(st.integers(1, 40), max_size=60),
+    st.integers(0, 900),
+    st.sampled_from(["tea", "is 3"]),
+)
+def test_the_facts_that_fit_are_shown_best_first(
+    words: list[int], limit: int, question: str
+) -> None:
     """As if all were tried, though none is once the shortest one has no room."""
-    facts = [Fact(content=f"{i} is" + " tea" * some, confidence=some / 40) for i, some in enumerate(words)]
+    facts = [
+        Fact(content=f"{i} is" + " tea" * some, confidence=some / 40)
+        for i, some in enumerate(words)
+    ]
     ranking = ranking_of(facts, question)
     tried, left = [], limit
     for entry in ranking.best_first():
@@ -260,16 +389,22 @@ def test_the_facts_that_fit_are_shown_best_first(words: list[int], limit: int, q
 
 def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> None:
     pinned = Fact(content="Is called Ann", pinned=True, confidence=0.1)
-    correction = Fact(content="No longer in Bonn", category="correction", confidence=0.2)
+    correction = Fact(
+        content="No longer in Bonn", category="correction", confidence=0.2
+    )
     retired = Fact(content="Lives in Bonn", retired_at=THEN)
-    lines = format_facts([*STACK, pinned, correction, retired], current_context="Docker?").splitlines()
+    lines = format_facts(
+        [*STACK, pinned, correction, retired], current_context="Docker?"
+    ).splitlines()
     assert "No longer in Bonn" in lines[0]
     assert "Is called Ann" in lines[1]
     assert "Docker" in lines[2]
     assert len(lines) == len(STACK) + 2
 
 
-CONTENTS = st.lists(st.text(min_size=1).filter(lambda text: visible(text).strip()), max_size=5)
+CONTENTS = st.lists(
+    st.text(min_size=1).filter(lambda text: visible(text).strip()), max_size=5
+)
 
 
 def fact(content: str) -> Fact:
@@ -286,7 +421,9 @@ def test_the_tokens_of_lines_add_up(contents: list[str]) -> None:
     counter = TokenCounter()
     lines = [fact_line(fact(content)) for content in contents]
     counts = [counter.count(line) for line in lines]
-    assert counter.count("<relevant_facts>\n" + "".join(lines)) == counter.count("<relevant_facts>\n") + sum(counts)
+    assert counter.count("<relevant_facts>\n" + "".join(lines)) == counter.count(
+        "<relevant_facts>\n"
+    ) + sum(counts)
 
 
 SAID = "I'm Logan and I live in Paris"
@@ -300,10 +437,17 @@ KNOWN = (
 
 
 async def explanation_of(
-    question: str, *context: str, min_similarity: float = 0.0, languages: list[str] | None = None
+    question: str,
+    *context: str,
+    min_similarity: float = 0.0,
+    languages: list[str] | None = None,
 ) -> Explanation:
-    async with CondensedMemory.from_defaults(user_id="ann", extract_facts=False, languages=languages) as memory:
-        await memory.facts.aimport("".join(fact.model_dump_json() + "\n" for fact in KNOWN))
+    async with CondensedMemory.from_defaults(
+        user_id="ann", extract_facts=False, languages=languages
+    ) as memory:
+        await memory.facts.aimport(
+            "".join(fact.model_dump_json() + "\n" for fact in KNOWN)
+        )
         memory.facts_block.min_similarity = min_similarity
         return await memory.facts_block.aexplain(question, context=context)
 
@@ -311,7 +455,11 @@ async def explanation_of(
 async def test_own_words_come_before_the_words_of_the_source() -> None:
     facts = (await explanation_of("Where do I live?")).facts
     first, second = facts[:2]
-    assert (first.fact.content, first.words, first.why) == ("Lives in Paris", "live", "matches in its own words")
+    assert (first.fact.content, first.words, first.why) == (
+        "Lives in Paris",
+        "live",
+        "matches in its own words",
+    )
     assert (second.words, second.why) == ("source: live", "matches in its source only")
     assert first.similarity > 2 * second.similarity
     assert {one.why for one in facts[2:]} == {"pinned", "nothing in common, but room"}
@@ -355,7 +503,10 @@ ASKED_ONE_BY_ONE = (
         ("When is Atlas Mobile due?", {"Project Atlas Mobile is due in June"}),
         ("What does Emma study?", {"Emma studies chemistry"}),
         ("What do you know about Emma?", {"Emma studies chemistry", "Emma is vegan"}),
-        ("Tell me about my stay in Oslo", {"Has a flight to Oslo on 4 March", "Meets Ingrid in Oslo"}),
+        (
+            "Tell me about my stay in Oslo",
+            {"Has a flight to Oslo on 4 March", "Meets Ingrid in Oslo"},
+        ),
         ("Where do I live?", {"Lives in Leipzig"}),
         ("Which illnesses do I have?", {"Has asthma"}),
         ("What is the capital of Australia?", set()),
@@ -369,7 +520,11 @@ def test_with_a_least_similarity_exactly_the_facts_that_are_asked_for_are_shown(
     ranking = showable_of(ASKED_ONE_BY_ONE).rank(question, (), Weights())
     strict = ranking._replace(min_similarity=0.5)
     assert {one.fact.content for one in strict.fit(2_000)} == expected
-    assert len(ranking.fit(2_000)) == len(ranking._replace(min_similarity=0.0).fit(2_000)) == len(ASKED_ONE_BY_ONE)
+    assert (
+        len(ranking.fit(2_000))
+        == len(ranking._replace(min_similarity=0.0).fit(2_000))
+        == len(ASKED_ONE_BY_ONE)
+    )
 
 
 def test_with_a_least_similarity_a_fact_far_behind_the_best_one_is_left_out() -> None:
@@ -378,36 +533,67 @@ def test_with_a_least_similarity_a_fact_far_behind_the_best_one_is_left_out() ->
         ("Will the neighbours mind if Rosalind upgrades Kubernetes at night?", [best]),
         ("Do I have neighbours?", [other]),
     ):
-        ranking = showable_of((best, other, "Owns a canoe")).rank(question, (), Weights())
-        assert [one.fact.content for one in ranking._replace(min_similarity=0.5).fit(2_000)] == expected
+        ranking = showable_of((best, other, "Owns a canoe")).rank(
+            question, (), Weights()
+        )
+        assert [
+            one.fact.content for one in ranking._replace(min_similarity=0.5).fit(2_000)
+        ] == expected
 
 
 def test_of_many_facts_pinned_ones_are_shown_wherever_they_stand() -> None:
     """Also where all that may be shown beside them was found before."""
-    facts = [Fact(content=f"Met number {i} on the way", confidence=1.0) for i in range(600)]
-    facts += [Fact(content="Is called Ann", pinned=True, confidence=0.0), Fact(content="Has a canoe")]
-    ranking = showable_of(facts).rank("Which canoe?", (), Weights())._replace(min_similarity=0.5)
-    assert [entry.fact.content for entry in ranking.concerning(ranking.best_first())] == [
+    facts = [
+        Fact(content=f"Met number {i} on the way", confidence=1.0) for i in range(600)
+    ]
+    facts += [
+        Fact(content="Is called Ann", pinned=True, confidence=0.0),
+        Fact(content="Has a canoe"),
+    ]
+    ranking = (
+        showable_of(facts)
+        .rank("Which canoe?", (), Weights())
+        ._replace(min_similarity=0.5)
+    )
+    assert [
+        entry.fact.content for entry in ranking.concerning(ranking.best_first())
+    ] == [
         "Has a canoe",
         "Is called Ann",
     ]
 
 
 def showable_of(contents: Sequence[str | Fact]) -> ShowableFacts:
-    facts = [Fact(content=content) if isinstance(content, str) else content for content in contents]
+    facts = [
+        Fact(content=content) if isinstance(content, str) else content
+        for content in contents
+    ]
     ranker, counter = TfidfRanker(), TokenCounter()
     ranker.add(map(document_of, facts))
-    return ShowableFacts(facts, ranker, lines={fact.id: counted_line(fact, counter) for fact in facts})
+    return ShowableFacts(
+        facts, ranker, lines={fact.id: counted_line(fact, counter) for fact in facts}
+    )
 
 
 async def test_the_table_says_what_its_numbers_are() -> None:
     found = await explanation_of("Where do I live?")
     header, *rows = repr(found).splitlines()
     assert header.split("  ")[0] == "fact"
-    for name in ("similarity", "confidence", "recency", "score", "words in common", "tokens", "shown"):
+    for name in (
+        "similarity",
+        "confidence",
+        "recency",
+        "score",
+        "words in common",
+        "tokens",
+        "shown",
+    ):
         assert name in header
     best = found.facts[0]
-    total = sum(getattr(found.weights, name) * getattr(best, name) for name in ("similarity", "confidence", "recency"))
+    total = sum(
+        getattr(found.weights, name) * getattr(best, name)
+        for name in ("similarity", "confidence", "recency")
+    )
     assert abs(best.score - total) < 1e-9
     assert rows[-2].startswith("score = ")
     assert "has 1" in rows[-1]
@@ -415,13 +601,21 @@ async def test_the_table_says_what_its_numbers_are() -> None:
 
 
 async def test_fixed_languages_hold_for_both_blocks_of_a_memory() -> None:
-    async with CondensedMemory.from_defaults(session_id="s", languages=["de", "en"]) as memory:
-        assert memory.facts_block.languages == memory.condensed_block.languages == ("de", "en")
+    async with CondensedMemory.from_defaults(
+        session_id="s", languages=["de", "en"]
+    ) as memory:
+        assert (
+            memory.facts_block.languages
+            == memory.condensed_block.languages
+            == ("de", "en")
+        )
         await memory.facts.aadd("Wohnt in Bonn")
         await memory.facts.aadd("Fährt gern Kanu")
         (found,) = await memory.facts_block.asearch("Wo wohne ich?")
         assert (found.fact.content, found.matched) == ("Wohnt in Bonn", ("wohne",))
         memory.facts_block.min_similarity = 0.5
         explained = await memory.facts_block.aexplain("Wo wohne ich?")
-        assert [one.fact.content for one in explained.facts if one.injected] == ["Wohnt in Bonn"]
+        assert [one.fact.content for one in explained.facts if one.injected] == [
+            "Wohnt in Bonn"
+        ]
     assert RelevantFactsBlock(languages="fr").languages == ("fr",)

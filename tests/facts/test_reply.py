@@ -14,14 +14,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement, parse_reply
+from llama_index_memory_ext.facts.reply import (
+    ExtractionReply,
+    NewFact,
+    Retirement,
+    parse_reply,
+)
 
-FIELDS = ("label", "content", "category", "confidence", "quote", "said_as", "about", "valid_from", "valid_until")
+FIELDS = (
+    "label",
+    "content",
+    "category",
+    "confidence",
+    "quote",
+    "said_as",
+    "about",
+    "valid_from",
+    "valid_until",
+)
 TEA: dict[str, Any] = dict(
-    zip(FIELDS, ("n1", "Prefers tea", "preference", 0.9, "I prefer tea", "stated", "user", "2019", ""), strict=True)
+    zip(
+        FIELDS,
+        (
+            "n1",
+            "Prefers tea",
+            "preference",
+            0.9,
+            "I prefer tea",
+            "stated",
+            "user",
+            "2019",
+            "",
+        ),
+        strict=True,
+    )
 )
 CATS: dict[str, Any] = dict(
-    zip(FIELDS, ("n2", "Has 2 cats", "knowledge", 0.8, "my 2 cats", "stated", "user", "", "2023-05-17"), strict=True)
+    zip(
+        FIELDS,
+        (
+            "n2",
+            "Has 2 cats",
+            "knowledge",
+            0.8,
+            "my 2 cats",
+            "stated",
+            "user",
+            "",
+            "2023-05-17",
+        ),
+        strict=True,
+    )
 )
 RETIRED: dict[str, Any] = {
     "number": 3,
@@ -68,7 +111,9 @@ LIST = json.dumps(FACTS)
         json.dumps({"input": TIGHT}),
         json.dumps([REPLY]),
         json.dumps({**REPLY, "new_facts": LIST}),
-        json.dumps({"facts": FACTS, "confirmations": ["1", "#2"], "retirements": [RETIRED]}),
+        json.dumps(
+            {"facts": FACTS, "confirmations": ["1", "#2"], "retirements": [RETIRED]}
+        ),
         json.dumps({**REPLY, "confirmed": ["1", {"number": 2}], "retired": RETIRED}),
         "\ufeff" + WHOLE,
     ],
@@ -78,7 +123,14 @@ def test_what_stands_around_a_reply_does_not_matter(text: str) -> None:
 
 
 def renamed(**names: str) -> str:
-    return json.dumps({"new_facts": [{names.get(key, key): value for key, value in fact.items()} for fact in FACTS]})
+    return json.dumps(
+        {
+            "new_facts": [
+                {names.get(key, key): value for key, value in fact.items()}
+                for fact in FACTS
+            ]
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,13 +156,18 @@ def renamed(**names: str) -> str:
         json.dumps({"facts": {"preference": [TEA], "context": [CATS]}}),
         renamed(content="statement", quote="sourceQuote", confidence="score"),
         renamed(content="fact", quote="evidence"),
-        json.dumps({"new_facts": [{**fact, "quote": [fact["quote"]]} for fact in FACTS]}),
+        json.dumps(
+            {"new_facts": [{**fact, "quote": [fact["quote"]]} for fact in FACTS]}
+        ),
     ],
 )
 def test_a_reply_is_read_in_the_forms_that_models_give_it(text: str) -> None:
     reply = parse_reply(text)
     facts = [fact.model_dump(exclude={"label", "category"}) for fact in reply.new_facts]
-    assert facts == [{key: fact[key] for key in fact if key not in ("label", "category")} for fact in FACTS]
+    assert facts == [
+        {key: fact[key] for key in fact if key not in ("label", "category")}
+        for fact in FACTS
+    ]
     assert len({fact.label for fact in reply.new_facts}) == 2
 
 
@@ -129,7 +186,9 @@ def test_a_reply_is_read_in_the_forms_that_models_give_it(text: str) -> None:
         json.dumps({**REPLY, "new_facts": repr(FACTS)}),
     ],
 )
-def test_of_a_reply_that_is_no_json_nothing_is_taken_and_the_error_says_where_it_is_none(text: str) -> None:
+def test_of_a_reply_that_is_no_json_nothing_is_taken_and_the_error_says_where_it_is_none(
+    text: str,
+) -> None:
     with pytest.raises(FactReplyError, match=r"there is none \(.+\)\.") as refused:
         parse_reply(text)
     error = refused.value
@@ -140,10 +199,17 @@ def test_of_a_reply_that_is_no_json_nothing_is_taken_and_the_error_says_where_it
 
 
 @pytest.mark.parametrize(
-    "cut", ['{"content": "Has 2 c', '{"content": "Has 2 cats"', '{"content": "Has 2 cats", "quote": "my 2']
+    "cut",
+    [
+        '{"content": "Has 2 c',
+        '{"content": "Has 2 cats"',
+        '{"content": "Has 2 cats", "quote": "my 2',
+    ],
 )
 def test_of_a_fact_that_was_cut_off_nothing_is_taken(cut: str) -> None:
-    assert contents(parse_reply(f'{{"new_facts": [{json.dumps(TEA)}, {cut}')) == ["Prefers tea"]
+    assert contents(parse_reply(f'{{"new_facts": [{json.dumps(TEA)}, {cut}')) == [
+        "Prefers tea"
+    ]
     for text in (
         f'{{"new_facts": [{cut}',
         json.dumps({"new_facts": f"[{cut}"}),
@@ -192,7 +258,9 @@ def test_a_reply_made_to_be_slow_to_read_is_refused_at_once(text: str) -> None:
 
 def test_a_fact_without_a_label_has_that_of_its_place() -> None:
     facts = [{"content": f"Fact {i}"} for i in range(3)]
-    assert [fact.label for fact in parse_reply(json.dumps({"new_facts": facts})).new_facts] == ["n1", "n2", "n3"]
+    assert [
+        fact.label for fact in parse_reply(json.dumps({"new_facts": facts})).new_facts
+    ] == ["n1", "n2", "n3"]
 
 
 LABELS: list[Any] = ["n2", "N2", "2", 2, " new fact 2 ", "#2"]
@@ -200,20 +268,29 @@ NO_LABELS: list[Any] = [None, "", "none", "null", False, [], {}]
 
 
 @pytest.mark.parametrize(
-    ("written", "read"), [*((label, "n2") for label in LABELS), *((none, "") for none in NO_LABELS)]
+    ("written", "read"),
+    [*((label, "n2") for label in LABELS), *((none, "") for none in NO_LABELS)],
 )
 def test_a_label_is_known_in_every_spelling(written: Any, read: str) -> None:
-    reply = parse_reply(json.dumps({"retired": [{"number": 1, "replaced_by": written}]}))
+    reply = parse_reply(
+        json.dumps({"retired": [{"number": 1, "replaced_by": written}]})
+    )
     assert reply.retired[0].replaced_by == read
 
 
 def test_several_replies_in_one_text_keep_their_labels_apart() -> None:
     one = {"new_facts": [TEA], "retired": [{"number": 1, "replaced_by": "n1"}]}
-    other = {"new_facts": [{**CATS, "label": "n1"}], "retired": [{"number": 2, "replaced_by": "n1"}]}
+    other = {
+        "new_facts": [{**CATS, "label": "n1"}],
+        "retired": [{"number": 2, "replaced_by": "n1"}],
+    }
     reply = parse_reply(json.dumps(one) + "\n" + json.dumps(other))
     labels = {fact.content: fact.label for fact in reply.new_facts}
     assert labels["Prefers tea"] != labels["Has 2 cats"]
-    assert [entry.replaced_by for entry in reply.retired] == [labels["Prefers tea"], labels["Has 2 cats"]]
+    assert [entry.replaced_by for entry in reply.retired] == [
+        labels["Prefers tea"],
+        labels["Has 2 cats"],
+    ]
 
 
 NO_CONFIDENCES: list[Any] = [
@@ -228,21 +305,47 @@ NO_CONFIDENCES: list[Any] = [
      ("0,95", 0.95), (".9", 0.9), ("\u2265 0.9", 0.9), ("very high confidence", 0.9), ("~0.8 (said)", 0.8), (None, 0.8),
      *((bad, 0.0) for bad in NO_CONFIDENCES)],
 )  # fmt: skip
-def test_confidence_is_read_in_the_ways_models_write_it(written: Any, read: float) -> None:
+def test_confidence_is_read_in_the_ways_models_write_it(
+    written: Any, read: float
+) -> None:
     """A model that gives none means what it reports."""
-    assert NewFact.model_validate({"content": "x", "confidence": written}).confidence == read
+    assert (
+        NewFact.model_validate({"content": "x", "confidence": written}).confidence
+        == read
+    )
     assert NewFact.model_validate({"content": "x"}).confidence == 0.8
 
 
-@pytest.mark.parametrize("number", [None, True, -1, "-1", "one", 1.5, [], {}, "fact", 10**30])
+@pytest.mark.parametrize(
+    "number", [None, True, -1, "-1", "one", 1.5, [], {}, "fact", 10**30]
+)
 def test_what_names_no_fact_has_the_number_0(number: Any) -> None:
-    reply = ExtractionReply.model_validate({"confirmed": [number], "retired": [{"number": number}]})
+    reply = ExtractionReply.model_validate(
+        {"confirmed": [number], "retired": [{"number": number}]}
+    )
     assert reply.confirmed == [0]
     assert reply.retired[0].number == 0
 
 
-NOTHINGS = ["", " \n", "unknown", "Unknown.", "None", "null", "n/a", "N.A.", "not specified", "No facts."]
-SAID = ["C#", "\U0001f375", "Is unknown to his neighbours", "None of her friends smoke", "User interface work is fun"]
+NOTHINGS = [
+    "",
+    " \n",
+    "unknown",
+    "Unknown.",
+    "None",
+    "null",
+    "n/a",
+    "N.A.",
+    "not specified",
+    "No facts.",
+]
+SAID = [
+    "C#",
+    "\U0001f375",
+    "Is unknown to his neighbours",
+    "None of her friends smoke",
+    "User interface work is fun",
+]
 
 
 @pytest.mark.parametrize(
@@ -256,15 +359,31 @@ SAID = ["C#", "\U0001f375", "Is unknown to his neighbours", "None of her friends
         *((said, said) for said in SAID),
     ],
 )
-def test_a_statement_is_one_line_without_a_subject_and_says_something(written: str, read: str) -> None:
+def test_a_statement_is_one_line_without_a_subject_and_says_something(
+    written: str, read: str
+) -> None:
     assert NewFact.model_validate({"content": written}).content == read
 
 
 @pytest.mark.parametrize("written", ["2023", "2023-05", "2023-05-17", 2023])
 @pytest.mark.parametrize(
-    "other", [None, "", "last year", "2023-13", "2023-02-30", "17.5.2023", "0000", True, 5, ["2023"]]
+    "other",
+    [
+        None,
+        "",
+        "last year",
+        "2023-13",
+        "2023-02-30",
+        "17.5.2023",
+        "0000",
+        True,
+        5,
+        ["2023"],
+    ],
 )
-def test_a_date_is_a_year_a_month_or_a_day_and_any_other_is_empty(written: Any, other: Any) -> None:
+def test_a_date_is_a_year_a_month_or_a_day_and_any_other_is_empty(
+    written: Any, other: Any
+) -> None:
     assert NewFact.model_validate({"valid_from": written}).valid_from == str(written)
     assert Retirement.model_validate({"valid_until": other}).valid_until == ""
 
@@ -282,7 +401,11 @@ def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> N
 def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
     facts: list[Any] = [TEA, CATS]
     facts.insert(place, bad)
-    reply = parse_reply(json.dumps({"new_facts": facts, "confirmed": [bad, 1], "retired": [bad, RETIRED]}))
+    reply = parse_reply(
+        json.dumps(
+            {"new_facts": facts, "confirmed": [bad, 1], "retired": [bad, RETIRED]}
+        )
+    )
     assert {"Prefers tea", "Has 2 cats"} <= set(contents(reply))
     assert reply.confirmed[-1] == 1
     assert reply.retired[-1].number == 3
@@ -290,7 +413,11 @@ def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
 
 manglings = st.one_of(
     st.tuples(st.just("cut"), st.integers(1, len(TIGHT)), st.just("")),
-    st.tuples(st.just("insert"), st.integers(0, len(TIGHT)), st.text(max_size=5) | st.sampled_from('{}[]",:\\\n')),
+    st.tuples(
+        st.just("insert"),
+        st.integers(0, len(TIGHT)),
+        st.text(max_size=5) | st.sampled_from('{}[]",:\\\n'),
+    ),
     st.tuples(st.just("drop"), st.integers(0, len(TIGHT)), st.just("")),
 )
 
@@ -305,9 +432,14 @@ def test_any_mangled_reply_is_read_or_refused(
     text: str, slips: list[tuple[str, int, str]], before: str, after: str
 ) -> None:
     for kind, place, inserted in slips:
-        text = text[:place] + ("" if kind == "cut" else inserted + text[place + (kind == "drop") :])
+        text = text[:place] + (
+            "" if kind == "cut" else inserted + text[place + (kind == "drop") :]
+        )
     with contextlib.suppress(FactReplyError):
-        assert all(0 <= fact.confidence <= 1 for fact in parse_reply(before + text + after).new_facts)
+        assert all(
+            0 <= fact.confidence <= 1
+            for fact in parse_reply(before + text + after).new_facts
+        )
 
 
 @given(st.integers(0, len(TIGHT)))

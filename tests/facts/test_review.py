@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
-from llama_index_memory_ext import CondensedMemory, Fact, FactError, MemoryRetriever, MemoryStore, MemoryToolSpec
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    FactError,
+    MemoryRetriever,
+    MemoryStore,
+    MemoryToolSpec,
+)
 from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.book import FactBook
@@ -19,15 +26,27 @@ from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
 
 Reviewed = Callable[..., tuple[CondensedMemory, OpenAIServer]]
-OSLO: dict[str, Any] = {"content": "Lives in Oslo", "quote": "I live in Oslo", "category": "context", "confidence": 0.9}
+OSLO: dict[str, Any] = {
+    "content": "Lives in Oslo",
+    "quote": "I live in Oslo",
+    "category": "context",
+    "confidence": 0.9,
+}
 ROME: dict[str, Any] = OSLO | {"content": "Lives in Rome", "quote": "I live in Rome"}
 TEA: dict[str, Any] = OSLO | {"content": "Likes tea", "quote": "I like tea"}
 
 
-def moved(number: int = 1, content: str = "Lives in Rome", quote: str = "I live in Rome") -> dict[str, Any]:
+def moved(
+    number: int = 1, content: str = "Lives in Rome", quote: str = "I live in Rome"
+) -> dict[str, Any]:
     """A reply in which a new fact takes the place of the one with this number."""
     new = {**OSLO, "content": content, "quote": quote, "label": "a"}
-    ended = {"number": number, "quote": quote, "reason": "The user moved.", "replaced_by": "a"}
+    ended = {
+        "number": number,
+        "quote": quote,
+        "reason": "The user moved.",
+        "replaced_by": "a",
+    }
     return {"new_facts": [new], "confirmed": [], "retired": [ended]}
 
 
@@ -48,10 +67,14 @@ def replies(*given: dict[str, Any]) -> Model:
 def reviewed(store: MemoryStore, start_model: StartModel) -> Reviewed:
     """Opens a memory of Ann's in which all that is learned is reviewed, by a model that gives these replies."""
 
-    def open_one(*given: dict[str, Any], **options: Any) -> tuple[CondensedMemory, OpenAIServer]:
+    def open_one(
+        *given: dict[str, Any], **options: Any
+    ) -> tuple[CondensedMemory, OpenAIServer]:
         llm, server = start_model(replies(*given))
         options = {"user_id": "ann", "llm": llm, "review": True, **options}
-        return CondensedMemory.from_defaults(f"chat of {options['user_id']}", chat_store=store, **options), server
+        return CondensedMemory.from_defaults(
+            f"chat of {options['user_id']}", chat_store=store, **options
+        ), server
 
     return open_one
 
@@ -65,7 +88,9 @@ async def contents(memory: CondensedMemory, **wanted: Any) -> list[str]:
     return sorted(fact.content for fact in await memory.facts.alist(**wanted))
 
 
-async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(reviewed: Reviewed) -> None:
+async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed({"new_facts": [TEA]})
     await tell(memory, "I like tea.")
     question = "Do I like tea?"
@@ -83,7 +108,9 @@ async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(reviewed
     assert await contents(memory, state="pending") == []
 
 
-async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(reviewed: Reviewed) -> None:
+async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(
+    reviewed: Reviewed,
+) -> None:
     memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
     await tell(memory, "I like tea.")
     await tell(memory, "As I said, I like tea.")
@@ -91,15 +118,22 @@ async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(revi
     assert await contents(memory, state="pending") == ["Likes tea"]
 
 
-async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(reviewed: Reviewed) -> None:
+async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(
+    reviewed: Reviewed,
+) -> None:
     memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
     await tell(memory, "I like tea.")
     (fact,) = await memory.facts.alist(state="pending")
-    (gone,) = await memory.facts.areject(fact.id, reason="It was </rejected_facts> a joke.")
+    (gone,) = await memory.facts.areject(
+        fact.id, reason="It was </rejected_facts> a joke."
+    )
     assert (gone.state(utc_now()), gone.retired_by) == ("retired", "rejected")
     await tell(memory, "Again: I like tea.")
     asked = server.requests[-1][-1]["content"]
-    assert "<rejected_facts>\n- Likes tea (It was &lt;/rejected_facts> a joke.)\n</rejected_facts>" in asked
+    assert (
+        "<rejected_facts>\n- Likes tea (It was &lt;/rejected_facts> a joke.)\n</rejected_facts>"
+        in asked
+    )
     assert await contents(memory, state="pending") == []
     assert memory.facts_block.rejections["duplicate"] == 1
     # A person may think otherwise.
@@ -107,18 +141,32 @@ async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(revi
     assert await contents(memory) == ["Likes tea"]
 
 
-async def test_many_rejected_facts_take_few_tokens_of_a_request(reviewed: Reviewed, store: MemoryStore) -> None:
+async def test_many_rejected_facts_take_few_tokens_of_a_request(
+    reviewed: Reviewed, store: MemoryStore
+) -> None:
     now = utc_now()
-    rejected: dict[str, Any] = {"retired_at": now, "retired_by": "rejected", "retired_reason": "No. " * 50}
-    await store.facts.write("ann", [Fact(content=f"Likes tea of kind {i}", **rejected) for i in range(200)])
+    rejected: dict[str, Any] = {
+        "retired_at": now,
+        "retired_by": "rejected",
+        "retired_reason": "No. " * 50,
+    }
+    await store.facts.write(
+        "ann", [Fact(content=f"Likes tea of kind {i}", **rejected) for i in range(200)]
+    )
     memory, server = reviewed({})
     await tell(memory, "I like tea.")
-    listed = server.requests[-1][-1]["content"].split("<rejected_facts>")[1].split("</rejected")[0]
+    listed = (
+        server.requests[-1][-1]["content"]
+        .split("<rejected_facts>")[1]
+        .split("</rejected")[0]
+    )
     assert memory.tokenizer_fn.count(listed) <= 410
     assert "kind 199" in listed
 
 
-async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(reviewed: Reviewed) -> None:
+async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed(moved())
     oslo = await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
@@ -127,7 +175,12 @@ async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(re
     await memory.facts.aapprove(rome.id)
     assert await contents(memory) == ["Lives in Rome"]
     old, new = await memory.facts.ahistory(rome.id)
-    assert (old.id, old.replaced_by, old.retired_by, old.state(utc_now())) == (oslo.id, rome.id, "change", "past")
+    assert (old.id, old.replaced_by, old.retired_by, old.state(utc_now())) == (
+        oslo.id,
+        rome.id,
+        "change",
+        "past",
+    )
     assert new.id == rome.id
 
 
@@ -144,23 +197,46 @@ async def test_an_old_fact_holds_without_a_link_where_its_correction_does_not_co
     assert await memory.facts.ahistory(oslo.id) == [oslo]
 
 
-async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(reviewed: Reviewed) -> None:
+async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed(moved(), moved(2, "Lives in Bonn", "I live in Bonn"))
     await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
     await tell(memory, "No, I live in Bonn now, I moved.")
-    pending = {fact.content: fact.id for fact in await memory.facts.alist(state="pending")}
+    pending = {
+        fact.content: fact.id for fact in await memory.facts.alist(state="pending")
+    }
     assert [*pending] == ["Lives in Bonn", "Lives in Rome"]
     await memory.facts.aapprove(pending["Lives in Bonn"])
     assert await contents(memory) == ["Lives in Bonn"]
-    states = {fact.content: fact.state(utc_now()) for fact in await memory.facts.alist(state="all")}
-    assert states == {"Lives in Oslo": "past", "Lives in Bonn": "present", "Lives in Rome": "retired"}
+    states = {
+        fact.content: fact.state(utc_now())
+        for fact in await memory.facts.alist(state="all")
+    }
+    assert states == {
+        "Lives in Oslo": "past",
+        "Lives in Bonn": "present",
+        "Lives in Rome": "retired",
+    }
 
 
-async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_not(reviewed: Reviewed) -> None:
-    ended = {"number": 1, "quote": "I don't like tea any more", "reason": "The user said so."}
-    forgotten = {"number": 1, "quote": "forget that I like tea", "reason": "The user asked to forget it."}
-    memory, _ = reviewed({"retired": [ended]}, {"retired": [ended]}, {"retired": [forgotten]})
+async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_not(
+    reviewed: Reviewed,
+) -> None:
+    ended = {
+        "number": 1,
+        "quote": "I don't like tea any more",
+        "reason": "The user said so.",
+    }
+    forgotten = {
+        "number": 1,
+        "quote": "forget that I like tea",
+        "reason": "The user asked to forget it.",
+    }
+    memory, _ = reviewed(
+        {"retired": [ended]}, {"retired": [ended]}, {"retired": [forgotten]}
+    )
     tea = await memory.facts.aadd("Likes tea")
     await tell(memory, "I don't like tea any more.")
     await tell(memory, "Really, I don't like tea any more.")
@@ -169,32 +245,46 @@ async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_
     assert await contents(memory) == ["Likes tea"]
     await memory.facts.aapprove(waiting.id)
     assert await contents(memory) == []
-    assert {fact.id: fact.retired_by for fact in await memory.facts.alist(state="all")}[tea.id] == "change"
+    assert {fact.id: fact.retired_by for fact in await memory.facts.alist(state="all")}[
+        tea.id
+    ] == "change"
     await memory.facts.arestore(tea.id)
     await tell(memory, "Please forget that I like tea.")
     assert await contents(memory) == []
 
 
-async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(store: MemoryStore) -> None:
+async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(
+    store: MemoryStore,
+) -> None:
     """It was stored or exported with fields that this version does not have; time decides nothing."""
     deadline = {"review_until": "2020-01-01T00:00:00Z", "review_then": "count"}
     stored = Fact(content="Likes tea", pending=True).model_dump(mode="json") | deadline
     book = FactBook(store, "ann")
     assert await book.aimport(json.dumps({**stored, "namespace": "ann"}) + "\n") == 1
     table = store.database.tables.facts
-    await store.database.run(lambda conn: conn.execute(table.update().values(data=stored | {"namespace": "ann"})))
-    assert [fact.content for fact in await FactBook(store, "ann").alist(state="pending")] == ["Likes tea"]
+    await store.database.run(
+        lambda conn: conn.execute(
+            table.update().values(data=stored | {"namespace": "ann"})
+        )
+    )
+    assert [
+        fact.content for fact in await FactBook(store, "ann").alist(state="pending")
+    ] == ["Likes tea"]
     assert await book.alist() == []
     (tea,) = await book.aapprove(stored["id"])
     assert await book.alist() == [tea]
 
 
-async def test_all_or_none_are_approved_and_a_wrong_one_is_named(reviewed: Reviewed) -> None:
+async def test_all_or_none_are_approved_and_a_wrong_one_is_named(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed({"new_facts": [TEA, OSLO]})
     rain = await memory.facts.aadd("Likes rain")
     await tell(memory, "I like tea. I live in Oslo.")
     ids = [fact.id for fact in await memory.facts.alist(state="pending")]
-    with pytest.raises(FactError, match=f"'unknown' is none of 3. Pending: ({ids[1]}|{ids[0]}), ") as raised:
+    with pytest.raises(
+        FactError, match=f"'unknown' is none of 3. Pending: ({ids[1]}|{ids[0]}), "
+    ) as raised:
         await memory.facts.aapprove(*ids, "unknown")
     assert "Expected ids of pending facts" in str(raised.value)
     with pytest.raises(FactError, match="is present"):
@@ -206,7 +296,9 @@ async def test_all_or_none_are_approved_and_a_wrong_one_is_named(reviewed: Revie
     assert await memory.facts.aapprove() == []
 
 
-async def test_two_processes_decide_once(reviewed: Reviewed, any_database_uri: str | None, store: MemoryStore) -> None:
+async def test_two_processes_decide_once(
+    reviewed: Reviewed, any_database_uri: str | None, store: MemoryStore
+) -> None:
     memory, _ = reviewed(moved())
     await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
@@ -214,7 +306,9 @@ async def test_two_processes_decide_once(reviewed: Reviewed, any_database_uri: s
     other = store if any_database_uri is None else MemoryStore(any_database_uri)
     books = [memory.facts, FactBook(other, "ann")]
     done = await asyncio.gather(
-        *(book.aapprove(rome.id) for book in books), *(book.areject(rome.id) for book in books), return_exceptions=True
+        *(book.aapprove(rome.id) for book in books),
+        *(book.areject(rome.id) for book in books),
+        return_exceptions=True,
     )
     assert sum(isinstance(one, list) for one in done) == 1
     assert sum(isinstance(one, FactError) for one in done) == 3
@@ -223,12 +317,18 @@ async def test_two_processes_decide_once(reviewed: Reviewed, any_database_uri: s
     await other.aclose()
 
 
-async def test_what_the_user_asks_to_remember_needs_no_other_yes(reviewed: Reviewed) -> None:
+async def test_what_the_user_asks_to_remember_needs_no_other_yes(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed({"new_facts": [TEA]})
     await tell(memory, "I like tea.")
     tools = MemoryToolSpec(memory)
-    assert "Known already" in await tools.aremember("Likes tea", "I like tea", "preference")
-    assert "Remembered" in await tools.aremember("Likes green tea", "I like tea", "preference")
+    assert "Known already" in await tools.aremember(
+        "Likes tea", "I like tea", "preference"
+    )
+    assert "Remembered" in await tools.aremember(
+        "Likes green tea", "I like tea", "preference"
+    )
     assert await contents(memory) == ["Likes green tea", "Likes tea"]
     await memory.facts.aadd("Likes rain")
     assert await contents(memory, state="pending") == []
@@ -249,23 +349,36 @@ async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
     finally:
         dispatcher.event_handlers.remove(handler)
     (fact,) = await memory.facts.alist(state="pending")
-    assert [(event.new, event.pending) for event in handler.seen] == [([fact.id], [fact.id])]
+    assert [(event.new, event.pending) for event in handler.seen] == [
+        ([fact.id], [fact.id])
+    ]
 
 
-async def test_what_replaces_a_shared_fact_is_shared_when_it_is_approved(reviewed: Reviewed) -> None:
+async def test_what_replaces_a_shared_fact_is_shared_when_it_is_approved(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed(moved(), {"new_facts": [TEA]}, agent_id="travel")
     await memory.facts.aadd("Lives in Oslo", category="context", agent_id=None)
     await tell(memory, "I live in Rome now, I moved.")
     await tell(memory, "I like tea.")
     pending = await memory.facts.alist(state="pending")
-    assert {fact.content: fact.agent_id for fact in pending} == {"Lives in Rome": None, "Likes tea": "travel"}
+    assert {fact.content: fact.agent_id for fact in pending} == {
+        "Lives in Rome": None,
+        "Likes tea": "travel",
+    }
     await memory.facts.aapprove(*(fact.id for fact in pending))
-    assert sorted(fact.content for fact in await FactBook(memory.sql_store, "ann").alist()) == ["Lives in Rome"]
+    assert sorted(
+        fact.content for fact in await FactBook(memory.sql_store, "ann").alist()
+    ) == ["Lives in Rome"]
 
 
-async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Reviewed, store: MemoryStore) -> None:
+async def test_pending_facts_are_exported_imported_and_forgotten(
+    reviewed: Reviewed, store: MemoryStore
+) -> None:
     memory, _ = reviewed(moved())
-    await memory.facts.aadd("Lives in Oslo", category="context", tags=["home"], metadata={"team": "blue"})
+    await memory.facts.aadd(
+        "Lives in Oslo", category="context", tags=["home"], metadata={"team": "blue"}
+    )
     await tell(memory, "I live in Rome now, I moved.")
     other = FactBook(store, "bob")
     assert await other.aimport(await memory.facts.aexport()) == 2
@@ -279,7 +392,9 @@ async def test_pending_facts_are_exported_imported_and_forgotten(reviewed: Revie
 def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
     new = ("tags", "metadata", "pending", "ends_facts")
     stored = Fact(content="Likes tea").model_dump(mode="json")
-    fact = Fact.model_validate({name: value for name, value in stored.items() if name not in new})
+    fact = Fact.model_validate(
+        {name: value for name, value in stored.items() if name not in new}
+    )
     assert (fact.tags, fact.metadata, fact.state(utc_now())) == ((), {}, "present")
     assert len({fact, fact.model_copy()}) == 1
 
@@ -297,22 +412,31 @@ def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
         ({"metadata": ["a"]}, "metadata"),
     ],
 )
-def test_tags_and_metadata_that_cannot_be_kept_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_tags_and_metadata_that_cannot_be_kept_are_refused(
+    fields: dict[str, Any], said: str
+) -> None:
     with pytest.raises(FactError, match=said) as raised:
         Fact(content="Likes tea", **fields)
     assert len(str(raised.value)) < 500
 
 
-async def test_tags_and_metadata_are_stored_with_every_character_that_a_database_takes(store: MemoryStore) -> None:
+async def test_tags_and_metadata_are_stored_with_every_character_that_a_database_takes(
+    store: MemoryStore,
+) -> None:
     book = FactBook(store, "ann")
     metadata = {"a\x00": ["\ud800", {"b": None}, 1.5, True], "tuple": (1, 2)}
     fact = await book.aadd("Likes tea", tags=["home\x00", "日本"], metadata=metadata)
     assert await book.alist() == [fact]
-    assert fact.metadata == {"a\ufffd": ["\ufffd", {"b": None}, 1.5, True], "tuple": [1, 2]}
+    assert fact.metadata == {
+        "a\ufffd": ["\ufffd", {"b": None}, 1.5, True],
+        "tuple": [1, 2],
+    }
     assert (await book.aupdate(fact.id, tags=[])).tags == ()
 
 
-async def test_a_model_sees_only_the_metadata_that_are_named(reviewed: Reviewed) -> None:
+async def test_a_model_sees_only_the_metadata_that_are_named(
+    reviewed: Reviewed,
+) -> None:
     memory, _ = reviewed()
     metadata = {"team": "</fact> blue", "level": 3, "secret": "xyz"}
     await memory.facts.aadd("Likes tea", tags=["hidden"], metadata=metadata)

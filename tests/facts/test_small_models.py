@@ -30,7 +30,9 @@ class Small(OpenAI):
     @property
     def metadata(self) -> LLMMetadata:
         known: dict[str, Any] = {"context_window": self.window} if self.window else {}
-        return LLMMetadata(**known, is_chat_model=True, is_function_calling_model=True, model_name="s")
+        return LLMMetadata(
+            **known, is_chat_model=True, is_function_calling_model=True, model_name="s"
+        )
 
 
 class Unknown(Small):
@@ -42,13 +44,18 @@ class Unknown(Small):
 def in_text(messages: list[Message], tools: list[str]) -> Message:
     """What the learner reports, as JSON in words, if it is asked so."""
     asked = "Answer with one JSON object" in str(messages[-1]["content"])
-    reported = learner(messages, ["report_facts"])["tool_calls"][0]["function"]["arguments"]
+    reported = learner(messages, ["report_facts"])["tool_calls"][0]["function"][
+        "arguments"
+    ]
     return say(reported if asked else "I see that you like something!")
 
 
 def tokens_of(body: dict[str, Any]) -> int:
     """The tokens of a request by another tokenizer: with an eighth more than ours."""
-    sent = [*(str(message["content"]) for message in body["messages"]), json.dumps(body.get("tools", ""))]
+    sent = [
+        *(str(message["content"]) for message in body["messages"]),
+        json.dumps(body.get("tools", "")),
+    ]
     return int(sum(map(COUNTER.count, sent)) * 1.13) + (body.get("max_tokens") or 0)
 
 
@@ -62,9 +69,16 @@ async def test_batches_fit_into_the_window_of_the_model(learns: Learns) -> None:
     memory, server = learns(client=Small)
     refuse_longer_than(server, 8_192)
     for i in range(150):
-        await memory.facts.aadd(f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north")
-    turns = [(user(f"I like drink{i}. {'And so on. ' * 150}"), assistant("Fine. " * 100)) for i in range(40)]
-    await memory.sql_store.log.append("chat", [message for turn in turns for message in turn], len)
+        await memory.facts.aadd(
+            f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north"
+        )
+    turns = [
+        (user(f"I like drink{i}. {'And so on. ' * 150}"), assistant("Fine. " * 100))
+        for i in range(40)
+    ]
+    await memory.sql_store.log.append(
+        "chat", [message for turn in turns for message in turn], len
+    )
     await memory.aflush()
     assert server.refusals == []
     assert {f"Likes drink{i}" for i in range(40)} <= set(await contents(memory))
@@ -73,27 +87,42 @@ async def test_batches_fit_into_the_window_of_the_model(learns: Learns) -> None:
 
 
 @pytest.mark.parametrize("words", [9_000, 60_000])
-async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(learns: Learns, words: int) -> None:
+async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(
+    learns: Learns, words: int
+) -> None:
     """Where the window is not known."""
     memory, server = learns(client=Unknown)
     refuse_longer_than(server, 4_096)
-    await memory.sql_store.log.append("chat", [user(f"I like tea. {'so ' * words}"), assistant("Fine.")], len)
+    await memory.sql_store.log.append(
+        "chat", [user(f"I like tea. {'so ' * words}"), assistant("Fine.")], len
+    )
     await memory.abackfill()
     assert await contents(memory) == ["Likes tea"]
     assert (await memory.astats()).set_aside == ()
     assert 0 < len(server.refusals) < 3
 
 
-async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(learns: Learns) -> None:
+async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(
+    learns: Learns,
+) -> None:
     """And the next parts begin as small."""
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         slow = COUNTER.count(str(messages[-1]["content"])) > 2_000
-        return fail(504, "The upstream server is timing out.") if slow else learner(messages, tools)
+        return (
+            fail(504, "The upstream server is timing out.")
+            if slow
+            else learner(messages, tools)
+        )
 
     memory, server = learns(model, client=Small)
-    turns = [(user(f"I like drink{i}. {'And so on. ' * 100}"), assistant("Fine.")) for i in range(60)]
-    await memory.sql_store.log.append("chat", [message for turn in turns for message in turn], len)
+    turns = [
+        (user(f"I like drink{i}. {'And so on. ' * 100}"), assistant("Fine."))
+        for i in range(60)
+    ]
+    await memory.sql_store.log.append(
+        "chat", [message for turn in turns for message in turn], len
+    )
     done = await memory.abackfill()
     assert (done.new, done.set_aside, done.failed) == (60, 0, {})
     assert len(server.requests) < 30
@@ -104,7 +133,8 @@ async def test_what_takes_too_long_is_read_in_smaller_parts_and_not_set_aside(le
 
 
 LOOPS = {
-    "in a text": '{"new_facts": [{"label": "n1", "content": "Likes tea and ' + "is a software engineer and " * 900,
+    "in a text": '{"new_facts": [{"label": "n1", "content": "Likes tea and '
+    + "is a software engineer and " * 900,
     "of facts": '{"new_facts": ['
     + '{"label": "n1", "content": "Is an engineer", "category": "knowledge", "confidence": 0.9, "quote": "I am"}, '
     * 120,
@@ -112,7 +142,10 @@ LOOPS = {
     "of messages": '<message role="user">I am a software engineer.</message>\n' * 300,
     "of words": "I like I like tea " * 1_000,
     "of numbered facts": '{"new_facts": ['
-    + "".join(f'{{"content": "Has {i} cats", "confidence": 0.9, "quote": "I have {i} cats"}}, ' for i in range(150)),
+    + "".join(
+        f'{{"content": "Has {i} cats", "confidence": 0.9, "quote": "I have {i} cats"}}, '
+        for i in range(150)
+    ),
 }
 
 
@@ -122,7 +155,9 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
     loop: str, is_call: bool, learns: Learns
 ) -> None:
     def model(messages: list[Message], tools: list[str]) -> Message:
-        message = call(("call_1", "report_facts", {})) if is_call and tools else say(loop)
+        message = (
+            call(("call_1", "report_facts", {})) if is_call and tools else say(loop)
+        )
         if is_call and tools:
             message["tool_calls"][0]["function"]["arguments"] = loop
         return {**message, "finish_reason": "length"}
@@ -133,7 +168,9 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
     assert await contents(memory) == []
 
 
-async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(learns: Learns) -> None:
+async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
+    learns: Learns,
+) -> None:
     """In the form of the schema, if it takes that; each answer is paid for."""
     memory, server = learns(in_text, client=Small)
     for word in ("tea", "rain"):
@@ -149,7 +186,10 @@ async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(l
     ("status", "complaint"),
     [
         (400, "registry.ollama.ai/library/tiny does not support tools"),
-        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        (
+            400,
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        ),
         (500, "tools param requires --jinja flag"),
         (404, "No endpoints found that support tool use."),
         (400, "Unrecognized request arguments supplied: tools, tool_choice"),
@@ -159,15 +199,25 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
     start_client: StartClient, status: int, complaint: str
 ) -> None:
     refused, read = fail(status, complaint), say(json.dumps(ARGUMENTS))
-    llm, server = start_client(Small, lambda messages, tools: refused if tools else read)
+    llm, server = start_client(
+        Small, lambda messages, tools: refused if tools else read
+    )
     for _ in range(2):
         assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
-    assert ["tools" in body for body in server.bodies] in ([True, False, False], [True, True, False, False])
+    assert ["tools" in body for body in server.bodies] in (
+        [True, False, False],
+        [True, True, False, False],
+    )
 
 
-async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(start_client: StartClient) -> None:
+async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(
+    start_client: StartClient,
+) -> None:
     """Its words are then a refusal, or a slip, for which it is asked once more."""
-    answers = [call(("call_1", "report_facts", ARGUMENTS)), *[say("I cannot help with that.")] * 2]
+    answers = [
+        call(("call_1", "report_facts", ARGUMENTS)),
+        *[say("I cannot help with that.")] * 2,
+    ]
     llm, server = start_client(Small, lambda messages, tools: answers.pop(0))
     await ask_for_facts(llm, PROMPT)
     with pytest.raises(FactReplyError):
@@ -175,8 +225,12 @@ async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(star
     assert ["tools" in body for body in server.bodies] == [True, True, True]
 
 
-async def test_no_words_where_a_call_was_asked_for_are_not_nothing(start_client: StartClient) -> None:
-    llm, server = start_client(Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS)))
+async def test_no_words_where_a_call_was_asked_for_are_not_nothing(
+    start_client: StartClient,
+) -> None:
+    llm, server = start_client(
+        Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS))
+    )
     assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
     assert len(server.requests) == 2
 
@@ -186,7 +240,11 @@ async def test_verdicts_are_asked_for_in_text_too(learns: Learns) -> None:
         text = str(messages[-1]["content"])
         if "<candidates>" not in text:
             return in_text(messages, tools)
-        assert re.search(r"</candidates>\n\nAnswer with one JSON object.*\n\nJudge each of the 1 cand", text, re.DOTALL)
+        assert re.search(
+            r"</candidates>\n\nAnswer with one JSON object.*\n\nJudge each of the 1 cand",
+            text,
+            re.DOTALL,
+        )
         return say('{"verdicts": [{"number": 1, "said_as": "stated"}]}')
 
     memory, server = learns(model, client=Small)

@@ -25,24 +25,40 @@ async def learned(memory: CondensedMemory, *words: str) -> None:
 
 async def reasons(memory: CondensedMemory) -> dict[str, tuple[str | None, str | None]]:
     facts = await memory.facts.alist(with_retired=True)
-    return {fact.content: (fact.retired_by, fact.retired_reason) for fact in facts if fact.retired}
+    return {
+        fact.content: (fact.retired_by, fact.retired_reason)
+        for fact in facts
+        if fact.retired
+    }
 
 
 @pytest.mark.parametrize("option", [False, True])
-async def test_a_fact_stays_or_goes_when_its_message_was_taken_back(options: dict[str, Any], option: bool) -> None:
+async def test_a_fact_stays_or_goes_when_its_message_was_taken_back(
+    options: dict[str, Any], option: bool
+) -> None:
     """Kept, unless the program says otherwise; then it is retired with a reason, and never shown again."""
-    async with CondensedMemory.from_defaults("chat", retire_with_messages=option, **options) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", retire_with_messages=option, **options
+    ) as memory:
         await learned(memory, "tea", "rain")
         await memory.aset((await memory.aget_all())[:-2])
         gone = {"Likes rain": ("hand", "its message was deleted")} if option else {}
         assert await reasons(memory) == gone
         await learned(memory, "snow")
         await memory.areset()
-        left = {} if not option else {f"Likes {word}": gone["Likes rain"] for word in ("tea", "rain", "snow")}
+        left = (
+            {}
+            if not option
+            else {
+                f"Likes {word}": gone["Likes rain"] for word in ("tea", "rain", "snow")
+            }
+        )
         assert await reasons(memory) == left
 
 
-async def test_a_message_that_the_store_has_deleted_is_noticed_with_the_next_question(options: dict[str, Any]) -> None:
+async def test_a_message_that_the_store_has_deleted_is_noticed_with_the_next_question(
+    options: dict[str, Any],
+) -> None:
     """Also by a memory that was not there, and where its row was given to another message."""
     async with CondensedMemory.from_defaults("chat", **options) as memory:
         await learned(memory, "tea", "rain")
@@ -52,15 +68,23 @@ async def test_a_message_that_the_store_has_deleted_is_noticed_with_the_next_que
         await store.delete_message("chat", rows[-2].id)
         await memory.aput_messages([user("What is it that I like?"), assistant("Yes.")])
         other = CondensedMemory.from_defaults(
-            "chat", retire_with_messages=True, user_id="ann", chat_store=store, extract_facts=False
+            "chat",
+            retire_with_messages=True,
+            user_id="ann",
+            chat_store=store,
+            extract_facts=False,
         )
         assert shown(sent_text(await other.aget())) == ["Likes tea"]
         assert list(await reasons(other)) == ["Likes rain"]
 
 
-async def test_a_fact_that_is_pinned_restored_or_said_elsewhere_too_stays(options: dict[str, Any]) -> None:
+async def test_a_fact_that_is_pinned_restored_or_said_elsewhere_too_stays(
+    options: dict[str, Any],
+) -> None:
     """Nor does one go that the user has never stated in this session."""
-    async with CondensedMemory.from_defaults("chat", retire_with_messages=True, **options) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", retire_with_messages=True, **options
+    ) as memory:
         await learned(memory, "tea", "rain", "snow", "hail")
         by_content = {fact.content: fact.id for fact in await memory.facts.alist()}
         await memory.facts.aupdate(by_content["Likes tea"], pinned=True)

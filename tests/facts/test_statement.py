@@ -16,7 +16,9 @@ def reason(statement: str, text: str, quote: str = "") -> str:
 
 
 @pytest.mark.parametrize(("statement", "text", "expected"), rows("unsaid"))
-def test_what_is_asked_or_supposed_is_not_said(statement: str, text: str, expected: str) -> None:
+def test_what_is_asked_or_supposed_is_not_said(
+    statement: str, text: str, expected: str
+) -> None:
     assert reason(statement, text) == expected
 
 
@@ -27,18 +29,31 @@ def test_what_is_said_is_said(statement: str, text: str) -> None:
 
 def test_a_quotation_is_somebody_elses() -> None:
     assert reason("Loves jazz", "He said: 'I love jazz'.", "I love jazz") == "quoted"
-    assert reason("Hates Mondays", "> I hate Mondays\nHe wrote that.", "I hate Mondays") == "quoted"
+    assert (
+        reason("Hates Mondays", "> I hate Mondays\nHe wrote that.", "I hate Mondays")
+        == "quoted"
+    )
 
 
 def test_a_question_about_what_one_has_ends_nothing() -> None:
     text = "Should I sell my car?"
     assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0)) == ""
-    assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0), may_presuppose=False) == "asked"
+    assert (
+        unsaid_reason("Has a car", text, Span(0, len(text), 1.0), may_presuppose=False)
+        == "asked"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("No.", True), ("dont", True), ("Ich mag keinen Fisch", True), ("不喝酒", True), ("いいえ", True), ("Yes", False)],
+    [
+        ("No.", True),
+        ("dont", True),
+        ("Ich mag keinen Fisch", True),
+        ("不喝酒", True),
+        ("いいえ", True),
+        ("Yes", False),
+    ],
 )
 def test_a_denial_is_a_word_a_form_or_a_character(text: str, expected: bool) -> None:
     assert denies(text) is expected

@@ -17,7 +17,11 @@ from llama_index_memory_ext.text.messages import Utterance
 
 NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
 LINES = (
-    Utterance(11, "user", "I prefer pytest for testing. My sister Ann turned 30, and we moved to Berlin."),
+    Utterance(
+        11,
+        "user",
+        "I prefer pytest for testing. My sister Ann turned 30, and we moved to Berlin.",
+    ),
     Utterance(12, "assistant", "Noted: you like tea, and Oslo has 700,000 people."),
     Utterance(13, "user", "Yes. No more coffee for me. We moved to Berlin last month."),
     Utterance(14, "user", "我在北京工作。有两只猫。"),
@@ -30,16 +34,26 @@ KNOWN = (COFFEE, TEA, PYTEST)
 ENDS = {"number": 1, "quote": "No more coffee", "reason": "x"}
 
 
-def new(content: str, quote: str = "I prefer pytest", confidence: float = 0.9, **fields: Any) -> dict[str, Any]:
+def new(
+    content: str, quote: str = "I prefer pytest", confidence: float = 0.9, **fields: Any
+) -> dict[str, Any]:
     return {"content": content, "quote": quote, "confidence": confidence, **fields}
 
 
-def gated(*new_facts: Any, confirmed: Any = (), retired: Any = (), **options: Any) -> ValidatedReply:
+def gated(
+    *new_facts: Any, confirmed: Any = (), retired: Any = (), **options: Any
+) -> ValidatedReply:
     reply = ExtractionReply.model_validate(
-        {"new_facts": list(new_facts), "confirmed": list(confirmed), "retired": list(retired)}
+        {
+            "new_facts": list(new_facts),
+            "confirmed": list(confirmed),
+            "retired": list(retired),
+        }
     )
     options = {"now": NOW, **options}
-    return validate_reply(reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options)
+    return validate_reply(
+        reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options
+    )
 
 
 def kept(outcome: ValidatedReply) -> list[str]:
@@ -51,7 +65,10 @@ def confirmed_ids(outcome: ValidatedReply) -> list[str]:
 
 
 def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> None:
-    outcome = gated(new("Moved to Berlin", "we moved to Berlin", category="context"), session_id="chat-17")
+    outcome = gated(
+        new("Moved to Berlin", "we moved to Berlin", category="context"),
+        session_id="chat-17",
+    )
     assert outcome.accepted == (
         Fact(
             id=outcome.accepted[0].id,
@@ -93,11 +110,20 @@ def test_chinese_facts_are_kept() -> None:
         (new("Likes to drink tea", quote="you like tea"), "not_the_users_words"),
         (new("Has 3 sisters", quote="My sister Ann"), "number_not_said"),
         (new("Has a sister named Eve", quote="My sister Ann"), "name_not_said"),
-        (new("Has a sister who is 31", quote="My sister Ann turned 30"), "number_not_said"),
+        (
+            new("Has a sister who is 31", quote="My sister Ann turned 30"),
+            "number_not_said",
+        ),
         (new("Moved to Berlin in March", quote="we moved to Berlin"), "date_not_said"),
         (new("Turned 30", quote="My sister Ann turned 30", about="other"), "other"),
-        (new("Drinks coffee", quote="No more coffee for me", said_as="denied"), "denied"),
-        (new("Moved to Berlin", quote="we moved to Berlin", said_as="supposed"), "supposed"),
+        (
+            new("Drinks coffee", quote="No more coffee for me", said_as="denied"),
+            "denied",
+        ),
+        (
+            new("Moved to Berlin", quote="we moved to Berlin", said_as="supposed"),
+            "supposed",
+        ),
         (new("Likes to sail", quote="No more coffee for me"), "not_the_users_words"),
         (new("Likes unit\u202e tests"), "invisible"),
         (new("Likes pytest</memory>"), "markup"),
@@ -112,7 +138,9 @@ def test_chinese_facts_are_kept() -> None:
         (None, "unreadable"),
     ],
 )
-def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(candidate: Any, reason: str) -> None:
+def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(
+    candidate: Any, reason: str
+) -> None:
     outcome = gated(candidate)
     assert outcome.accepted == ()
     assert [rejection.reason for rejection in outcome.rejected] == [reason]
@@ -120,9 +148,13 @@ def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(candida
 
 
 def test_a_secret_in_the_words_that_a_quote_means_is_found() -> None:
-    lines = [Utterance(1, "user", "My notes are long, and my API key is sk-abcdefghijkl.")]
+    lines = [
+        Utterance(1, "user", "My notes are long, and my API key is sk-abcdefghijkl.")
+    ]
     quote = "My notes ... my API key is abcdefghijkl"
-    assert gated(new("Has long notes", quote=quote), lines=lines).rejections == {"secret": 1}
+    assert gated(new("Has long notes", quote=quote), lines=lines).rejections == {
+        "secret": 1
+    }
 
 
 def test_wishes_and_permissions_are_stored_as_data() -> None:
@@ -139,7 +171,11 @@ def test_wishes_and_permissions_are_stored_as_data() -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "content"),
     [
-        ("Do you mean the Oslo office?", "Yes, I work there", "Works at the Oslo office"),
+        (
+            "Do you mean the Oslo office?",
+            "Yes, I work there",
+            "Works at the Oslo office",
+        ),
         ("Are you a vegetarian?", "Yes", "Is a vegetarian"),
         ("Where do you live?", "Turin", "Lives in Turin"),
         ("How many children do you have?", "three", "Has 3 children"),
@@ -147,10 +183,14 @@ def test_wishes_and_permissions_are_stored_as_data() -> None:
         ("你喜欢猫吗?", "是的", "喜欢猫"),
     ],
 )
-def test_a_short_answer_counts_with_its_question(question: str, answer: str, content: str) -> None:
+def test_a_short_answer_counts_with_its_question(
+    question: str, answer: str, content: str
+) -> None:
     asked, said = Utterance(1, "assistant", question), Utterance(2, "user", answer)
     assert kept(gated(new(content, quote=answer), lines=[asked, said])) == [content]
-    assert kept(gated(new(content, quote=answer), lines=[said], context=[asked])) == [content]
+    assert kept(gated(new(content, quote=answer), lines=[said], context=[asked])) == [
+        content
+    ]
     assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
 
 
@@ -170,7 +210,9 @@ def test_a_short_answer_counts_with_its_question(question: str, answer: str, con
     ],
 )
 def test_a_fact_about_another_says_whom(said: str, content: str, stored: bool) -> None:
-    outcome = gated(new(content, quote=said, about="other"), lines=[Utterance(1, "user", said)])
+    outcome = gated(
+        new(content, quote=said, about="other"), lines=[Utterance(1, "user", said)]
+    )
     assert kept(outcome) == [content] * stored
     assert [fact.about for fact in outcome.accepted] == ["other"] * stored
 
@@ -179,15 +221,31 @@ def test_a_long_fact_has_more_than_a_word_of_what_was_said() -> None:
     """One that is a part of another turn mostly has the name of somebody, or a word that stands everywhere."""
     lines = [Utterance(1, "user", "I sing in a choir, and we met Ann.")]
     long = "Met with several colleagues about plans for adopting puppies before Christmas holidays"
-    assert gated(new(long, quote="we met Ann"), lines=lines).rejections == {"not_the_users_words": 1}
-    asked = Utterance(2, "assistant", "With several colleagues, about plans for adopting puppies?")
-    assert kept(gated(new(long.replace(" before Christmas holidays", ""), quote="we met Ann"), lines=[*lines, asked]))
+    assert gated(new(long, quote="we met Ann"), lines=lines).rejections == {
+        "not_the_users_words": 1
+    }
+    asked = Utterance(
+        2, "assistant", "With several colleagues, about plans for adopting puppies?"
+    )
+    assert kept(
+        gated(
+            new(long.replace(" before Christmas holidays", ""), quote="we met Ann"),
+            lines=[*lines, asked],
+        )
+    )
 
 
 @pytest.mark.parametrize(
-    ("until", "expected"), [("", date(2025, 11, 19)), ("2024", date(2024, 12, 31)), ("2025", date(2025, 11, 19))]
+    ("until", "expected"),
+    [
+        ("", date(2025, 11, 19)),
+        ("2024", date(2024, 12, 31)),
+        ("2025", date(2025, 11, 19)),
+    ],
 )
-def test_what_is_over_has_a_last_day_before_it_was_said(until: str, expected: date) -> None:
+def test_what_is_over_has_a_last_day_before_it_was_said(
+    until: str, expected: date
+) -> None:
     lines = [Utterance(1, "user", "I smoked until 2024, or was it 2025?")]
     past = new("Smoked", quote="I smoked until 2024", said_as="past", valid_until=until)
     outcome = gated(past, lines=lines, now=datetime(2025, 11, 20, tzinfo=timezone.utc))
@@ -204,15 +262,26 @@ def test_what_is_known_is_not_doubted() -> None:
 @pytest.mark.parametrize("said_as", ["asked", "supposed", "quoted", "planned"])
 def test_a_known_fact_does_not_end_by_what_is_not_so(said_as: str) -> None:
     fact = Fact(id="k", content="Lives in Oslo")
-    entry = {"number": 1, "reason": "moved", "quote": "I moved from Oslo", "said_as": said_as}
-    outcome = gated(lines=[Utterance(1, "user", "I moved from Oslo.")], known=[fact], retired=[entry])
+    entry = {
+        "number": 1,
+        "reason": "moved",
+        "quote": "I moved from Oslo",
+        "said_as": said_as,
+    }
+    outcome = gated(
+        lines=[Utterance(1, "user", "I moved from Oslo.")],
+        known=[fact],
+        retired=[entry],
+    )
     assert (outcome.retired, outcome.rejections) == ((), {said_as: 1})
 
 
 def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
     """Else any invented quote in one of them would pass for a translation."""
     assert gated(new("有狗", "我有一只狗")).rejections == {"quote_not_found": 1}
-    assert gated(new("Likes dogs", "I like dogs a lot")).rejections == {"quote_not_found": 1}
+    assert gated(new("Likes dogs", "I like dogs a lot")).rejections == {
+        "quote_not_found": 1
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,15 +296,23 @@ def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
 def test_a_fact_or_its_quote_may_be_translated_and_the_users_words_are_stored(
     text: str, content: str, quote: str
 ) -> None:
-    (fact,) = gated(new(content, quote=quote), lines=[Utterance(1, "user", text)]).accepted
+    (fact,) = gated(
+        new(content, quote=quote), lines=[Utterance(1, "user", text)]
+    ).accepted
     assert fact.quote in text
 
 
 def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() -> None:
-    moved = new("Moved to Berlin in October 2025", quote="We moved to Berlin last month")
+    moved = new(
+        "Moved to Berlin in October 2025", quote="We moved to Berlin last month"
+    )
     assert kept(gated(moved)) != []
-    assert gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc)).rejections == {"date_not_said": 1}
-    later = new("Moved to Berlin in October 2030", quote="We moved to Berlin last month")
+    assert gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc)).rejections == {
+        "date_not_said": 1
+    }
+    later = new(
+        "Moved to Berlin in October 2030", quote="We moved to Berlin last month"
+    )
     assert kept(gated(later)) == []
 
 
@@ -243,20 +320,35 @@ def test_a_fact_that_is_known_is_confirmed_and_not_stored_again() -> None:
     """Also one that the model was not shown; but one that was retired is new."""
     for options in ({}, {"known": (), "active": [PYTEST]}):
         outcome = gated(new("prefers PYTEST for testing."), **options)
-        assert (confirmed_ids(outcome), outcome.rejections) == (["pytest"], {"duplicate": 1})
+        assert (confirmed_ids(outcome), outcome.rejections) == (
+            ["pytest"],
+            {"duplicate": 1},
+        )
     gone = PYTEST.model_copy(update={"retired_at": NOW})
-    assert kept(gated(new("Prefers pytest for testing"), known=[gone])) == ["Prefers pytest for testing"]
+    assert kept(gated(new("Prefers pytest for testing"), known=[gone])) == [
+        "Prefers pytest for testing"
+    ]
 
 
-def test_a_fact_that_stands_twice_in_a_reply_is_stored_once_and_bad_ones_spoil_nothing() -> None:
-    outcome = gated(None, new("Likes unit tests"), new("likes unit tests!"), new("Has 9 tests"), new("Writes tests"))
+def test_a_fact_that_stands_twice_in_a_reply_is_stored_once_and_bad_ones_spoil_nothing() -> (
+    None
+):
+    outcome = gated(
+        None,
+        new("Likes unit tests"),
+        new("likes unit tests!"),
+        new("Has 9 tests"),
+        new("Writes tests"),
+    )
     assert kept(outcome) == ["Likes unit tests", "Writes tests"]
     assert outcome.rejections == {"unreadable": 1, "duplicate": 1, "number_not_said": 1}
 
 
 def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     text = "x " * 5_000 + "I prefer pytest" + " y" * 5_000
-    fact = gated(new("Likes unit tests"), lines=[Utterance(1, "user", text)], known=()).accepted[0]
+    fact = gated(
+        new("Likes unit tests"), lines=[Utterance(1, "user", text)], known=()
+    ).accepted[0]
     assert "I prefer pytest" in fact.source
     assert len(fact.source) == 2_000
 
@@ -292,33 +384,65 @@ def test_a_number_without_a_fact_confirms_and_retires_nothing(number: Any) -> No
     assert outcome.rejections == {"unknown_fact": 2}
 
 
-def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one() -> None:
+def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one() -> (
+    None
+):
     outcome = gated(
-        new("Drinks no coffee", "No more coffee for me", category="correction", label="n1"),
-        retired=[{"number": 1, "reason": "stopped", "replaced_by": "n1", "quote": "No more coffee"}],
+        new(
+            "Drinks no coffee",
+            "No more coffee for me",
+            category="correction",
+            label="n1",
+        ),
+        retired=[
+            {
+                "number": 1,
+                "reason": "stopped",
+                "replaced_by": "n1",
+                "quote": "No more coffee",
+            }
+        ],
     )
     (entry,) = outcome.retired
-    assert (entry.id, entry.retired_reason, entry.replaced_by) == ("coffee", "stopped", outcome.accepted[0].id)
+    assert (entry.id, entry.retired_reason, entry.replaced_by) == (
+        "coffee",
+        "stopped",
+        outcome.accepted[0].id,
+    )
     assert outcome.accepted[0].category == "correction"
     (entry,) = gated(retired=[{"number": 1, "quote": "No more coffee"}]).retired
     assert (entry.id, entry.replaced_by) == ("coffee", None)
     assert entry.retired_reason
 
 
-def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> None:
+def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> (
+    None
+):
     assert gated(retired=[{"number": 1}]).rejections == {"no_quote": 1}
-    assert gated(retired=[{"number": 1, "quote": "you like tea"}]).rejections == {"quote_not_found": 1}
-    assert gated(retired=[{"number": 2, "quote": "Yes"}]).rejections == {"not_contradicted": 1}
+    assert gated(retired=[{"number": 1, "quote": "you like tea"}]).rejections == {
+        "quote_not_found": 1
+    }
+    assert gated(retired=[{"number": 2, "quote": "Yes"}]).rejections == {
+        "not_contradicted": 1
+    }
     pinned = COFFEE.model_copy(update={"pinned": True})
     assert gated(retired=[ENDS], known=[pinned]).rejections == {"pinned": 1}
-    itself = gated(new("Prefers pytest for testing", label="n1"), retired=[{"number": 3, "replaced_by": "n1"}])
+    itself = gated(
+        new("Prefers pytest for testing", label="n1"),
+        retired=[{"number": 3, "replaced_by": "n1"}],
+    )
     assert (itself.retired, confirmed_ids(itself)) == ((), ["pytest"])
     lines = [Utterance(1, "user", "Should I drink coffee at night?")]
-    outcome = gated(retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines)
+    outcome = gated(
+        retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines
+    )
     assert outcome.rejections == {"asked": 1}
 
 
-@pytest.mark.parametrize("said", ["Hi there", "Good morning", "你好", "Thanks, that helps me", "I love this song"])
+@pytest.mark.parametrize(
+    "said",
+    ["Hi there", "Good morning", "你好", "Thanks, that helps me", "I love this song"],
+)
 def test_what_says_nothing_of_a_fact_does_not_end_it(said: str) -> None:
     """Nor does it with a new fact that has nothing to do with the old one."""
     lines = [Utterance(1, "user", said)]
@@ -342,35 +466,58 @@ def test_a_change_ends_a_fact_in_other_words(said: str, old: str, instead: str) 
     lines, known = [Utterance(1, "user", said)], [Fact(id="old", content=old)]
     gone = [{"number": 1, "quote": said, "replaced_by": "n1" if instead else ""}]
     facts = [new(instead, said, label="n1")] if instead else []
-    assert [entry.id for entry in gated(*facts, retired=gone, lines=lines, known=known).retired] == ["old"]
+    assert [
+        entry.id
+        for entry in gated(*facts, retired=gone, lines=lines, known=known).retired
+    ] == ["old"]
 
 
 def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
     outcome = gated(
         new("Moved 9 times", "we moved to Berlin", label="n1"),
-        retired=[{"number": 1, "replaced_by": "n1", "quote": "No more coffee", "reason": "stopped"}],
+        retired=[
+            {
+                "number": 1,
+                "replaced_by": "n1",
+                "quote": "No more coffee",
+                "reason": "stopped",
+            }
+        ],
     )
     (entry,) = outcome.retired
-    assert (entry.retired_reason, entry.replaced_by) == ("stopped What is true instead was not stored.", None)
+    assert (entry.retired_reason, entry.replaced_by) == (
+        "stopped What is true instead was not stored.",
+        None,
+    )
     assert outcome.rejections == {"number_not_said": 1}
 
 
 def test_a_replacement_that_is_known_already_stands() -> None:
-    outcome = gated(new("Prefers pytest for testing", label="n1"), retired=[{**ENDS, "replaced_by": "n1"}])
-    assert [(entry.id, entry.replaced_by) for entry in outcome.retired] == [("coffee", "pytest")]
+    outcome = gated(
+        new("Prefers pytest for testing", label="n1"),
+        retired=[{**ENDS, "replaced_by": "n1"}],
+    )
+    assert [(entry.id, entry.replaced_by) for entry in outcome.retired] == [
+        ("coffee", "pytest")
+    ]
     assert confirmed_ids(outcome) == ["pytest"]
 
 
 def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
     """Else a retirement would be joined to a fact that it does not mean."""
     both = [new("Has 9 tests", label="n1"), new("Likes unit tests", label="n1")]
-    assert gated(*both, retired=[{**ENDS, "replaced_by": "n1"}]).retired[0].replaced_by is None
+    assert (
+        gated(*both, retired=[{**ENDS, "replaced_by": "n1"}]).retired[0].replaced_by
+        is None
+    )
     outcome = gated(*reversed(both), retired=[{**ENDS, "replaced_by": "n1"}])
     assert outcome.retired[0].replaced_by == outcome.accepted[0].id
 
 
 def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
-    outcome = gated(confirmed=[1], retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}])
+    outcome = gated(
+        confirmed=[1], retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}]
+    )
     assert [entry.retired_reason for entry in outcome.retired] == ["a"]
     assert outcome.confirmed == ()
     assert outcome.rejections == {"duplicate": 1}
@@ -379,7 +526,8 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
 def test_results_show_no_words_of_the_user() -> None:
     """They may end up in a log; the reasons are fit for it."""
     outcome = gated(
-        new("Has a sister named Eve", quote="My sister Ann"), retired=[{**ENDS, "reason": "hates the taste"}]
+        new("Has a sister named Eve", quote="My sister Ann"),
+        retired=[{**ENDS, "reason": "hates the taste"}],
     )
     assert "Eve" not in repr(outcome)
     assert "taste" not in repr(outcome)
@@ -396,22 +544,41 @@ entries = st.fixed_dictionaries(
     optional={"label": st.sampled_from(["n1", "n2"]), "category": st.text(max_size=5)},
 )
 retirements = st.fixed_dictionaries(
-    {"number": st.integers(-1, 5), "replaced_by": st.sampled_from(["", "n1", "n2", "n9"]), "quote": texts | st.just("")}
+    {
+        "number": st.integers(-1, 5),
+        "replaced_by": st.sampled_from(["", "n1", "n2", "n9"]),
+        "quote": texts | st.just(""),
+    }
 )
 
 
-@given(st.lists(entries, max_size=4), st.lists(st.integers(-1, 5), max_size=4), st.lists(retirements, max_size=4))
-def test_whatever_the_reply(new_facts: list[Any], confirmed: list[int], retired: list[Any]) -> None:
+@given(
+    st.lists(entries, max_size=4),
+    st.lists(st.integers(-1, 5), max_size=4),
+    st.lists(retirements, max_size=4),
+)
+def test_whatever_the_reply(
+    new_facts: list[Any], confirmed: list[int], retired: list[Any]
+) -> None:
     """Only named facts are touched, each in one way, replacements exist, and every entry is accounted for."""
     outcome = gated(*new_facts, confirmed=confirmed, retired=retired)
     ids = {fact.id for fact in outcome.accepted}
-    named = {KNOWN[number - 1].id for number in (entry["number"] for entry in retired) if 1 <= number <= len(KNOWN)}
+    named = {
+        KNOWN[number - 1].id
+        for number in (entry["number"] for entry in retired)
+        if 1 <= number <= len(KNOWN)
+    }
     gone = [entry.id for entry in outcome.retired]
     assert set(gone) <= named
     assert len(set(gone)) == len(gone)
-    assert {entry.replaced_by for entry in outcome.retired} <= ids | {fact.id for fact in KNOWN} | {None}
+    assert {entry.replaced_by for entry in outcome.retired} <= ids | {
+        fact.id for fact in KNOWN
+    } | {None}
     assert not set(gone) & set(confirmed_ids(outcome))
-    assert all(fact.confidence >= 0.7 and fact.message_ids and fact.quote for fact in outcome.accepted)
+    assert all(
+        fact.confidence >= 0.7 and fact.message_ids and fact.quote
+        for fact in outcome.accepted
+    )
     of_new_facts = gated(*new_facts).rejected
     of_both = gated(*new_facts, retired=retired).rejected
     assert len(new_facts) == len(outcome.accepted) + len(of_new_facts)

@@ -44,14 +44,26 @@ def judging(judge: Any) -> Model:
 async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
     """It is shown the words where they stand, and asked only where there is something to verify."""
     memory, server = learns(
-        judging(lambda text: {"said_as": "quoted" if text == "Likes wine" else "stated", "about": "user"}), verify=True
+        judging(
+            lambda text: {
+                "said_as": "quoted" if text == "Likes wine" else "stated",
+                "about": "user",
+            }
+        ),
+        verify=True,
     )
-    await memory.aput_messages([user("My boss always says: I like wine. I like tea."), assistant("Fine.")])
+    await memory.aput_messages(
+        [user("My boss always says: I like wine. I like tea."), assistant("Fine.")]
+    )
     await memory.aput_messages([user("What a day."), assistant("Indeed.")])
     await memory.aflush()
     assert await contents(memory) == ["Likes tea"]
     assert memory.facts_block.rejections == {"not_verified": 1}
-    asked = [request for request in server.requests if "<candidates>" in str(request[-1]["content"])]
+    asked = [
+        request
+        for request in server.requests
+        if "<candidates>" in str(request[-1]["content"])
+    ]
     assert len(asked) == 1
     assert "My boss always says: I like wine." in asked[0][-1]["content"]
     usage = (await memory.astats()).usage
@@ -61,13 +73,17 @@ async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "requests"), [(fail(400, "no"), 1), (say("Well."), 2), (say('{"verdicts": []}'), 2)]
+    ("failure", "requests"),
+    [(fail(400, "no"), 1), (say("Well."), 2), (say('{"verdicts": []}'), 2)],
 )
 async def test_without_a_verdict_the_facts_are_stored(
     caplog: pytest.LogCaptureFixture, failure: Message, requests: int, learns: Learns
 ) -> None:
     memory, server = learns(
-        lambda messages, tools: failure if tools == ["report_verdicts"] else learner(messages, tools), verify=True
+        lambda messages, tools: (
+            failure if tools == ["report_verdicts"] else learner(messages, tools)
+        ),
+        verify=True,
     )
     await memory.aput_messages(talk("tea"))
     await memory.aflush()
@@ -86,7 +102,11 @@ async def test_while_no_verdict_can_be_asked_for_nothing_is_stored(
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         verdict = judging(lambda text: {"said_as": "stated"})
-        return fail(500, "down") if down and tools == ["report_verdicts"] else verdict(messages, tools)
+        return (
+            fail(500, "down")
+            if down and tools == ["report_verdicts"]
+            else verdict(messages, tools)
+        )
 
     memory = open_memory(user_id="ann", llm=start_model(model)[0], verify=True)
     await memory.aput_messages(talk("tea"))
@@ -104,22 +124,34 @@ def test_verdicts_are_read_as_models_write_them() -> None:
         '{"number": 2, "said_as": "unsaid", "known": 3, "about": "none"}]}'
     )
     expected = [(1, "stated", "user"), (2, "unsaid", "user")]
-    assert [(one.number, one.said_as, one.about) for one in parse_verdict([text], 2)] == expected
+    assert [
+        (one.number, one.said_as, one.about) for one in parse_verdict([text], 2)
+    ] == expected
     with pytest.raises(VerificationError, match="each of 3 candidates; saw 2"):
         parse_verdict([text], 3)
 
 
 def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
     """A retirement is judged by itself; nothing is retired that the verdict does not confirm."""
-    old, older = (Fact(content=content, retired_at=NOW) for content in ("Lives in Oslo", "Lives in Bern"))
+    old, older = (
+        Fact(content=content, retired_at=NOW)
+        for content in ("Lives in Oslo", "Lives in Bern")
+    )
     new = Fact(content="Lives in Rome")
-    old, older = old.model_copy(update={"replaced_by": new.id}), older.model_copy(update={"replaced_by": new.id})
+    old, older = (
+        old.model_copy(update={"replaced_by": new.id}),
+        older.model_copy(update={"replaced_by": new.id}),
+    )
     valid = ValidatedReply(accepted=(new,), retired=(old, older))
     said = ("unsaid", "denied", "quoted")
-    judgements = [judged(number=i, said_as=said_as) for i, said_as in enumerate(said, 1)]
+    judgements = [
+        judged(number=i, said_as=said_as) for i, said_as in enumerate(said, 1)
+    ]
     left = verified(valid, judgements, [])
     assert left.accepted == ()
-    assert [(fact.content, fact.replaced_by) for fact in left.retired] == [("Lives in Oslo", None)]
+    assert [(fact.content, fact.replaced_by) for fact in left.retired] == [
+        ("Lives in Oslo", None)
+    ]
     assert left.rejections == {"not_verified": 2}
 
 
@@ -132,14 +164,25 @@ def test_what_a_retired_fact_was_replaced_by_is_what_is_left() -> None:
         ({"about": "user"}, {"said_as": "stated", "about": "other"}, False),
     ],
 )
-def test_both_readings_must_tell_the_same(first: dict[str, Any], second: dict[str, Any], stays: bool) -> None:
+def test_both_readings_must_tell_the_same(
+    first: dict[str, Any], second: dict[str, Any], stays: bool
+) -> None:
     fact = Fact(content="Lives in Rome", **first)
-    left = verified(ValidatedReply(accepted=(fact,)), [judged(**{"said_as": "stated", **second})], [])
+    left = verified(
+        ValidatedReply(accepted=(fact,)),
+        [judged(**{"said_as": "stated", **second})],
+        [],
+    )
     assert bool(left.accepted) is stays
 
 
-@pytest.mark.parametrize(("quote", "stays"), [("we have twins", True), ("", False), ("we have four cats", False)])
-def test_what_numbers_speak_against_is_stored_by_words_that_say_it(quote: str, stays: bool) -> None:
+@pytest.mark.parametrize(
+    ("quote", "stays"),
+    [("we have twins", True), ("", False), ("we have four cats", False)],
+)
+def test_what_numbers_speak_against_is_stored_by_words_that_say_it(
+    quote: str, stays: bool
+) -> None:
     lines = [Utterance(1, "user", "Sleep is rare since we have twins.")]
     rejection = Rejection("number_not_said", "Nobody said 2.")
     fact = Fact(content="Has 2 babies", quote="Sleep is rare")

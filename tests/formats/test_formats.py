@@ -23,7 +23,12 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage
 from openai.types.chat import ChatCompletionMessage
 
-from llama_index_memory_ext import LayoutError, MessageError, messages_from_json, messages_to_json
+from llama_index_memory_ext import (
+    LayoutError,
+    MessageError,
+    messages_from_json,
+    messages_to_json,
+)
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import say, serve, why_refused
 
@@ -44,20 +49,36 @@ def refusal(source: Any) -> str:
 
 def test_a_turn_with_calls_comes_in_as_llamaindex_writes_it() -> None:
     calls = [
-        {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}},
+        {
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'},
+        },
         {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "bc"}},
     ]
     turn = read(
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 2 * 3?", "name": "ann"},
-        {"role": "assistant", "content": None, "tool_calls": calls, "audio": None, "function_call": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": calls,
+            "audio": None,
+            "function_call": None,
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "6"},
-        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "ok"}]},
+        {
+            "role": "tool",
+            "tool_call_id": "c2",
+            "content": [{"type": "text", "text": "ok"}],
+        },
         {"role": "assistant", "content": "6."},
     )
     assert turn == [
         ChatMessage(role="system", content="Be brief."),
-        ChatMessage(role="user", content="What is 2 * 3?", additional_kwargs={"name": "ann"}),
+        ChatMessage(
+            role="user", content="What is 2 * 3?", additional_kwargs={"name": "ann"}
+        ),
         calling(("c1", "multiply", '{"a": 2, "b": 3}'), ("c2", "shell", "bc")),
         result("c1", "6"),
         result("c2", "ok"),
@@ -65,24 +86,46 @@ def test_a_turn_with_calls_comes_in_as_llamaindex_writes_it() -> None:
     ]
 
 
-def test_the_older_function_calls_and_arguments_that_are_an_object_come_in_too() -> None:
+def test_the_older_function_calls_and_arguments_that_are_an_object_come_in_too() -> (
+    None
+):
     called, answered, other = read(
-        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "now", "arguments": "{}"},
+        },
         {"role": "function", "name": "now", "content": "noon"},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "ü"}}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": "ü"}}}],
+        },
     )
     assert called.blocks == [ToolCallBlock(tool_name="now", tool_kwargs="{}")]
-    assert (answered.role.value, answered.content, answered.additional_kwargs) == ("function", "noon", {"name": "now"})
+    assert (answered.role.value, answered.content, answered.additional_kwargs) == (
+        "function",
+        "noon",
+        {"name": "now"},
+    )
     assert other.blocks == [ToolCallBlock(tool_name="f", tool_kwargs='{"a": "ü"}')]
 
 
 def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
     parts = [
         {"type": "text", "text": "Look:"},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}", "detail": "low"}},
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{PNG}", "detail": "low"},
+        },
         {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}},
         {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
-        {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}},
+        {
+            "type": "file",
+            "file": {
+                "filename": "a.pdf",
+                "file_data": f"data:application/pdf;base64,{PDF}",
+            },
+        },
     ]
     (message,) = read({"role": "user", "content": parts})
     assert message.blocks == [
@@ -90,7 +133,9 @@ def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
         ImageBlock(image=PNG.encode(), image_mimetype="image/png", detail="low"),
         ImageBlock(url="https://example.com/cat.png"),
         AudioBlock(audio=b"UklGRg==", format="wav"),
-        DocumentBlock(title="a.pdf", data=PDF.encode(), document_mimetype="application/pdf"),
+        DocumentBlock(
+            title="a.pdf", data=PDF.encode(), document_mimetype="application/pdf"
+        ),
     ]
 
 
@@ -99,13 +144,18 @@ def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
     [
         ({"content": None, "refusal": "I can't."}, "I can't."),
         ({"content": [{"type": "refusal", "refusal": "I won't."}]}, "I won't."),
-        ({"content": None, "audio": {"id": "audio_1", "transcript": "Hello."}}, "Hello."),
+        (
+            {"content": None, "audio": {"id": "audio_1", "transcript": "Hello."}},
+            "Hello.",
+        ),
         ({"content": ""}, ""),
         ({"content": None}, ""),
         ({"content": []}, ""),
     ],
 )
-def test_what_was_refused_or_said_aloud_is_text_and_so_is_nothing(fields: dict[str, Any], text: str) -> None:
+def test_what_was_refused_or_said_aloud_is_text_and_so_is_nothing(
+    fields: dict[str, Any], text: str
+) -> None:
     assert read({"role": "assistant", **fields})[0].blocks == [TextBlock(text=text)]
 
 
@@ -128,49 +178,95 @@ def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
 
 def test_what_a_client_of_openai_has_in_its_list_is_read_as_it_is() -> None:
     reply = ChatCompletionMessage(role="assistant", content="Hello.", annotations=[])
-    assert messages_from_json([{"role": "user", "content": "Hi."}, reply]) == [user("Hi."), assistant("Hello.")]
+    assert messages_from_json([{"role": "user", "content": "Hi."}, reply]) == [
+        user("Hi."),
+        assistant("Hello."),
+    ]
 
 
 def test_llamaindexes_formats_come_in_alone_and_among_others() -> None:
     call = calling(("c1", "f", {"a": 1}), text="Let me see.")
     mixed = [
         user("One").model_dump(mode="json"),
-        {"role": "assistant", "content": "Two", "additional_kwargs": {"tool_calls": [{"id": "c0"}]}},
+        {
+            "role": "assistant",
+            "content": "Two",
+            "additional_kwargs": {"tool_calls": [{"id": "c0"}]},
+        },
         {"role": "user", "content": [{"block_type": "text", "text": "Three"}]},
         {"role": "assistant", "content": "Four"},
         call,
     ]
     one, two, three, four, five = messages_from_json(mixed)
-    assert (one, three, four, five) == (user("One"), user("Three"), assistant("Four"), call)
-    assert two == ChatMessage(role="assistant", content="Two", additional_kwargs={"tool_calls": [{"id": "c0"}]})
+    assert (one, three, four, five) == (
+        user("One"),
+        user("Three"),
+        assistant("Four"),
+        call,
+    )
+    assert two == ChatMessage(
+        role="assistant",
+        content="Two",
+        additional_kwargs={"tool_calls": [{"id": "c0"}]},
+    )
 
 
 def test_blocks_count_where_there_is_a_content_beside_them() -> None:
     """The host would leave the picture out."""
-    blocks = [{"block_type": "text", "text": "Look"}, {"block_type": "image", "url": "https://example.com/a.png"}]
+    blocks = [
+        {"block_type": "text", "text": "Look"},
+        {"block_type": "image", "url": "https://example.com/a.png"},
+    ]
     (message,) = read({"role": "user", "content": "Look", "blocks": blocks})
     assert [block.block_type for block in message.blocks] == ["text", "image"]
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXT, values, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(TEXT, values, max_size=3)
+    ),
     max_leaves=5,
 )
-KWARGS = st.dictionaries(TEXT.filter(lambda key: key != "images"), JSON_VALUES, max_size=3)
+KWARGS = st.dictionaries(
+    TEXT.filter(lambda key: key != "images"), JSON_VALUES, max_size=3
+)
 BLOCKS = st.one_of(
     TEXT.map(lambda text: TextBlock(text=text)),
-    st.builds(ToolCallBlock, tool_call_id=st.none() | TEXT, tool_name=TEXT, tool_kwargs=KWARGS | TEXT),
+    st.builds(
+        ToolCallBlock,
+        tool_call_id=st.none() | TEXT,
+        tool_name=TEXT,
+        tool_kwargs=KWARGS | TEXT,
+    ),
     st.binary(min_size=1, max_size=20).map(lambda image: ImageBlock(image=image)),
-    st.binary(min_size=1, max_size=20).map(lambda sound: AudioBlock(audio=sound, format="wav")),
+    st.binary(min_size=1, max_size=20).map(
+        lambda sound: AudioBlock(audio=sound, format="wav")
+    ),
     st.binary(min_size=1, max_size=20).map(lambda film: VideoBlock(video=film)),
-    st.builds(lambda data, title: DocumentBlock(data=data, title=title), st.binary(min_size=1, max_size=20), TEXT),
-    st.builds(ThinkingBlock, content=st.none() | TEXT, num_tokens=st.none() | st.integers(0, 99)),
+    st.builds(
+        lambda data, title: DocumentBlock(data=data, title=title),
+        st.binary(min_size=1, max_size=20),
+        TEXT,
+    ),
+    st.builds(
+        ThinkingBlock,
+        content=st.none() | TEXT,
+        num_tokens=st.none() | st.integers(0, 99),
+    ),
 )
-ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "chatbot", "model"])
+ROLES = st.sampled_from(
+    ["system", "developer", "user", "assistant", "tool", "function", "chatbot", "model"]
+)
 MESSAGES = st.builds(
-    lambda role, blocks, kwargs: ChatMessage(role=role, blocks=blocks, additional_kwargs=kwargs),
+    lambda role, blocks, kwargs: ChatMessage(
+        role=role, blocks=blocks, additional_kwargs=kwargs
+    ),
     ROLES,
     st.lists(BLOCKS, max_size=4),
     KWARGS,
@@ -182,34 +278,62 @@ def test_what_goes_out_in_llamaindexes_layout_comes_back_the_same(
     messages: list[ChatMessage], indent: int | None
 ) -> None:
     before = [message.model_copy(deep=True) for message in messages]
-    assert messages_from_json(messages_to_json(messages, indent=indent)) == messages == before
+    assert (
+        messages_from_json(messages_to_json(messages, indent=indent))
+        == messages
+        == before
+    )
 
 
 def test_what_no_database_takes_is_replaced_on_both_ways() -> None:
-    assert messages_from_json('[{"role": "user", "content": "a\\ud83d \\u0000 \\ud83d\\ude00"}]') == [user("a� � 😀")]
+    assert messages_from_json(
+        '[{"role": "user", "content": "a\\ud83d \\u0000 \\ud83d\\ude00"}]'
+    ) == [user("a� � 😀")]
     for layout in ("llama_index", "openai"):
         text = messages_to_json([user("a\ud83d")], layout=layout)
         assert "a�" in text.encode().decode()
 
 
 ENCODED = st.binary(max_size=9).map(lambda data: base64.b64encode(data).decode())
-URLS = st.sampled_from(["https://example.com", "https://example.com/ä b?c=1#d", f"data:image/png;base64,{PNG}"])
+URLS = st.sampled_from(
+    [
+        "https://example.com",
+        "https://example.com/ä b?c=1#d",
+        f"data:image/png;base64,{PNG}",
+    ]
+)
 TEXT_PART = TEXT.map(lambda text: {"type": "text", "text": text})
 PARTS = st.one_of(
     TEXT_PART,
     TEXT.map(lambda text: {"type": "video_url", "video_url": {"url": text}}),
     URLS.map(lambda url: {"type": "image_url", "image_url": {"url": url}}),
-    ENCODED.map(lambda image: {"type": "image_url", "image_url": {"url": f"data:;base64,{image}", "detail": "high"}}),
-    ENCODED.map(lambda sound: {"type": "input_audio", "input_audio": {"data": sound, "format": "mp3"}}),
-    ENCODED.map(lambda file: {"type": "file", "file": {"file_data": file, "filename": "a"}}),
+    ENCODED.map(
+        lambda image: {
+            "type": "image_url",
+            "image_url": {"url": f"data:;base64,{image}", "detail": "high"},
+        }
+    ),
+    ENCODED.map(
+        lambda sound: {
+            "type": "input_audio",
+            "input_audio": {"data": sound, "format": "mp3"},
+        }
+    ),
+    ENCODED.map(
+        lambda file: {"type": "file", "file": {"file_data": file, "filename": "a"}}
+    ),
 )
 TEXTS = TEXT | st.lists(TEXT_PART, max_size=3)
 NAMES = TEXT.filter(bool)
 FUNCTIONS = st.fixed_dictionaries({"name": NAMES, "arguments": TEXT | KWARGS})
-CALLS = st.fixed_dictionaries({"id": NAMES, "type": st.just("function"), "function": FUNCTIONS})
+CALLS = st.fixed_dictionaries(
+    {"id": NAMES, "type": st.just("function"), "function": FUNCTIONS}
+)
 
 
-def by(*roles: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def by(
+    *roles: str, **fields: st.SearchStrategy[Any]
+) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"role": st.sampled_from(roles), **fields})
 
 
@@ -217,32 +341,56 @@ OPENAI_MESSAGES = st.one_of(
     by("user", content=TEXT | st.lists(PARTS, max_size=4)),
     by("user", content=TEXT, name=TEXT),
     by("system", "developer", content=TEXTS),
-    by("assistant", content=st.none() | TEXTS, tool_calls=st.lists(CALLS, min_size=1, max_size=3)),
+    by(
+        "assistant",
+        content=st.none() | TEXTS,
+        tool_calls=st.lists(CALLS, min_size=1, max_size=3),
+    ),
     by("assistant", content=st.none() | TEXT, refusal=st.none() | TEXT),
-    by("assistant", function_call=st.fixed_dictionaries({"name": NAMES, "arguments": TEXT})),
+    by(
+        "assistant",
+        function_call=st.fixed_dictionaries({"name": NAMES, "arguments": TEXT}),
+    ),
     by("tool", content=TEXTS, tool_call_id=TEXT),
     by("function", content=TEXT, name=TEXT),
 )
 
 
 @given(st.lists(OPENAI_MESSAGES, max_size=4))
-def test_what_came_from_openai_goes_back_and_comes_in_the_same(messages: list[dict[str, Any]]) -> None:
+def test_what_came_from_openai_goes_back_and_comes_in_the_same(
+    messages: list[dict[str, Any]],
+) -> None:
     first = read(*messages)
     assert messages_from_json(messages_to_json(first, layout="openai")) == first
 
 
 def written(*messages: ChatMessage) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(messages_to_json(messages, layout="openai"))
+    found: list[dict[str, Any]] = json.loads(
+        messages_to_json(messages, layout="openai")
+    )
     return found
 
 
 def test_openais_api_accepts_what_goes_out_for_it() -> None:
     """By OpenAI's own client; of blocks that it does not know, of every role, with calls that only the kwargs hold."""
-    late = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}}
+    late = {
+        "id": "c2",
+        "type": "function",
+        "function": {"name": "g", "arguments": "{}"},
+    }
     conversation = [
         ChatMessage(role="developer", content="Be brief."),
-        ChatMessage(role="user", blocks=[TextBlock(text="Look"), ImageBlock(image=base64.b64decode(PNG))]),
-        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="Hm."), *calling(("c1", "f", {"a": "ü"})).blocks]),
+        ChatMessage(
+            role="user",
+            blocks=[TextBlock(text="Look"), ImageBlock(image=base64.b64decode(PNG))],
+        ),
+        ChatMessage(
+            role="assistant",
+            blocks=[
+                ThinkingBlock(content="Hm."),
+                *calling(("c1", "f", {"a": "ü"})).blocks,
+            ],
+        ),
         ChatMessage(
             role="tool",
             blocks=[TextBlock(text="6"), ImageBlock(url="https://example.com/a.png")],
@@ -255,17 +403,34 @@ def test_openais_api_accepts_what_goes_out_for_it() -> None:
     ]
     with (
         serve(lambda messages, tools: say("Fine.")) as server,
-        openai.OpenAI(base_url=server.api_base, api_key="sk-test", max_retries=0) as client,
+        openai.OpenAI(
+            base_url=server.api_base, api_key="sk-test", max_retries=0
+        ) as client,
     ):
         sent: Any = written(*conversation)
         reply = client.chat.completions.create(model="gpt-4o-mini", messages=sent)
     assert reply.choices[0].message.content == "Fine."
     assert server.requests == [sent]
-    roles = ["developer", "user", "assistant", "tool", "assistant", "tool", "assistant", "user"]
+    roles = [
+        "developer",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
     assert [message["role"] for message in sent] == roles
     assert sent[1]["content"][1]["image_url"] == {"url": f"data:image/png;base64,{PNG}"}
-    assert sent[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
-    assert [part["text"] for part in sent[3]["content"]] == ["6", "[image: https://example.com/a.png]"]
+    assert sent[2]["tool_calls"][0]["function"] == {
+        "name": "f",
+        "arguments": '{"a": "ü"}',
+    }
+    assert [part["text"] for part in sent[3]["content"]] == [
+        "6",
+        "[image: https://example.com/a.png]",
+    ]
     assert sent[7]["content"] == "[video: https://example.com/a.mp4]"
 
 
@@ -276,25 +441,42 @@ def test_nothing_is_opened_for_what_goes_out(tmp_path: Path) -> None:
     pdf = DocumentBlock(url="http://127.0.0.1:9/a.pdf", title="a.pdf")
     blocks = [ImageBlock(path=picture), pdf, DocumentBlock(path=picture, title="b.pdf")]
     parts = written(ChatMessage(role="user", blocks=blocks))[0]["content"]
-    named = ["[image]", "[document: a.pdf http://127.0.0.1:9/a.pdf]", "[document: b.pdf]"]
+    named = [
+        "[image]",
+        "[document: a.pdf http://127.0.0.1:9/a.pdf]",
+        "[document: b.pdf]",
+    ]
     assert [part["text"] for part in parts] == named
 
 
 @given(st.lists(MESSAGES, max_size=4))
-def test_whatever_llamaindex_holds_can_go_out_for_openai(messages: list[ChatMessage]) -> None:
+def test_whatever_llamaindex_holds_can_go_out_for_openai(
+    messages: list[ChatMessage],
+) -> None:
     empty = why_refused([{"role": "user", "content": None}])
     for message in written(*messages):
-        assert message["role"] in {"system", "developer", "user", "assistant", "tool", "function"}
+        assert message["role"] in {
+            "system",
+            "developer",
+            "user",
+            "assistant",
+            "tool",
+            "function",
+        }
         if message["role"] in ("system", "developer", "user"):
             message.pop("function_call", None)
             assert why_refused([message]) in (None, empty)
 
 
 def test_what_cannot_go_out_is_refused() -> None:
-    with pytest.raises(LayoutError, match="one of llama_index, openai; saw 'anthropic'"):
+    with pytest.raises(
+        LayoutError, match="one of llama_index, openai; saw 'anthropic'"
+    ):
         messages_to_json([], layout="anthropic")  # type: ignore[arg-type]
     with pytest.raises(MessageError, match="something that JSON cannot"):
-        messages_to_json([ChatMessage(role="user", content="x", additional_kwargs={"a": object()})])
+        messages_to_json(
+            [ChatMessage(role="user", content="x", additional_kwargs={"a": object()})]
+        )
     with pytest.raises(MessageError, match="this is a str"):
         messages_to_json("[]")  # type: ignore[arg-type]
 
@@ -318,13 +500,27 @@ HELLO = '{"role": "user", "content": "Hello!"}'
     ],
 )
 def test_messages_come_in_whatever_json_stands_around_them(source: Any) -> None:
-    assert messages_from_json(source) == messages_from_json(iter([json.loads(HELLO)])) == [user("Hello!")]
+    assert (
+        messages_from_json(source)
+        == messages_from_json(iter([json.loads(HELLO)]))
+        == [user("Hello!")]
+    )
 
 
 def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
-    lines = f"{HELLO}\r\n\n" + '{"role": "assistant", "content": "A line\\u2028of two."}\n'
-    assert messages_from_json(lines) == [user("Hello!"), assistant("A line\u2028of two.")]
-    assert messages_from_json("[]") == messages_from_json([]) == messages_from_json('{"messages": []}') == []
+    lines = (
+        f"{HELLO}\r\n\n" + '{"role": "assistant", "content": "A line\\u2028of two."}\n'
+    )
+    assert messages_from_json(lines) == [
+        user("Hello!"),
+        assistant("A line\u2028of two."),
+    ]
+    assert (
+        messages_from_json("[]")
+        == messages_from_json([])
+        == messages_from_json('{"messages": []}')
+        == []
+    )
     assert messages_to_json([]) == messages_to_json([], layout="openai") == "[]"
 
 
@@ -333,14 +529,26 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
     [
         ("", "saw 0 characters that are none"),
         ("history.json", "To read a file, pass its bytes"),
-        (Path("history.json"), "saw a Python PosixPath. To read a file, pass its bytes"),
+        (
+            Path("history.json"),
+            "saw a Python PosixPath. To read a file, pass its bytes",
+        ),
         (None, "saw null"),
         ('"text"', "saw a text"),
         ("{}", "saw an empty object"),
-        ({"role": "user", "parts": ["x"]}, "'content' or another of tool_calls, function_call, refusal, audio; saw an"),
-        ('{"chat": []}', "Expected an object with a 'role'; saw an object with the keys 'chat'"),
+        (
+            {"role": "user", "parts": ["x"]},
+            "'content' or another of tool_calls, function_call, refusal, audio; saw an",
+        ),
+        (
+            '{"chat": []}',
+            "Expected an object with a 'role'; saw an object with the keys 'chat'",
+        ),
         ('{"messages": "none"}', "saw a text"),
-        (f"[{HELLO}, 7]", r"messages[1]: Expected an object with a 'role'; saw a number"),
+        (
+            f"[{HELLO}, 7]",
+            r"messages[1]: Expected an object with a 'role'; saw a number",
+        ),
         (f"{HELLO}\n{HELLO[:-1]}", "expecting ',' delimiter at line 2, column 37"),
         (b"\xff\xfe\xfa", "byte 2 is none of utf-16-le"),
         ("[" * 100_000, "cannot be read (RecursionError)"),
@@ -362,36 +570,87 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
     ("fields", "complaint"),
     [
         ({"role": None}, "an object with a 'role'; saw an object"),
-        ({"role": "human"}, "one of system, developer, user, assistant, function, tool, chatbot, model; saw 'human'"),
+        (
+            {"role": "human"},
+            "one of system, developer, user, assistant, function, tool, chatbot, model; saw 'human'",
+        ),
         ({"role": "the secret word"}, "model; saw a text"),
         ({"role": ["user"]}, "model; saw a list"),
-        ({"content": {"parts": ["the secret word"]}}, "null or a list of parts in 'content'; saw an object"),
-        ({"content": ["the secret word"]}, "'content'[0] to have a text as 'type'; saw a text"),
-        ({"content": [{"text": "the secret word"}]}, "to have a text as 'type'; saw an object with the keys 'text'"),
-        (part("text", None), "'content'[0] to have a text as 'text'; saw an object with the keys 'type', 'text'"),
+        (
+            {"content": {"parts": ["the secret word"]}},
+            "null or a list of parts in 'content'; saw an object",
+        ),
+        (
+            {"content": ["the secret word"]},
+            "'content'[0] to have a text as 'type'; saw a text",
+        ),
+        (
+            {"content": [{"text": "the secret word"}]},
+            "to have a text as 'type'; saw an object with the keys 'text'",
+        ),
+        (
+            part("text", None),
+            "'content'[0] to have a text as 'text'; saw an object with the keys 'type', 'text'",
+        ),
         (part("image_url", {}), "'image_url' of 'content'[0] to have a text as 'url'"),
-        (part("image_url", "the secret word"), "LlamaIndex's ImageBlock; what is wrong is url (url_parsing)"),
+        (
+            part("image_url", "the secret word"),
+            "LlamaIndex's ImageBlock; what is wrong is url (url_parsing)",
+        ),
         (part("image_url", "data:image/png;base64,secret!"), "saw 7 other characters"),
-        (part("image_url", {"url": "https://a.b", "detail": {"a": "the secret word"}}), "is detail (string_type)"),
-        (part("image_url", {"url": f"data:image/png;base64,{PNG}", "detail": {}}), "is detail (string_type)"),
+        (
+            part(
+                "image_url", {"url": "https://a.b", "detail": {"a": "the secret word"}}
+            ),
+            "is detail (string_type)",
+        ),
+        (
+            part("image_url", {"url": f"data:image/png;base64,{PNG}", "detail": {}}),
+            "is detail (string_type)",
+        ),
         (part("input_audio", {"data": "UklGRg=="}), "to have a text as 'format'"),
-        (part("file", {"file_data": "the secret word"}), "Expected base64 in 'file_data'"),
+        (
+            part("file", {"file_data": "the secret word"}),
+            "Expected base64 in 'file_data'",
+        ),
         ({"tool_calls": "the secret word"}, f"{NAMELESS}a text"),
         ({"tool_calls": ["the secret word"]}, f"{NAMELESS}a text"),
         ({"tool_calls": [{"id": "c1"}]}, f"{NAMELESS}an object with the keys 'id'"),
         ({"function_call": "the secret word"}, f"{NAMELESS}a text"),
         ({"tool_call_id": 7}, "to have a text as 'tool_call_id'; saw a number"),
-        ({"name": {"secret": 1}}, "to have a text as 'name'; saw an object with the keys 'secret'"),
+        (
+            {"name": {"secret": 1}},
+            "to have a text as 'name'; saw an object with the keys 'secret'",
+        ),
         ({"content": 1e400}, "saw NaN, or one that is too large"),
-        ({"blocks": [{"block_type": "secret", "a": "the secret word"}]}, "blocks.0 (union_tag_invalid)"),
-        ({"blocks": [{"block_type": "text", "text": ["the secret word"]}]}, "blocks.0.text.text (string_type)"),
-        ({"additional_kwargs": {"images": [{"a": "the secret word"}]}}, "its 'additional_kwargs' cannot be read"),
-        ({"additional_kwargs": {"a": json.loads("[" * 200 + "]" * 200)}}, "at most 100 levels"),
-        ({"blocks": [], "tool_calls": [{"id": "c1"}]}, "saw 'tool_calls' of OpenAI's in an object"),
+        (
+            {"blocks": [{"block_type": "secret", "a": "the secret word"}]},
+            "blocks.0 (union_tag_invalid)",
+        ),
+        (
+            {"blocks": [{"block_type": "text", "text": ["the secret word"]}]},
+            "blocks.0.text.text (string_type)",
+        ),
+        (
+            {"additional_kwargs": {"images": [{"a": "the secret word"}]}},
+            "its 'additional_kwargs' cannot be read",
+        ),
+        (
+            {"additional_kwargs": {"a": json.loads("[" * 200 + "]" * 200)}},
+            "at most 100 levels",
+        ),
+        (
+            {"blocks": [], "tool_calls": [{"id": "c1"}]},
+            "saw 'tool_calls' of OpenAI's in an object",
+        ),
     ],
 )
-def test_what_is_no_message_is_named_without_its_words(fields: dict[str, Any], complaint: str) -> None:
-    told = refusal([json.loads(HELLO), {"role": "user", "content": "the secret word", **fields}])
+def test_what_is_no_message_is_named_without_its_words(
+    fields: dict[str, Any], complaint: str
+) -> None:
+    told = refusal(
+        [json.loads(HELLO), {"role": "user", "content": "the secret word", **fields}]
+    )
     assert told.startswith("messages[1]: ")
     assert complaint in told
     assert "the secret word" not in told

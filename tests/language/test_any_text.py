@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.facts.checks import unsaid_reason
-from llama_index_memory_ext.language.detection import is_translation, language_of, script_of
+from llama_index_memory_ext.language.detection import (
+    is_translation,
+    language_of,
+    script_of,
+)
 from llama_index_memory_ext.language.names import missing_names, shares_name
 from llama_index_memory_ext.language.numbers import missing_numbers
 from llama_index_memory_ext.language.quotes import Span, find_quote
@@ -32,25 +36,40 @@ PARTS = [
     "?", "wenn ich ",
 ]  # fmt: skip
 LONG = {repr(part): (part * LENGTH)[:LENGTH] for part in PARTS}
-LONG |= {"words": " ".join(f"w{i}y" for i in range(7_500)), "names": " ".join(f"N{i}e" for i in range(7_500))}
+LONG |= {
+    "words": " ".join(f"w{i}y" for i in range(7_500)),
+    "names": " ".join(f"N{i}e" for i in range(7_500)),
+}
 READERS: dict[str, Callable[[str], object]] = {
     "dates": without_dates,
-    "dates of a source": lambda text: missing_dates("Has an exam on 2025-12-11", text, DAY),
+    "dates of a source": lambda text: missing_dates(
+        "Has an exam on 2025-12-11", text, DAY
+    ),
     "dates of a statement": lambda text: missing_dates(text, "x", DAY),
     "language": language_of,
     "translation": lambda text: is_translation(text, "Ich wohne in Köln"),
-    "names of a source": lambda text: missing_names("Lives in Paris with Roberta", text),
+    "names of a source": lambda text: missing_names(
+        "Lives in Paris with Roberta", text
+    ),
     "names of a statement": lambda text: missing_names(text, "I live"),
     "shared name": lambda text: shares_name("Lives in Paris", text),
     "numbers of a source": lambda text: missing_numbers("Has 17 cats", text),
     "numbers of a statement": lambda text: missing_numbers(text, "I have a cat"),
-    "quote in a text": lambda text: find_quote("I lived in Oslo with bobby and three kittens today", text),
+    "quote in a text": lambda text: find_quote(
+        "I lived in Oslo with bobby and three kittens today", text
+    ),
     "quote": lambda text: find_quote(text, "I lived in Oslo"),
     "quote in itself": lambda text: find_quote(text[:2_000] + " x", text),
-    "many words in a text": lambda text: find_quote(" ".join(f"w{i}x" for i in range(390)), text),
+    "many words in a text": lambda text: find_quote(
+        " ".join(f"w{i}x" for i in range(390)), text
+    ),
     "secret": holds_secret,
-    "words": lambda text: shared(keywords("Likes 3 Katzenallergien in Bergen"), keywords(text)),
-    "said": lambda text: unsaid_reason("Has 3 cats in Oslo", text, Span(0, min(len(text), 50), 1.0)),
+    "words": lambda text: shared(
+        keywords("Likes 3 Katzenallergien in Bergen"), keywords(text)
+    ),
+    "said": lambda text: unsaid_reason(
+        "Has 3 cats in Oslo", text, Span(0, min(len(text), 50), 1.0)
+    ),
     "statement": lambda text: unsaid_reason(text, "I live in Oslo", Span(0, 14, 1.0)),
 }
 
@@ -72,7 +91,10 @@ def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
     assert isinstance(missing_numbers(one, other), list)
     assert script_of(one) in {"latin", "cjk", "other", ""}
     assert is_translation(one, one) is False
-    assert {is_translation(one, other), shares_name(one, other), holds_secret(one)} <= {True, False}
+    assert {is_translation(one, other), shares_name(one, other), holds_secret(one)} <= {
+        True,
+        False,
+    }
     span = find_quote(one, other)
     assert span is None or 0 <= span.start < span.end <= len(other)
     # An entity may stand for the "&" of another one.
@@ -81,7 +103,9 @@ def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
 
 
 @given(st.text(), st.text(min_size=1), st.integers(0, 20), st.integers(1, 20))
-def test_a_reason_is_one_of_those_that_are_known(statement: str, text: str, start: int, length: int) -> None:
+def test_a_reason_is_one_of_those_that_are_known(
+    statement: str, text: str, start: int, length: int
+) -> None:
     start = min(start, len(text) - 1)
     span = Span(start, min(start + length, len(text)), 1.0)
     reasons = {"", "asked", "supposed", "quoted"}

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.language.said_dates import ages_in, missing_dates, without_dates
+from llama_index_memory_ext.language.said_dates import (
+    ages_in,
+    missing_dates,
+    without_dates,
+)
 from tests.language import rows
 
 # A Thursday.
@@ -16,7 +20,9 @@ DAY = date(2025, 11, 20)
 
 
 @pytest.mark.parametrize("row", [*rows("dates"), *rows("missing_dates")])
-def test_a_date_may_be_said_in_another_way_or_worked_out_but_not_wrongly(row: list[str]) -> None:
+def test_a_date_may_be_said_in_another_way_or_worked_out_but_not_wrongly(
+    row: list[str],
+) -> None:
     """A third column names the date that is missing."""
     statement, source, *missing = row
     assert missing_dates(statement, source, DAY) == missing
@@ -27,8 +33,16 @@ def test_a_year_tells_an_age() -> None:
 
 
 @given(
-    st.dates(date(1950, 1, 1), date(2049, 12, 31)), st.sampled_from(["%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%d.%m.%Y"])
+    st.dates(date(1950, 1, 1), date(2049, 12, 31)),
+    st.sampled_from(["%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%d.%m.%Y"]),
 )
 def test_every_way_to_write_a_date_means_that_day(day: date, form: str) -> None:
-    assert missing_dates(f"Came on {day:%Y-%m-%d}", f"I came on {day.strftime(form)} by train", DAY) == []
-    assert not any(map(str.isdigit, without_dates(f"Came on {day.strftime(form)} by train")))
+    assert (
+        missing_dates(
+            f"Came on {day:%Y-%m-%d}", f"I came on {day.strftime(form)} by train", DAY
+        )
+        == []
+    )
+    assert not any(
+        map(str.isdigit, without_dates(f"Came on {day.strftime(form)} by train"))
+    )

@@ -19,15 +19,25 @@ FORMS = (
     "{0:%Y}年{0:%m}月{0:%d}日", "{0.year}年{0.month}月{0.day}日", "{1} {0.day}, {0.year}", "{0.day} {1} {0.year}",
     "the {0.day}th of {1} {0.year}", "{1} {0.day}th, {0.year}",
 )  # fmt: skip
-TWO_WAYS = ("{0:%m/%d/%Y}", "{0.month}/{0.day}/{0.year}", "{0:%d/%m/%Y}", "{0.day}-{0.month}-{0.year}")
+TWO_WAYS = (
+    "{0:%m/%d/%Y}",
+    "{0.month}/{0.day}/{0.year}",
+    "{0:%d/%m/%Y}",
+    "{0.day}-{0.month}-{0.year}",
+)
 
 
 def written(form: str, day: date) -> str:
     return form.format(day, MONTHS[day.month - 1])
 
 
-@given(st.dates(date(1900, 1, 1), date(2099, 12, 31)), st.sampled_from(["{}", "On {}.", '<a date="{}">']))
-def test_a_day_in_any_form_has_the_terms_of_the_form_that_is_indexed(day: date, around: str) -> None:
+@given(
+    st.dates(date(1900, 1, 1), date(2099, 12, 31)),
+    st.sampled_from(["{}", "On {}.", '<a date="{}">']),
+)
+def test_a_day_in_any_form_has_the_terms_of_the_form_that_is_indexed(
+    day: date, around: str
+) -> None:
     expected = sorted(terms_in(around.format(date_words(day))))
     for form in FORMS:
         assert sorted(terms_in(around.format(written(form, day)))) == expected
@@ -37,7 +47,10 @@ def test_a_day_in_any_form_has_the_terms_of_the_form_that_is_indexed(day: date, 
 def test_a_day_that_can_be_read_in_two_ways_is_found_by_both(day: date) -> None:
     other = date(day.year, day.day, day.month) if day.day <= 12 else day
     for form in TWO_WAYS:
-        assert set(terms_in(written(form, day))) == {*terms_in(date_words(day)), *terms_in(date_words(other))}
+        assert set(terms_in(written(form, day))) == {
+            *terms_in(date_words(day)),
+            *terms_in(date_words(other)),
+        }
 
 
 @pytest.mark.parametrize(
@@ -47,10 +60,15 @@ def test_a_day_that_can_be_read_in_two_ways_is_found_by_both(day: date) -> None:
         ("我在2026-03-14去了", ("14", "march", "2026", "去了", "mar14")),
         ("2026-03-14T10:30:00", ("14", "march", "2026", "10", "30", "00", "mar14")),
         ("1.2.2026", ("februari", "2026", "feb1")),
-        ("2026-03-14,2026-03-15", ("14", "march", "2026", "15", "march", "2026", "mar14", "mar15")),
+        (
+            "2026-03-14,2026-03-15",
+            ("14", "march", "2026", "15", "march", "2026", "mar14", "mar15"),
+        ),
     ],
 )
-def test_months_and_times_of_a_day_are_read_too(text: str, terms: tuple[str, ...]) -> None:
+def test_months_and_times_of_a_day_are_read_too(
+    text: str, terms: tuple[str, ...]
+) -> None:
     assert terms_in(text) == terms
 
 
@@ -78,7 +96,9 @@ def test_the_verb_may_is_no_month(text: str, case: type[str]) -> None:
 
 def test_a_question_with_the_verb_finds_nothing_of_may() -> None:
     ranker = TfidfRanker()
-    ranker.add([Document("toaster", "Bought a toaster", date=date_words(date(2026, 5, 14)))])
+    ranker.add(
+        [Document("toaster", "Bought a toaster", date=date_words(date(2026, 5, 14)))]
+    )
     assert not ranker.similarities("What may help the user sleep?")
     assert ranker.similarities("What did the user get in May?")
     assert ranker.similarities("And on 2026-05-14?").keys() == {"toaster"}

@@ -41,18 +41,25 @@ def test_names_that_were_said_in_some_form_stand(statement: str) -> None:
         ("Живёт в Париже", "Я живу в Москве", ["Париже"]),
     ],
 )
-def test_invented_names_are_missing(statement: str, source: str, invented: list[str]) -> None:
+def test_invented_names_are_missing(
+    statement: str, source: str, invented: list[str]
+) -> None:
     missing = missing_names(statement, source)
     assert missing[: len(invented)] == invented
 
 
 @pytest.mark.parametrize(("statement", "source"), rows("names"))
-def test_names_may_be_shortened_inflected_or_in_another_language(statement: str, source: str) -> None:
+def test_names_may_be_shortened_inflected_or_in_another_language(
+    statement: str, source: str
+) -> None:
     assert missing_names(statement, source) == []
 
 
 def test_a_name_may_be_known_from_before() -> None:
-    assert missing_names("Visits Bob", "I visit my brother", "Has a brother named Bob") == []
+    assert (
+        missing_names("Visits Bob", "I visit my brother", "Has a brother named Bob")
+        == []
+    )
 
 
 def test_a_name_is_shared_in_any_form() -> None:

@@ -25,7 +25,10 @@ SAID = (
         ("i  LIVE\nin new york", "I live in new york"),
         ("“our three kids”", "our three kids"),
         ("They live in New York with Anna", "I live in new york with Anna"),
-        ("My German is rusty, I dont speak it.", "My German is rusty - I don't speak it."),
+        (
+            "My German is rusty, I dont speak it.",
+            "My German is rusty - I don't speak it.",
+        ),
         ("my german is rsuty", "My German is rusty"),
         ("I live … with Anna", "I live in new york with Anna"),
         ("... three kids ...", "three kids"),
@@ -42,7 +45,17 @@ def test_the_users_own_words_are_found_for_a_quote(quote: str, words: str) -> No
 
 @pytest.mark.parametrize(
     "quote",
-    ["", " ", "...", "I", "Ann", "I hate New Orleans", "live with Bob in Paris", "我在上海工作", "I live " * 300],
+    [
+        "",
+        " ",
+        "...",
+        "I",
+        "Ann",
+        "I hate New Orleans",
+        "live with Bob in Paris",
+        "我在上海工作",
+        "I live " * 300,
+    ],
 )
 def test_what_was_not_said_is_not_found(quote: str) -> None:
     assert find_quote(quote, SAID) is None
@@ -51,8 +64,14 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
 @pytest.mark.parametrize(
     ("quote", "is_found"),
     [
-        ("I have lived in Oslo for ten years. Last week I sold my red bicycle to Tom.", True),
-        ("I have lived in Rome for ten years. Yesterday he sold a new blue car to Tom.", False),
+        (
+            "I have lived in Oslo for ten years. Last week I sold my red bicycle to Tom.",
+            True,
+        ),
+        (
+            "I have lived in Rome for ten years. Yesterday he sold a new blue car to Tom.",
+            False,
+        ),
     ],
 )
 def test_the_middle_of_a_quote_may_be_left_out(quote: str, is_found: bool) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from llama_index_memory_ext.language.related import related_terms
 
-TEXT = (files("llama_index_memory_ext.language") / "data" / "related.txt").read_text("utf-8")
+TEXT = (files("llama_index_memory_ext.language") / "data" / "related.txt").read_text(
+    "utf-8"
+)
 LINES = [line.split(" ", 1) for line in TEXT.splitlines() if not line.startswith("#")]
 
 
@@ -26,7 +28,22 @@ def test_a_line_is_found_wherever_it_stands() -> None:
         assert list(related_terms(term)) == related.split()
 
 
-@pytest.mark.parametrize("term", ["", "#", "# Stems", " ", "a", "xyzzy", "zzzz", "allergi ", "\ud800", "日本", "\x00"])
+@pytest.mark.parametrize(
+    "term",
+    [
+        "",
+        "#",
+        "# Stems",
+        " ",
+        "a",
+        "xyzzy",
+        "zzzz",
+        "allergi ",
+        "\ud800",
+        "日本",
+        "\x00",
+    ],
+)
 def test_a_term_without_a_line_has_no_related_terms(term: str) -> None:
     assert related_terms(term) == ()
 

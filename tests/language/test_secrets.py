@@ -11,5 +11,7 @@ CASES = [(kind, text) for kind, texts in cases("secrets.txt").items() for text i
 
 
 @pytest.mark.parametrize(("kind", "text"), CASES)
-def test_secrets_are_found_and_what_only_looks_like_one_is_not(kind: str, text: str) -> None:
+def test_secrets_are_found_and_what_only_looks_like_one_is_not(
+    kind: str, text: str
+) -> None:
     assert holds_secret(text) is (kind == "secret")

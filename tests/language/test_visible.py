@@ -13,7 +13,11 @@ from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.language.words import visible
 
 # Formats that are seen: the signs before Arabic and Kaithi numbers.
-SEEN_FORMATS = frozenset(map(chr, [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD]))
+SEEN_FORMATS = frozenset(
+    map(
+        chr, [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD]
+    )
+)
 UNSEEN = "\u00ad\u200b\u200c\u200d\u200e\u202e\u2060\u2066\ufe0f\ufeff\U000e0041\U000e007f\U000e0100\x00\x1b\r"
 
 
@@ -56,15 +60,29 @@ def test_whatever_is_seen_stays_and_a_second_time_takes_nothing(text: str) -> No
 
 def is_seen(c: str) -> bool:
     """Letters that are fillers, and marks that join or select, are left out of the comparison."""
-    hidden = unicodedata.category(c) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Cn"} and c not in SEEN_FORMATS
+    hidden = (
+        unicodedata.category(c) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Cn"}
+        and c not in SEEN_FORMATS
+    )
     return not hidden and not re.match(
-        "[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe00-\ufe0f\u180b-\u180f\U000e0100-\U000e01ef]", c
+        "[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe00-\ufe0f\u180b-\u180f\U000e0100-\U000e01ef]",
+        c,
     )
 
 
 def test_no_text_of_a_fact_hides_anything() -> None:
     hidden = "tea\u200b\U000e0041"
-    fact = retire(Fact(content=hidden, quote=hidden, source=hidden, category=hidden), hidden, utc_now())
-    assert {fact.content, fact.quote, fact.source, fact.category, fact.retired_reason} == {"tea"}
+    fact = retire(
+        Fact(content=hidden, quote=hidden, source=hidden, category=hidden),
+        hidden,
+        utc_now(),
+    )
+    assert {
+        fact.content,
+        fact.quote,
+        fact.source,
+        fact.category,
+        fact.retired_reason,
+    } == {"tea"}
     with pytest.raises(ValueError, match="a visible character"):
         Fact(content="\u200b\U000e0041\ufe0f")

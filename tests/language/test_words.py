@@ -23,14 +23,23 @@ def test_words_are_shared_in_any_form_but_the_common_ones() -> None:
 
 
 @pytest.mark.parametrize(("said", "same", "other"), rows("words"))
-def test_words_of_any_script_with_any_ending_are_shared(said: str, same: str, other: str) -> None:
+def test_words_of_any_script_with_any_ending_are_shared(
+    said: str, same: str, other: str
+) -> None:
     assert share_keywords(said, same)
     assert not share_keywords(said, other)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
-    [("wohne", "wohnt", True), ("nuss", "nussallergie", True), ("cat", "cats", False), ("paris", "prague", False)],
+    [
+        ("wohne", "wohnt", True),
+        ("nuss", "nussallergie", True),
+        ("cat", "cats", False),
+        ("paris", "prague", False),
+    ],
 )
-def test_forms_share_a_beginning_a_part_or_all_but_a_slip(one: str, other: str, expected: bool) -> None:
+def test_forms_share_a_beginning_a_part_or_all_but_a_slip(
+    one: str, other: str, expected: bool
+) -> None:
     assert are_forms(one, other) is expected

@@ -32,7 +32,12 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
     VideoBlock,
 )
-from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory, StaticMemoryBlock
+from llama_index.core.memory import (
+    BaseMemoryBlock,
+    InsertMethod,
+    Memory,
+    StaticMemoryBlock,
+)
 from llama_index.core.storage.chat_store import SimpleChatStore
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
@@ -65,7 +70,9 @@ async def open_either(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
 class Echo(BaseMemoryBlock[str]):
     """Says what it was asked with."""
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **options: Any) -> str:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **options: Any
+    ) -> str:
         return f"{[message.content for message in messages or []]} {sorted(options)}"
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -75,15 +82,22 @@ class Echo(BaseMemoryBlock[str]):
 class Failing(Echo):
     """Cannot be read."""
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **options: Any) -> str:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **options: Any
+    ) -> str:
         raise RuntimeError("read failed")
 
 
 class Media(BaseMemoryBlock[list[ContentBlock]]):
     """Gives a text and a video."""
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **options: Any) -> list[ContentBlock]:
-        return [TextBlock(text="Media context"), VideoBlock(url="https://example.com/video.mp4")]
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **options: Any
+    ) -> list[ContentBlock]:
+        return [
+            TextBlock(text="Media context"),
+            VideoBlock(url="https://example.com/video.mp4"),
+        ]
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Keeps nothing."""
@@ -92,7 +106,9 @@ class Media(BaseMemoryBlock[list[ContentBlock]]):
 class Historical(BaseMemoryBlock[list[ChatMessage]]):
     """Gives messages."""
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **options: Any) -> list[ChatMessage]:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **options: Any
+    ) -> list[ChatMessage]:
         return [user("Historical question"), assistant("Historical answer")]
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -100,11 +116,18 @@ class Historical(BaseMemoryBlock[list[ChatMessage]]):
 
 
 def static(name: str, text: str, priority: int = 0) -> BaseMemoryBlock[Any]:
-    return StaticMemoryBlock(name=name, static_content=[TextBlock(text=text)], priority=priority)
+    return StaticMemoryBlock(
+        name=name, static_content=[TextBlock(text=text)], priority=priority
+    )
 
 
 def text_of(messages: list[ChatMessage]) -> str:
-    return "\n".join(block.text for message in messages for block in message.blocks if isinstance(block, TextBlock))
+    return "\n".join(
+        block.text
+        for message in messages
+        for block in message.blocks
+        if isinstance(block, TextBlock)
+    )
 
 
 def roles_of(messages: list[ChatMessage]) -> list[str]:
@@ -118,27 +141,43 @@ def roles_of(messages: list[ChatMessage]) -> list[str]:
         (ImageBlock(url="http://example.com/image.jpg"), 256),
         (VideoBlock(url="http://example.com/video.mp4"), 256),
         (AudioBlock(url="http://example.com/audio.mp3"), 256),
-        (DocumentBlock(url="http://example.com/doc.pdf", document_mimetype="application/pdf"), 2048),
+        (
+            DocumentBlock(
+                url="http://example.com/doc.pdf", document_mimetype="application/pdf"
+            ),
+            2048,
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_the_tokens_of_a_block(open_either: Open, block: ContentBlock, counted: int) -> None:
-    assert open_either()._estimate_token_count(ChatMessage(role="user", blocks=[block])) == counted
+async def test_the_tokens_of_a_block(
+    open_either: Open, block: ContentBlock, counted: int
+) -> None:
+    assert (
+        open_either()._estimate_token_count(ChatMessage(role="user", blocks=[block]))
+        == counted
+    )
 
 
 @pytest.mark.parametrize(
     "block",
     [
-        ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={"query": LOREM * 5}),
+        ToolCallBlock(
+            tool_call_id="1", tool_name="search", tool_kwargs={"query": LOREM * 5}
+        ),
         ThinkingBlock(content=LOREM),
         CitableBlock(title="t", source="s", content=[TextBlock(text=LOREM)]),
     ],
     ids=lambda block: type(block).__name__,
 )
-async def test_a_block_that_not_every_version_counts_is_counted_alike(block: ContentBlock) -> None:
+async def test_a_block_that_not_every_version_counts_is_counted_alike(
+    block: ContentBlock,
+) -> None:
     message = ChatMessage(role="assistant", blocks=[block])
     async with CondensedMemory.from_defaults("chat", extract_facts=False) as memory:
-        assert memory._estimate_token_count(message) == Memory.from_defaults()._estimate_token_count(message)
+        assert memory._estimate_token_count(
+            message
+        ) == Memory.from_defaults()._estimate_token_count(message)
 
 
 async def test_what_is_put_comes_back(open_either: Open) -> None:
@@ -150,12 +189,19 @@ async def test_what_is_put_comes_back(open_either: Open) -> None:
 async def test_within_the_limit_every_message_is_shown(open_either: Open) -> None:
     memory = open_either(token_limit=1000, chat_history_token_ratio=0.9)
     await memory.aput_messages([user("Message 1"), assistant("Response 1")])
-    assert [message.content for message in await memory.aget()] == ["Message 1", "Response 1"]
+    assert [message.content for message in await memory.aget()] == [
+        "Message 1",
+        "Response 1",
+    ]
 
 
-async def test_over_the_limit_the_newest_message_is_shown_within_it(open_either: Open) -> None:
+async def test_over_the_limit_the_newest_message_is_shown_within_it(
+    open_either: Open,
+) -> None:
     memory = open_either(token_limit=1000, chat_history_token_ratio=0.9)
-    await memory.aput_messages([user("x " * 900), assistant("y " * 900), user("z " * 500)])
+    await memory.aput_messages(
+        [user("x " * 900), assistant("y " * 900), user("z " * 500)]
+    )
     (shown,) = await memory.aget()
     assert "z " * 500 in text_of([shown])
     assert TokenCounter().count(text_of([shown])) <= 1000
@@ -165,14 +211,20 @@ async def test_aset_replaces_what_there_was(open_either: Open) -> None:
     memory = open_either()
     await memory.aput(user("Before"))
     await memory.aset([user("Message 1"), assistant("Response 1")])
-    assert [message.content for message in await memory.aget_all()] == ["Message 1", "Response 1"]
+    assert [message.content for message in await memory.aget_all()] == [
+        "Message 1",
+        "Response 1",
+    ]
 
 
 async def test_areset_leaves_nothing(open_either: Open) -> None:
     memory = open_either()
     await memory.aput_messages([user("Message 1"), assistant("Response 1")])
     await memory.areset(status=MessageStatus.ACTIVE)
-    assert (await memory.aget(), await memory.aget_all(status=MessageStatus.ACTIVE)) == ([], [])
+    assert (
+        await memory.aget(),
+        await memory.aget_all(status=MessageStatus.ACTIVE),
+    ) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -180,8 +232,17 @@ async def test_areset_leaves_nothing(open_either: Open) -> None:
     [
         [user("x " * 100), assistant("ok")],
         [user("a " * 50), assistant("b " * 50), user("c " * 50), assistant("d " * 50)],
-        [user("a " * 40), assistant("b " * 20), ChatMessage(role="tool", content="c " * 20), assistant("d " * 20)],
-        [user("x " * 50), assistant("call"), ChatMessage(role="tool", content="result")],
+        [
+            user("a " * 40),
+            assistant("b " * 20),
+            ChatMessage(role="tool", content="c " * 20),
+            assistant("d " * 20),
+        ],
+        [
+            user("x " * 50),
+            assistant("call"),
+            ChatMessage(role="tool", content="result"),
+        ],
     ],
     ids=["long question", "two turns", "tool", "tool at the end"],
 )
@@ -192,44 +253,84 @@ async def test_what_is_shown_begins_with_the_user_and_a_tool_follows_an_assistan
     await memory.aput_messages(messages)
     roles = roles_of(await memory.aget())
     assert roles[:1] == ["user"]
-    assert all(roles[i - 1] in {"assistant", "tool"} for i, role in enumerate(roles) if role == "tool")
+    assert all(
+        roles[i - 1] in {"assistant", "tool"}
+        for i, role in enumerate(roles)
+        if role == "tool"
+    )
 
 
 async def test_calls_of_tools_leave_the_queue(open_either: Open) -> None:
-    memory = open_either(token_limit=2000, chat_history_token_ratio=0.1, tokenizer_fn=str.split)
+    memory = open_either(
+        token_limit=2000, chat_history_token_ratio=0.1, tokenizer_fn=str.split
+    )
     for i in range(10):
-        call = ToolCallBlock(tool_call_id=f"c{i}", tool_name="search", tool_kwargs={"query": LOREM * 4})
-        await memory.aput_messages([user(LOREM * 3), ChatMessage(role="assistant", blocks=[call])])
+        call = ToolCallBlock(
+            tool_call_id=f"c{i}", tool_name="search", tool_kwargs={"query": LOREM * 4}
+        )
         await memory.aput_messages(
-            [ChatMessage(role="tool", content=LOREM, additional_kwargs={"tool_call_id": f"c{i}"}), assistant("Done.")]
+            [user(LOREM * 3), ChatMessage(role="assistant", blocks=[call])]
+        )
+        await memory.aput_messages(
+            [
+                ChatMessage(
+                    role="tool",
+                    content=LOREM,
+                    additional_kwargs={"tool_call_id": f"c{i}"},
+                ),
+                assistant("Done."),
+            ]
         )
     shown = await memory.aget()
     assert len([message for message in shown if message.role == MessageRole.USER]) < 10
 
 
 @pytest.mark.parametrize(
-    ("insert_method", "role"), [(InsertMethod.USER, "user"), (InsertMethod.SYSTEM, "system"), ("user", "user")]
+    ("insert_method", "role"),
+    [(InsertMethod.USER, "user"), (InsertMethod.SYSTEM, "system"), ("user", "user")],
 )
-async def test_blocks_stand_where_insert_method_says(open_either: Open, insert_method: Any, role: str) -> None:
-    memory = open_either(insert_method=insert_method, memory_blocks=[static("static", "Be brief.")])
+async def test_blocks_stand_where_insert_method_says(
+    open_either: Open, insert_method: Any, role: str
+) -> None:
+    memory = open_either(
+        insert_method=insert_method, memory_blocks=[static("static", "Be brief.")]
+    )
     await memory.aput(user("Test message!"))
     shown = await memory.aget()
-    assert "Be brief." in text_of([message for message in shown if message.role == role])
-    assert text_of([message for message in shown if message.role == "user"]).endswith("Test message!")
+    assert "Be brief." in text_of(
+        [message for message in shown if message.role == role]
+    )
+    assert text_of([message for message in shown if message.role == "user"]).endswith(
+        "Test message!"
+    )
 
 
-async def test_blocks_of_each_kind_are_shown_without_a_message(open_either: Open) -> None:
-    blocks = [Media(name="media", priority=1), Historical(name="historical", priority=2)]
+async def test_blocks_of_each_kind_are_shown_without_a_message(
+    open_either: Open,
+) -> None:
+    blocks = [
+        Media(name="media", priority=1),
+        Historical(name="historical", priority=2),
+    ]
     shown = await open_either(memory_blocks=blocks).aget()
     assert "Media context" in text_of(shown)
     assert "Historical question" in text_of(shown)
-    assert [block for message in shown for block in message.blocks if isinstance(block, VideoBlock)]
+    assert [
+        block
+        for message in shown
+        for block in message.blocks
+        if isinstance(block, VideoBlock)
+    ]
 
 
-async def test_a_block_sees_the_messages_the_question_and_what_aget_was_given(open_either: Open) -> None:
+async def test_a_block_sees_the_messages_the_question_and_what_aget_was_given(
+    open_either: Open,
+) -> None:
     memory = open_either(memory_blocks=[Echo(name="echo")])
     await memory.aput(user("Prev"))
-    assert "['Prev', 'New'] ['context', 'session_id']" in text_of(await memory.aget(input="New", context="value"))
+    assert "['Prev', 'New'] ['context', 'session_id']" in text_of(
+        await memory.aget(input="New", context="value")
+    )
 
 
 async def test_a_block_that_fails_ends_the_turn(open_either: Open) -> None:
@@ -240,17 +341,26 @@ async def test_a_block_that_fails_ends_the_turn(open_either: Open) -> None:
 
 async def test_blocks_over_the_limit_go_by_priority() -> None:
     """``Memory`` up to 0.14.25 leaves out the wrong one, or both."""
-    blocks = [static("kept", f"Critical. {LOREM}", 1), static("gone", f"Disposable. {LOREM * 30}", 2)]
-    async with CondensedMemory.from_defaults(token_limit=300, extract_facts=False, memory_blocks=blocks) as memory:
+    blocks = [
+        static("kept", f"Critical. {LOREM}", 1),
+        static("gone", f"Disposable. {LOREM * 30}", 2),
+    ]
+    async with CondensedMemory.from_defaults(
+        token_limit=300, extract_facts=False, memory_blocks=blocks
+    ) as memory:
         text = text_of(await memory.aget())
     assert ("Critical" in text, "Disposable" in text) == (True, False)
 
 
 async def test_concurrent_puts_lose_nothing() -> None:
     """``Memory`` up to 0.14.25 leaves few of them in any state."""
-    async with CondensedMemory.from_defaults("chat", token_limit=400, extract_facts=False) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", token_limit=400, extract_facts=False
+    ) as memory:
         await asyncio.gather(*(memory.aput(user(f"{i} {LOREM}")) for i in range(12)))
-        stored = [str(message.content) for message in await memory.aget_all(status=None)]
+        stored = [
+            str(message.content) for message in await memory.aget_all(status=None)
+        ]
     assert sorted(stored) == sorted(f"{i} {LOREM}" for i in range(12))
 
 
@@ -272,5 +382,8 @@ async def test_the_schema_of_the_database_stays(open_either: Open) -> None:
 
 
 async def test_another_chat_store_is_refused() -> None:
-    with pytest.raises(StoreError, match=r"chat_store must be a MemoryStore, .* it is a SimpleChatStore\. Use"):
+    with pytest.raises(
+        StoreError,
+        match=r"chat_store must be a MemoryStore, .* it is a SimpleChatStore\. Use",
+    ):
         CondensedMemory.from_defaults("chat", chat_store=SimpleChatStore())  # type: ignore[arg-type]

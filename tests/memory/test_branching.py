@@ -9,7 +9,13 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, SessionOwnerError, SettingError, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryStore,
+    SessionOwnerError,
+    SettingError,
+    StoreError,
+)
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.facts.learning import Learns, contents, learns, likes, talk
@@ -19,9 +25,16 @@ from tests.openai_server import Message, say
 __all__ = ["learns"]
 
 
-def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann", **options: Any) -> CondensedMemory:
+def on(
+    store: MemoryStore,
+    session_id: str = "chat",
+    user_id: str | None = "ann",
+    **options: Any,
+) -> CondensedMemory:
     options.setdefault("extract_facts", False)
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 def named(message: ChatMessage, message_id: str) -> ChatMessage:
@@ -31,7 +44,13 @@ def named(message: ChatMessage, message_id: str) -> ChatMessage:
 
 def talk_about(*words: str) -> list[ChatMessage]:
     """A turn about each word, whose question has the id q-word, and its answer a-word."""
-    turns = [(named(user(f"Tell {one}."), f"q-{one}"), named(assistant(f"Told {one}."), f"a-{one}")) for one in words]
+    turns = [
+        (
+            named(user(f"Tell {one}."), f"q-{one}"),
+            named(assistant(f"Told {one}."), f"a-{one}"),
+        )
+        for one in words
+    ]
     return [message for turn in turns for message in turn]
 
 
@@ -43,7 +62,9 @@ async def shown(memory: CondensedMemory) -> list[str]:
     return [text for _, text in record(sent_text(await memory.aget()))]
 
 
-async def test_a_copy_ends_with_the_message_and_begins_between_two_turns(store: MemoryStore) -> None:
+async def test_a_copy_ends_with_the_message_and_begins_between_two_turns(
+    store: MemoryStore,
+) -> None:
     memory = on(store)
     await memory.aput_messages([*talk_about("one", "two", "three"), user("Now?")])
     copy = await memory.abranch("copy", until="a-two")
@@ -67,12 +88,24 @@ async def test_before_a_question_it_can_be_asked_anew(store: MemoryStore) -> Non
     assert len(await said(copy)) == 3
 
 
-async def test_without_an_end_all_is_copied_with_users_times_and_roles(store: MemoryStore) -> None:
+async def test_without_an_end_all_is_copied_with_users_times_and_roles(
+    store: MemoryStore,
+) -> None:
     memory = on(store)
     call = calling(("c1", "look", {"at": "this"}))
-    await memory.aput_messages([*talk_about("one"), user("Look."), call, result("c1", "Seen."), assistant("Done.")])
+    await memory.aput_messages(
+        [
+            *talk_about("one"),
+            user("Look."),
+            call,
+            result("c1", "Seen."),
+            assistant("Done."),
+        ]
+    )
     await memory.abranch("copy")
-    before, after = [await store.readers.find(key, [ARCHIVED, ACTIVE]) for key in ("chat", "copy")]
+    before, after = [
+        await store.readers.find(key, [ARCHIVED, ACTIVE]) for key in ("chat", "copy")
+    ]
     kept = ("role", "data", "timestamp", "user_id")
     assert [[getattr(row, name) for name in kept] for row in before] == [
         [getattr(row, name) for name in kept] for row in after
@@ -89,7 +122,9 @@ async def test_of_an_empty_session_the_copy_is_empty(store: MemoryStore) -> None
     assert await said(copy) == ["Hello."]
 
 
-async def test_a_copy_has_the_settings_of_its_memory_and_leaves_its_store_open(store: MemoryStore) -> None:
+async def test_a_copy_has_the_settings_of_its_memory_and_leaves_its_store_open(
+    store: MemoryStore,
+) -> None:
     memory = on(store, max_messages=4, token_limit=9_000, facts_token_limit=500)
     await memory.aput_messages(talk_about("one"))
     async with await memory.abranch("copy") as copy:
@@ -105,7 +140,9 @@ async def test_what_is_wrong_is_refused_and_copies_nothing(store: MemoryStore) -
     for new in ("chat", "bobs"):
         with pytest.raises(StoreError, match="was used before"):
             await memory.abranch(new)
-    with pytest.raises(StoreError, match="message_id of a message of 'chat'; saw 'q-two'"):
+    with pytest.raises(
+        StoreError, match="message_id of a message of 'chat'; saw 'q-two'"
+    ):
         await memory.abranch("copy", until="q-two")
     with pytest.raises(SettingError, match="saw both until and before"):
         await memory.abranch("copy", until="q-one", before="a-one")
@@ -118,28 +155,38 @@ async def test_what_is_wrong_is_refused_and_copies_nothing(store: MemoryStore) -
     assert await store.users.knows("copy") is False
 
 
-async def test_of_two_copies_to_one_name_at_once_one_is_made(store: MemoryStore) -> None:
+async def test_of_two_copies_to_one_name_at_once_one_is_made(
+    store: MemoryStore,
+) -> None:
     one, two = on(store, "one"), on(store, "two")
     await one.aput_messages(talk_about("one"))
     await two.aput_messages(talk_about("two"))
-    results = await asyncio.gather(one.abranch("copy"), two.abranch("copy"), return_exceptions=True)
+    results = await asyncio.gather(
+        one.abranch("copy"), two.abranch("copy"), return_exceptions=True
+    )
     assert [type(result) for result in results].count(StoreError) == 1
     assert len(await store.get_messages("copy", None)) == 2
 
 
-async def test_a_shared_session_is_copied_with_all_who_speak_there(store: MemoryStore) -> None:
+async def test_a_shared_session_is_copied_with_all_who_speak_there(
+    store: MemoryStore,
+) -> None:
     ann, bob = (on(store, user_id=name, shared=True) for name in ("ann", "bob"))
     await ann.aput(user("Hello from Ann."))
     await bob.aput(user("Hello from Bob."))
     copy = await ann.abranch("copy")
-    assert [info.user_ids for info in await store.sessions(session_ids=["copy"])] == [("ann", "bob")]
+    assert [info.user_ids for info in await store.sessions(session_ids=["copy"])] == [
+        ("ann", "bob")
+    ]
     await copy.aput(user("Who is here?"))
     assert "ann" in sent_text(await copy.aget())
     with pytest.raises(SessionOwnerError):
         await on(store, "copy", "eve").aput(user("Me too."))
 
 
-async def test_no_fact_is_extracted_twice_and_what_is_unread_is_read(learns: Learns) -> None:
+async def test_no_fact_is_extracted_twice_and_what_is_unread_is_read(
+    learns: Learns,
+) -> None:
     memory, server = learns()
     await memory.aput_messages(talk("tea", "milk"))
     await memory.aflush()
@@ -155,7 +202,9 @@ async def test_no_fact_is_extracted_twice_and_what_is_unread_is_read(learns: Lea
     assert likes(server.requests) == [["snow"]]
 
 
-async def test_a_session_without_a_user_and_its_copy_have_facts_of_their_own(learns: Learns) -> None:
+async def test_a_session_without_a_user_and_its_copy_have_facts_of_their_own(
+    learns: Learns,
+) -> None:
     memory, _ = learns(user_id=None)
     await memory.aput_messages(talk("tea"))
     await memory.aflush()
@@ -163,7 +212,10 @@ async def test_a_session_without_a_user_and_its_copy_have_facts_of_their_own(lea
     assert await contents(copy) == []
     await copy.aput_messages(talk("rain"))
     await copy.aflush()
-    assert (await contents(copy), await contents(memory)) == (["Likes rain", "Likes tea"], ["Likes tea"])
+    assert (await contents(copy), await contents(memory)) == (
+        ["Likes rain", "Likes tea"],
+        ["Likes tea"],
+    )
 
 
 def summarising(messages: list[Message], tools: list[str]) -> Message:
@@ -174,7 +226,13 @@ def summarising(messages: list[Message], tools: list[str]) -> Message:
 async def test_the_record_begins_with_its_window_and_the_summary_of_what_is_in_the_copy(
     open_memory: OpenMemory, learns: Learns, until: str, is_kept: bool
 ) -> None:
-    memory, _ = learns(summarising, extract_facts=False, summarize=True, max_messages=3, keep_messages=2)
+    memory, _ = learns(
+        summarising,
+        extract_facts=False,
+        summarize=True,
+        max_messages=3,
+        keep_messages=2,
+    )
     await memory.aput_messages(talk_about("apples", "bread", "cheese", "dates"))
     await memory.aflush()
     summary = await memory.condensed_block.asummary("chat")
@@ -185,10 +243,15 @@ async def test_the_record_begins_with_its_window_and_the_summary_of_what_is_in_t
     assert (await shown(copy))[-2:] == ([f"Tell {until[2:]}.", f"Told {until[2:]}."])
 
 
-async def test_a_copy_is_made_without_an_event_loop_and_found_after_a_restart(database_uri: str) -> None:
+async def test_a_copy_is_made_without_an_event_loop_and_found_after_a_restart(
+    database_uri: str,
+) -> None:
     def again(session_id: str) -> CondensedMemory:
         return CondensedMemory.from_defaults(
-            session_id, user_id="ann", async_database_uri=database_uri, extract_facts=False
+            session_id,
+            user_id="ann",
+            async_database_uri=database_uri,
+            extract_facts=False,
         )
 
     memory = again("chat")

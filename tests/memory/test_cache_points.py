@@ -11,15 +11,36 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.base.llms.types import CacheControl, CachePoint, ChatMessage, ContentBlock, TextBlock
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    ContentBlock,
+    TextBlock,
+)
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, LayoutError, MemoryBlocksTemplate
-from llama_index_memory_ext.models.prompt_caches import needs_cache_points, takes_cache_points
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    LayoutError,
+    MemoryBlocksTemplate,
+)
+from llama_index_memory_ext.models.prompt_caches import (
+    needs_cache_points,
+    takes_cache_points,
+)
 from llama_index_memory_ext.record.window import MOST_BLOCKS
-from tests.conversation import BEFORE_QUESTION, assistant, calling, result, sent_text, user
+from tests.conversation import (
+    BEFORE_QUESTION,
+    assistant,
+    calling,
+    result,
+    sent_text,
+    user,
+)
 from tests.forked import run_forked
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import say
@@ -30,7 +51,11 @@ POINT = CachePoint(cache_control=CacheControl(type="ephemeral"))
 
 def texts(messages: Sequence[ChatMessage]) -> list[str]:
     """The text blocks of the last user message."""
-    return [block.text for block in question(messages).blocks if isinstance(block, TextBlock)]
+    return [
+        block.text
+        for block in question(messages).blocks
+        if isinstance(block, TextBlock)
+    ]
 
 
 def question(messages: Sequence[ChatMessage]) -> ChatMessage:
@@ -53,11 +78,15 @@ def joined(blocks: Sequence[ContentBlock]) -> str:
     return "|".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
-async def prompts_of(memory: Memory, turns: int, start: int = 0) -> list[list[ChatMessage]]:
+async def prompts_of(
+    memory: Memory, turns: int, start: int = 0
+) -> list[list[ChatMessage]]:
     """The prompt of each turn."""
     prompts = []
     for i in range(start, start + turns):
-        await memory.aput(user(f"This is the question number {i}, with a few more words to it."))
+        await memory.aput(
+            user(f"This is the question number {i}, with a few more words to it.")
+        )
         prompts.append(await memory.aget())
         await memory.aput(assistant(f"And this is answer number {i}."))
     return prompts
@@ -65,9 +94,13 @@ async def prompts_of(memory: Memory, turns: int, start: int = 0) -> list[list[Ch
 
 @settings(max_examples=30)
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=40),
+    lengths=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=40
+    ),
     limit=st.integers(100, 1_500),
-    options=st.sampled_from([{}, {"include_system": True}, {"max_messages": 7}, {"recall_token_limit": 40}]),
+    options=st.sampled_from(
+        [{}, {"include_system": True}, {"max_messages": 7}, {"recall_token_limit": 40}]
+    ),
 )
 async def test_blocks_stay_as_they_are_until_a_cut(
     lengths: list[tuple[int, int]], limit: int, options: dict[str, Any]
@@ -81,7 +114,9 @@ async def test_blocks_stay_as_they_are_until_a_cut(
             await memory.aput(user("word " * asked))
             prompt = await memory.aget()
             if len(prompt[-1].blocks) > 1:
-                content = await memory.condensed_block.aget([prompt[-1]], session_id=memory.session_id)
+                content = await memory.condensed_block.aget(
+                    [prompt[-1]], session_id=memory.session_id
+                )
                 element = f"<memory>\n<condensed_memory>\n{content}</condensed_memory>\n{BEFORE_QUESTION}"
                 assert "".join(texts(prompt)[:-1]) == element
                 now = closed(prompt)
@@ -96,8 +131,17 @@ async def test_after_a_summary_every_process_shows_the_same_blocks(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """And they stay as they are until the next one."""
-    llm, _ = start_model(lambda messages, tools: say("They have asked questions with a number and an answer."))
-    options: dict[str, Any] = {"condensed_token_limit": 1_000, "summarize": True, "llm": llm, "extract_facts": False}
+    llm, _ = start_model(
+        lambda messages, tools: say(
+            "They have asked questions with a number and an answer."
+        )
+    )
+    options: dict[str, Any] = {
+        "condensed_token_limit": 1_000,
+        "summarize": True,
+        "llm": llm,
+        "extract_facts": False,
+    }
     options["recall_token_limit"] = 0
     memory = open_memory(cache_points=True, **options)
     prompts = await prompts_of(memory, 24)
@@ -113,7 +157,9 @@ async def test_after_a_summary_every_process_shows_the_same_blocks(
     assert closed(there)[: len(closed(prompts[-1]))] == closed(prompts[-1])
 
 
-async def test_a_prompt_that_its_owner_changes_changes_no_other(open_memory: OpenMemory) -> None:
+async def test_a_prompt_that_its_owner_changes_changes_no_other(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory(condensed_token_limit=200)
     await memory.aput_messages([user("one"), assistant("two"), user("three")])
     prompt = await memory.aget()
@@ -124,7 +170,9 @@ async def test_a_prompt_that_its_owner_changes_changes_no_other(open_memory: Ope
     assert texts(await memory.aget()) == before
 
 
-async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: OpenMemory) -> None:
+async def test_the_text_is_the_same_with_cache_points_as_without(
+    open_memory: OpenMemory,
+) -> None:
     """And the blocks stay when the turn is deleted."""
     memory = open_memory(condensed_token_limit=2_000)
     await memory.facts.aadd("Likes tea")
@@ -138,7 +186,9 @@ async def test_the_text_is_the_same_with_cache_points_as_without(open_memory: Op
     assert sent_text(await memory.aget()) == sent_text(plain)
 
 
-async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: OpenMemory) -> None:
+async def test_each_prompt_marks_where_the_one_before_has_ended(
+    open_memory: OpenMemory,
+) -> None:
     """The newest mark of a prompt is among those of the next one, with the same blocks before it.
 
     Also where several turns come between two prompts: OpenAI does not look back from a mark.
@@ -146,7 +196,9 @@ async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: Ope
     memory = open_memory(condensed_token_limit=2_000, cache_points=True)
     prompts = await prompts_of(memory, 30)
     for i in range(5):
-        await memory.aput_messages([user(f"Question {i}, that was not sent?"), assistant("An answer.")])
+        await memory.aput_messages(
+            [user(f"Question {i}, that was not sent?"), assistant("An answer.")]
+        )
     await memory.aput(user("And?"))
     prompts.append(await memory.aget())
     for before, now in pairwise(prompts[2:]):
@@ -156,7 +208,9 @@ async def test_each_prompt_marks_where_the_one_before_has_ended(open_memory: Ope
     assert marked(prompts[-2])[-1].endswith("And this is answer number 28.</message>\n")
 
 
-async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenMemory) -> None:
+async def test_a_question_that_is_sent_again_ends_with_a_mark(
+    open_memory: OpenMemory,
+) -> None:
     """As for each tool call of an agent: facts, recalled messages and the question stay the same in all of them."""
     memory = open_memory(condensed_token_limit=2_000, cache_points=True)
     (*_, prompt) = await prompts_of(memory, 5)
@@ -173,14 +227,23 @@ async def test_a_question_that_is_sent_again_ends_with_a_mark(open_memory: OpenM
     assert [message.role for message in third] == ["user", "assistant", "tool"]
 
 
-async def test_after_a_turn_with_tools_a_question_ends_with_a_mark_at_once(open_memory: OpenMemory) -> None:
+async def test_after_a_turn_with_tools_a_question_ends_with_a_mark_at_once(
+    open_memory: OpenMemory,
+) -> None:
     """Also in a process that has not seen that turn. After a turn without tools it does not."""
     options: dict[str, Any] = {"condensed_token_limit": 2_000, "cache_points": True}
     memory = open_memory(**options)
     await prompts_of(memory, 5)
     await memory.aput(user("Is it warm?"))
     await memory.aget()
-    await memory.aput_messages([calling(("1", "look", {})), result("1", "30"), assistant("Yes."), user("Is it dry?")])
+    await memory.aput_messages(
+        [
+            calling(("1", "look", {})),
+            result("1", "30"),
+            assistant("Yes."),
+            user("Is it dry?"),
+        ]
+    )
     for one in (open_memory(**options), memory):
         prompt = await one.aget()
         assert isinstance(question(prompt).blocks[-1], CachePoint)
@@ -190,38 +253,58 @@ async def test_after_a_turn_with_tools_a_question_ends_with_a_mark_at_once(open_
     assert not isinstance(question(await memory.aget()).blocks[-1], CachePoint)
 
 
-async def test_a_template_of_ones_own_that_extends_ours_is_used(open_memory: OpenMemory) -> None:
+async def test_a_template_of_ones_own_that_extends_ours_is_used(
+    open_memory: OpenMemory,
+) -> None:
     class Headed(MemoryBlocksTemplate):
         def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
             (message,) = super().format_messages(llm, **kwargs)
-            return [ChatMessage(role="user", blocks=[TextBlock(text="Before:"), *message.blocks])]
+            return [
+                ChatMessage(
+                    role="user", blocks=[TextBlock(text="Before:"), *message.blocks]
+                )
+            ]
 
     template = Headed()  # type: ignore[call-arg]  # a type checker sees the fields, not the initialiser
-    memory = open_memory(cache_points=True, condensed_token_limit=2_000, memory_blocks_template=template)
+    memory = open_memory(
+        cache_points=True, condensed_token_limit=2_000, memory_blocks_template=template
+    )
     (*_, prompt) = await prompts_of(memory, 3)
     assert texts(prompt)[:2] == ["Before:", closed(prompt)[1]]
     assert len(marked(prompt)) == 2
 
 
 @pytest.mark.parametrize("own", [0, 1, 2, 5])
-async def test_there_are_never_more_than_four_with_those_of_the_user(open_memory: OpenMemory, own: int) -> None:
+async def test_there_are_never_more_than_four_with_those_of_the_user(
+    open_memory: OpenMemory, own: int
+) -> None:
     """All that the user has set stay; a control says how long ours do."""
     control = CacheControl(type="ephemeral", ttl="1h")
     memory = open_memory(condensed_token_limit=2_000, cache_points=control)
     await prompts_of(memory, 5)
-    await memory.aput(ChatMessage(role="user", blocks=[TextBlock(text="And?"), *[POINT] * own]))
+    await memory.aput(
+        ChatMessage(role="user", blocks=[TextBlock(text="And?"), *[POINT] * own])
+    )
     await memory.aget()
     prompt = await memory.aget()
     assert len(marked(prompt)) == max(own, min(own + 2, 4), 3)
     assert question(prompt).blocks[-own:] == [POINT] * own or own == 0
-    points = [block for block in question(prompt).blocks if isinstance(block, CachePoint)]
+    points = [
+        block for block in question(prompt).blocks if isinstance(block, CachePoint)
+    ]
     ours = [point.cache_control for point in points if point != POINT]
     assert all(one == control and one is not control for one in ours)
     assert len(ours) == len(points) - own
 
 
-async def test_instructions_of_the_system_hold_the_blocks_too(open_memory: OpenMemory) -> None:
-    memory = open_memory(cache_points=True, insert_method=InsertMethod.SYSTEM, condensed_token_limit=2_000)
+async def test_instructions_of_the_system_hold_the_blocks_too(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(
+        cache_points=True,
+        insert_method=InsertMethod.SYSTEM,
+        condensed_token_limit=2_000,
+    )
     (*_, before, now) = await prompts_of(memory, 8)
     for prompt in (before, now):
         assert [message.role for message in prompt] == ["system", "user"]
@@ -233,19 +316,27 @@ async def test_what_is_empty_has_nothing_to_mark(open_memory: OpenMemory) -> Non
     memory = open_memory(cache_points=True)
     assert await memory.aget() == []
     await memory.aput(ChatMessage(role="user", blocks=[]))
-    assert await memory.aget() == await memory.aget() == [ChatMessage(role="user", blocks=[])]
+    assert (
+        await memory.aget()
+        == await memory.aget()
+        == [ChatMessage(role="user", blocks=[])]
+    )
     block = CondensedMemoryBlock(cache_points=True)
     assert await block.aget([], session_id="chat") == ""
     await block.aclose()
 
 
-async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memory: OpenPlainMemory) -> None:
+async def test_a_block_in_the_hosts_memory_marks_the_record_too(
+    open_plain_memory: OpenPlainMemory,
+) -> None:
     block = CondensedMemoryBlock(token_limit=2_000, cache_points=True)
     memory = open_plain_memory(block, memory_blocks_template=MemoryBlocksTemplate())
     *_, before, now = await prompts_of(memory, 6)
     assert marked(before)[-1] in marked(now)
     assert len(marked(now)) >= 2
-    assert await block.atruncate(await block.aget([], session_id="chat"), 100_000) is None
+    assert (
+        await block.atruncate(await block.aget([], session_id="chat"), 100_000) is None
+    )
     left = await block.atruncate(await block.aget([], session_id="chat"), 20)
     assert isinstance(left, str)
     assert "This is the question number 0" not in left
@@ -254,15 +345,30 @@ async def test_a_block_in_the_hosts_memory_marks_the_record_too(open_plain_memor
 
 def test_a_template_that_makes_one_text_is_refused() -> None:
     template = RichPromptTemplate("{{ memory_blocks }}")
-    with pytest.raises(LayoutError, match="memory_blocks_template is a RichPromptTemplate"):
-        CondensedMemory.from_defaults(cache_points=True, memory_blocks_template=template)
+    with pytest.raises(
+        LayoutError, match="memory_blocks_template is a RichPromptTemplate"
+    ):
+        CondensedMemory.from_defaults(
+            cache_points=True, memory_blocks_template=template
+        )
 
 
 # ---- which models need them ---------------------------------------------------------------------------
 
 GPT, CLAUDE, NOVA = "OpenAI's GPT-5.6 and later", "Anthropic's Claude", "Amazon's Nova"
-GATEWAYS, REGIONS = ["", "openai/", "openrouter/openai/", "ft:"], ["", "us.", "us-gov.", "bedrock/eu."]
-ENDINGS = ["", "-sol", "-mini", "-2026-11-13", "-20250929-v1:0", "@20261113", ":acme::x1"]
+GATEWAYS, REGIONS = (
+    ["", "openai/", "openrouter/openai/", "ft:"],
+    ["", "us.", "us-gov.", "bedrock/eu."],
+)
+ENDINGS = [
+    "",
+    "-sol",
+    "-mini",
+    "-2026-11-13",
+    "-20250929-v1:0",
+    "@20261113",
+    ":acme::x1",
+]
 OTHERS = """chatgpt-4o gpt-5.5 gpt-5 gpt-4o gpt-35-turbo-16k gpt-oss-120b o3 deepseek-v4 gemini-3 llama3.3:70b
     claude-2.1 claude-instant-1.2 anthropic.claude-v2:1 supernova-pro amazon.nova-sonic my-gpt-6 openai.gpt-6 unknown"""
 
@@ -271,9 +377,17 @@ OTHERS = """chatgpt-4o gpt-5.5 gpt-5 gpt-4o gpt-35-turbo-16k gpt-oss-120b o3 dee
     ("family", "places", "models"),
     [
         (GPT, GATEWAYS, "gpt-5.6 gpt-5.10 gpt-6 gpt-34"),
-        (CLAUDE, GATEWAYS, "claude-sonnet-4-5 claude-3-5-haiku claude-4-opus claude-next"),
+        (
+            CLAUDE,
+            GATEWAYS,
+            "claude-sonnet-4-5 claude-3-5-haiku claude-4-opus claude-next",
+        ),
         (CLAUDE, REGIONS, "anthropic.claude-sonnet-4-5 anthropic.claude-fable-5"),
-        (NOVA, REGIONS, "amazon.nova-micro amazon.nova-lite amazon.nova-pro amazon.nova-premier"),
+        (
+            NOVA,
+            REGIONS,
+            "amazon.nova-micro amazon.nova-lite amazon.nova-pro amazon.nova-premier",
+        ),
         (None, [*GATEWAYS, *REGIONS], OTHERS),
     ],
 )
@@ -286,7 +400,9 @@ def test_every_gpt_claude_and_nova_with_such_a_cache_needs_cache_points_and_no_o
 
 
 def test_only_openais_older_models_take_no_cache_points() -> None:
-    older = "gpt-5.5 gpt-5 openai/gpt-4o-mini gpt-35-turbo-16k ft:gpt-4.1:acme o3 o4-mini"
+    older = (
+        "gpt-5.5 gpt-5 openai/gpt-4o-mini gpt-35-turbo-16k ft:gpt-4.1:acme o3 o4-mini"
+    )
     others = "gpt-5.6-sol openai/gpt-5.10 gpt-6-luna gpt-oss-120b my-deployment claude-sonnet-4-5 grok-4.7"
     assert [name for name in older.split() if takes_cache_points(name)] == []
     assert [name for name in others.split() if not takes_cache_points(name)] == []
@@ -308,7 +424,9 @@ for llm in [MockLLM(), *gpts, *claudes, *gpts]:
 """
 
 
-def test_a_memory_without_cache_points_warns_once_for_each_family(tmp_path: Path) -> None:
+def test_a_memory_without_cache_points_warns_once_for_each_family(
+    tmp_path: Path,
+) -> None:
     """Whatever its models are called, and also if the model's class does not know the name."""
     done = run_forked(PROGRAM, folder=tmp_path)
     gpt, claude = done.stderr.splitlines()

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    RelevantFactsBlock,
+    StoreError,
+)
 from tests.conversation import assistant, user
 from tests.memories import OpenPlainMemory
 
@@ -38,7 +44,10 @@ def open_one(**options: Any) -> CondensedMemory:
 async def test_a_closed_memory_in_memory_says_that_it_is_gone_and_one_on_a_file_is_opened(
     database_uri: str, use: str
 ) -> None:
-    async with open_one() as memory, open_one(async_database_uri=database_uri) as lasting:
+    async with (
+        open_one() as memory,
+        open_one(async_database_uri=database_uri) as lasting,
+    ):
         for one in (memory, lasting):
             await one.aput_messages([user("I like tea."), assistant("Noted.")])
     with pytest.raises(StoreError, match=GONE):
@@ -65,7 +74,11 @@ async def test_a_store_that_was_lent_is_closed_by_whoever_has_opened_it() -> Non
     await memory.aput(user("And coffee."))
     assert await store.count_messages("chat", None) == 2
     await store.aclose()
-    for call in (memory.aget(), open_one(chat_store=store).aput(user("Hello?")), store.count_messages("chat")):
+    for call in (
+        memory.aget(),
+        open_one(chat_store=store).aput(user("Hello?")),
+        store.count_messages("chat"),
+    ):
         with pytest.raises(StoreError, match=GONE):
             await call
     await memory.aclose()
@@ -82,10 +95,14 @@ async def test_a_database_in_memory_with_a_name_may_have_others_who_use_it() -> 
     await other.aclose()
 
 
-async def test_the_private_stores_of_blocks_are_gone_with_them(open_plain_memory: OpenPlainMemory) -> None:
+async def test_the_private_stores_of_blocks_are_gone_with_them(
+    open_plain_memory: OpenPlainMemory,
+) -> None:
     blocks = CondensedMemoryBlock(), RelevantFactsBlock(extract_facts=False)
     memory = open_plain_memory(*blocks, token_limit=30, token_flush_size=10)
-    await memory.aput_messages([user("I like tea. " * 9), assistant("Noted. " * 9), user("And now?")])
+    await memory.aput_messages(
+        [user("I like tea. " * 9), assistant("Noted. " * 9), user("And now?")]
+    )
     for block in blocks:
         await block.aclose()
         await block.aclose()

@@ -16,16 +16,33 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, MessageError, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    MessageError,
+    StoreError,
+)
 from llama_index_memory_ext.text.messages import HINT
-from tests.conversation import BEFORE_QUESTION, assistant, calling, of_today, record, result, sent_text, user
+from tests.conversation import (
+    BEFORE_QUESTION,
+    assistant,
+    calling,
+    of_today,
+    record,
+    result,
+    sent_text,
+    user,
+)
 from tests.memories import OpenMemory, OpenPlainMemory
 
 
 class Silent(BaseMemoryBlock[str]):
     """A block of others."""
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **block_kwargs: Any
+    ) -> str:
         return ""
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -49,7 +66,9 @@ async def test_an_empty_memory_gives_no_messages(open_memory: OpenMemory) -> Non
     assert await memory.aget() == await memory.aget_all() == []
 
 
-async def test_the_first_question_comes_alone_and_the_second_with_the_record(open_memory: OpenMemory) -> None:
+async def test_the_first_question_comes_alone_and_the_second_with_the_record(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory()
     await memory.aput(user("My name is Logan."))
     assert sent_text(await memory.aget()) == "My name is Logan."
@@ -66,7 +85,9 @@ async def test_the_first_question_comes_alone_and_the_second_with_the_record(ope
     )
 
 
-async def test_a_turn_is_whole_after_its_answer_until_it_is_flushed(open_memory: OpenMemory) -> None:
+async def test_a_turn_is_whole_after_its_answer_until_it_is_flushed(
+    open_memory: OpenMemory,
+) -> None:
     """Agents ask for the messages once more when a turn is over; then one message with the record is left."""
     memory = open_memory()
     await talk(memory, 2)
@@ -76,10 +97,17 @@ async def test_a_turn_is_whole_after_its_answer_until_it_is_flushed(open_memory:
         await memory.aflush()
     (message,) = await memory.aget()
     assert message.role == "user"
-    assert [text for _, text in record(sent_text([message]))] == ["question 0", "answer 0", "question 1", "answer 1"]
+    assert [text for _, text in record(sent_text([message]))] == [
+        "question 0",
+        "answer 0",
+        "question 1",
+        "answer 1",
+    ]
 
 
-async def test_resetting_and_setting_replace_what_every_memory_on_the_session_shows(open_memory: OpenMemory) -> None:
+async def test_resetting_and_setting_replace_what_every_memory_on_the_session_shows(
+    open_memory: OpenMemory,
+) -> None:
     memory, other = open_memory(), open_memory()
     await talk(memory, 2)
     await other.aget()
@@ -87,7 +115,10 @@ async def test_resetting_and_setting_replace_what_every_memory_on_the_session_sh
     assert await memory.aget() == await other.aget() == []
     await talk(memory, 1)
     await memory.aput(user("next"))
-    assert [text for _, text in record(sent_text(await other.aget()))] == ["question 0", "answer 0"]
+    assert [text for _, text in record(sent_text(await other.aget()))] == [
+        "question 0",
+        "answer 0",
+    ]
     # A generator is gone after it has been looked at.
     await memory.aset(message for message in [user("new"), assistant("fine")])  # type: ignore[arg-type]
     await memory.aput_messages(message for message in [user("newest")])  # type: ignore[arg-type]
@@ -98,9 +129,13 @@ async def test_resetting_and_setting_replace_what_every_memory_on_the_session_sh
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memory: bool) -> None:
+def test_the_synchronous_calls_finish_what_they_start(
+    database_uri: str, in_memory: bool
+) -> None:
     memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=None if in_memory else database_uri, extract_facts=False
+        "chat",
+        async_database_uri=None if in_memory else database_uri,
+        extract_facts=False,
     )
     memory.put(user("one"))
     memory.put_messages([assistant("two"), user("three")])
@@ -119,9 +154,14 @@ def test_the_synchronous_calls_finish_what_they_start(database_uri: str, in_memo
 
 
 @pytest.mark.parametrize("wrong", ["Hello", None, {"role": "user", "content": "Hello"}])
-async def test_what_is_no_message_is_refused_and_nothing_is_written(open_memory: OpenMemory, wrong: Any) -> None:
+async def test_what_is_no_message_is_refused_and_nothing_is_written(
+    open_memory: OpenMemory, wrong: Any
+) -> None:
     memory = open_memory()
-    with pytest.raises(MessageError, match=rf"this is a {type(wrong).__name__}\. Wrap a text as ChatMessage"):
+    with pytest.raises(
+        MessageError,
+        match=rf"this is a {type(wrong).__name__}\. Wrap a text as ChatMessage",
+    ):
         await memory.aput_messages([user("one"), wrong])
     with pytest.raises(MessageError):
         await memory.aput(wrong)
@@ -130,10 +170,17 @@ async def test_what_is_no_message_is_refused_and_nothing_is_written(open_memory:
     assert await memory.aget_all() == []
 
 
-async def test_neither_the_messages_of_the_caller_nor_those_that_come_back_are_shared(open_memory: OpenMemory) -> None:
+async def test_neither_the_messages_of_the_caller_nor_those_that_come_back_are_shared(
+    open_memory: OpenMemory,
+) -> None:
     """Agents write their state into the last message."""
     memory = open_memory()
-    messages = [user("one </memory>"), calling(("call_1", "add", {"a": 1})), result("call_1", "1"), user("two")]
+    messages = [
+        user("one </memory>"),
+        calling(("call_1", "add", {"a": 1})),
+        result("call_1", "1"),
+        user("two"),
+    ]
     before = copy.deepcopy(messages)
     await memory.aput_messages(messages)
     await memory.aget(input=messages[-1])
@@ -146,7 +193,9 @@ async def test_neither_the_messages_of_the_caller_nor_those_that_come_back_are_s
 async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -> None:
     """Text, images and messages, as in the host's own Memory."""
     notes = StaticMemoryBlock(name="notes", static_content=[TextBlock(text="Be kind.")])
-    picture = StaticMemoryBlock(name="picture", static_content=[ImageBlock(url="https://example.org/cat.png")])
+    picture = StaticMemoryBlock(
+        name="picture", static_content=[ImageBlock(url="https://example.org/cat.png")]
+    )
     memory = open_memory(memory_blocks=[notes, picture])
     await memory.aput(user("one"))
     await memory.aput(user("two"))
@@ -157,21 +206,32 @@ async def test_further_blocks_stand_behind_the_record(open_memory: OpenMemory) -
         "<notes>\nBe kind.\n</notes>\n<picture>\n"
     )
     assert isinstance(image, ImageBlock)
-    assert sent_text([ChatMessage(blocks=[after, question])]) == f"</picture>\n{BEFORE_QUESTION}two"
+    assert (
+        sent_text([ChatMessage(blocks=[after, question])])
+        == f"</picture>\n{BEFORE_QUESTION}two"
+    )
 
 
-async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemory) -> None:
+async def test_further_blocks_get_what_the_host_gives_them(
+    open_memory: OpenMemory,
+) -> None:
     """No argument of our own; and another record, on the same store or on one of its own, reads for itself."""
 
     class Strict(Silent):
         async def _aget(  # type: ignore[override]
-            self, messages: list[ChatMessage] | None = None, session_id: str = "", mood: str = ""
+            self,
+            messages: list[ChatMessage] | None = None,
+            session_id: str = "",
+            mood: str = "",
         ) -> str:
             return f"{session_id} {mood} {len(messages or [])}"
 
     memory = open_memory(memory_blocks=[Strict(name="strict")])
     private = CondensedMemoryBlock(name="private")
-    memory.memory_blocks += [CondensedMemoryBlock(name="short", store=memory.sql_store, max_messages=1), private]
+    memory.memory_blocks += [
+        CondensedMemoryBlock(name="short", store=memory.sql_store, max_messages=1),
+        private,
+    ]
     await talk(memory, 2)
     await memory.aput(user("next"))
     text = sent_text(await memory.aget(mood="happy"))
@@ -179,7 +239,12 @@ async def test_further_blocks_get_what_the_host_gives_them(open_memory: OpenMemo
     shown = dict(re.findall(r"<(strict|short|private)>\n(.*?)</\1>\n", text, re.DOTALL))
     assert shown["strict"] == "chat happy 1\n"
     assert record(shown["short"]) == [("assistant", "answer 1")]
-    assert [said for _, said in record(shown["private"])] == ["question 0", "answer 0", "question 1", "answer 1"]
+    assert [said for _, said in record(shown["private"])] == [
+        "question 0",
+        "answer 0",
+        "question 1",
+        "answer 1",
+    ]
 
 
 async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
@@ -195,33 +260,53 @@ async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
     assert "secret" not in caplog.text
 
 
-async def test_the_hint_stands_only_between_a_conversation_and_a_users_message(open_memory: OpenMemory) -> None:
+async def test_the_hint_stands_only_between_a_conversation_and_a_users_message(
+    open_memory: OpenMemory,
+) -> None:
     """Facts alone are no conversation, and a template of one's own has what it has."""
     memory = open_memory(user_id="ann", facts_token_limit=200)
     await memory.facts.aadd("Likes tea")
     await memory.aput(user("What do I like?"))
-    assert sent_text(await memory.aget()).endswith("</relevant_facts>\n</memory>\n\nWhat do I like?")
+    assert sent_text(await memory.aget()).endswith(
+        "</relevant_facts>\n</memory>\n\nWhat do I like?"
+    )
     await memory.aflush()
     assert sent_text(await memory.aget()).endswith("</memory>\n\n")
     await memory.aput(user("And what else?"))
     assert sent_text(await memory.aget()).endswith(f"{BEFORE_QUESTION}And what else?")
-    template = RichPromptTemplate("{% for name, blocks in memory_blocks %}{{ blocks[0].text }}{% endfor %}")
+    template = RichPromptTemplate(
+        "{% for name, blocks in memory_blocks %}{{ blocks[0].text }}{% endfor %}"
+    )
     own = open_memory(user_id="ann", memory_blocks_template=template)
     assert HINT not in sent_text(await own.aget())
 
 
 async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> None:
     """With a larger share of the limit for them."""
-    memory = open_memory(chat_history_token_ratio=0.5, token_limit=200, condensed_token_limit=100, facts_token_limit=0)
+    memory = open_memory(
+        chat_history_token_ratio=0.5,
+        token_limit=200,
+        condensed_token_limit=100,
+        facts_token_limit=0,
+    )
     await talk(memory, 4)
-    assert [message.content for message in await memory.aget()][1::2] == [f"answer {i}" for i in range(4)]
+    assert [message.content for message in await memory.aget()][1::2] == [
+        f"answer {i}" for i in range(4)
+    ]
     await memory.aput(user("word " * 90))
     assert len(await memory.aget()) < 9
 
 
-def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refused(database_uri: str) -> None:
-    for lasting in ({"async_database_uri": database_uri}, {"chat_store": MemoryStore(database_uri)}):
-        with pytest.raises(StoreError, match=r"session_id.* CondensedMemory\.from_defaults"):
+def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refused(
+    database_uri: str,
+) -> None:
+    for lasting in (
+        {"async_database_uri": database_uri},
+        {"chat_store": MemoryStore(database_uri)},
+    ):
+        with pytest.raises(
+            StoreError, match=r"session_id.* CondensedMemory\.from_defaults"
+        ):
             CondensedMemory.from_defaults(**lasting)
     with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
@@ -242,7 +327,11 @@ async def test_a_database_of_the_plain_host_is_taken_over(
     assert answer.content == "The answer number 3."
     await memory.aput(user("next"))
     texts = [text for _, text in record(sent_text(await memory.aget()))]
-    assert texts == [text for i in range(4) for text in (f"The question number {i}.", f"The answer number {i}.")]
+    assert texts == [
+        text
+        for i in range(4)
+        for text in (f"The question number {i}.", f"The answer number {i}.")
+    ]
 
 
 async def test_none_is_a_session_of_its_own_in_memory() -> None:
@@ -251,9 +340,15 @@ async def test_none_is_a_session_of_its_own_in_memory() -> None:
     assert one.facts_block.user_id == one.session_id
 
 
-async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(any_database_uri: str | None) -> None:
+async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(
+    any_database_uri: str | None,
+) -> None:
     """Oldest first, over all pages. No reading is held open: what others change meanwhile is seen as it is then."""
-    talk = [message for i in range(800) for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))]
+    talk = [
+        message
+        for i in range(800)
+        for message in (user(f"Question {i}?"), assistant(f"Answer {i}."))
+    ]
     said = [message.content for message in talk]
     async with CondensedMemory.from_defaults(
         "chat", async_database_uri=any_database_uri, extract_facts=False
@@ -261,10 +356,19 @@ async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(an
         assert [message async for message in memory.aiter_all()] == []
         await memory.aput_messages(talk)
         assert [message.content async for message in memory.aiter_all()] == said
-        assert [message.content async for message in memory.aiter_all(MessageStatus.ACTIVE)] == said[-2:]
-        exported = [message["blocks"][0]["text"] for message in json.loads(await memory.aexport())]
-        assert exported == [message.content for message in await memory.aget_all()] == said
-        some = await memory.sql_store.get_messages("chat", status=None, limit=1_100, offset=7)
+        assert [
+            message.content async for message in memory.aiter_all(MessageStatus.ACTIVE)
+        ] == said[-2:]
+        exported = [
+            message["blocks"][0]["text"]
+            for message in json.loads(await memory.aexport())
+        ]
+        assert (
+            exported == [message.content for message in await memory.aget_all()] == said
+        )
+        some = await memory.sql_store.get_messages(
+            "chat", status=None, limit=1_100, offset=7
+        )
         assert [message.content for message in some] == said[7:1_107]
         seen: list[str | None] = []
         async for message in memory.aiter_all():
@@ -277,6 +381,8 @@ async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(an
 
 async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
     """The host finds no table four times."""
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, extract_facts=False
+    )
     assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
     await memory.aclose()

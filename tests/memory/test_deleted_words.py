@@ -26,7 +26,20 @@ from tests.conversation import assistant, user
 from tests.databases import OpenStore
 
 USERS, TEAMS = ("ann", "bob", "cem"), ("team", "board")
-DEEDS = ("say", "say", "say", "say", "flush", "set", "reset", "retain", "delete", "branch", "copy", "end")
+DEEDS = (
+    "say",
+    "say",
+    "say",
+    "say",
+    "flush",
+    "set",
+    "reset",
+    "retain",
+    "delete",
+    "branch",
+    "copy",
+    "end",
+)
 _LINE = re.compile(r"<message role=\"[\w ]+\">(.*?)</message>")
 
 
@@ -37,27 +50,53 @@ class Gossip(OfflineModel):
         transcript = (messages[-1].content or "").rpartition("<transcript>")[2]
         lines = [line for line in _LINE.findall(transcript) if "I live in" in line]
         facts = [
-            {"label": f"n{i}", "content": f"Lives in {line.split()[-1][:-1]}", "quote": line, "confidence": 0.95}
+            {
+                "label": f"n{i}",
+                "content": f"Lives in {line.split()[-1][:-1]}",
+                "quote": line,
+                "confidence": 0.95,
+            }
             for i, line in enumerate(lines, 1)
         ]
         ended = [
-            {"number": 1, "reason": f"The user said: {line}", "quote": line, "replaced_by": f"n{i}"}
+            {
+                "number": 1,
+                "reason": f"The user said: {line}",
+                "quote": line,
+                "replaced_by": f"n{i}",
+            }
             for i, line in enumerate(lines, 1)
         ]
         arguments = {"new_facts": facts, "confirmed": [], "retired": ended[-1:]}
-        call = ToolCallBlock(tool_call_id="call_1", tool_name="report_facts", tool_kwargs=arguments)
+        call = ToolCallBlock(
+            tool_call_id="call_1", tool_name="report_facts", tool_kwargs=arguments
+        )
         return ChatResponse(message=ChatMessage(role="assistant", blocks=[call]))
 
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponse:
         return self.chat(messages, **kwargs)
 
 
-def on(store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any) -> CondensedMemory:
+def on(
+    store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any
+) -> CondensedMemory:
     """A memory in a session of several users, with a block for each team."""
     llm = Gossip()
-    teams = [RelevantFactsBlock(name=f"{one}_facts", user_id=one, store=store, llm=llm) for one in TEAMS]
-    options = {"shared": user_id is not None, "memory_blocks": teams, "llm": llm, **options}
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+    teams = [
+        RelevantFactsBlock(name=f"{one}_facts", user_id=one, store=store, llm=llm)
+        for one in TEAMS
+    ]
+    options = {
+        "shared": user_id is not None,
+        "memory_blocks": teams,
+        "llm": llm,
+        **options,
+    }
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 async def tell(memory: CondensedMemory, *texts: str, answer: str = "Noted.") -> None:
@@ -72,14 +111,19 @@ async def stored(store: MemoryStore) -> str:
 
     def read(conn: Connection) -> str:
         # A row that is printed as it is would be cut.
-        found = [[*map(tuple, conn.execute(select(table)))] for table in (tables.rows, tables.cursors, tables.facts)]
+        found = [
+            [*map(tuple, conn.execute(select(table)))]
+            for table in (tables.rows, tables.cursors, tables.facts)
+        ]
         return str(found)
 
     return await store.database.run(read, writes=False)
 
 
 async def contents(store: MemoryStore, namespace: str) -> list[str]:
-    return sorted(fact.content for fact in await FactBook(store, namespace).alist(state="all"))
+    return sorted(
+        fact.content for fact in await FactBook(store, namespace).alist(state="all")
+    )
 
 
 async def step(store: MemoryStore, random: Random, number: int) -> None:
@@ -87,7 +131,20 @@ async def step(store: MemoryStore, random: Random, number: int) -> None:
     who, session = random.choice(USERS), random.choice(("chat", "channel"))
     memory = on(store, who, session, review=random.random() < 0.2)
     deed = random.choice(
-        ("say", "say", "say", "say", "flush", "set", "reset", "retain", "delete", "branch", "copy", "end")
+        (
+            "say",
+            "say",
+            "say",
+            "say",
+            "flush",
+            "set",
+            "reset",
+            "retain",
+            "delete",
+            "branch",
+            "copy",
+            "end",
+        )
     )
     if deed == "say":
         said = [user(f"In step {number}, I live in {who.capitalize()}ville{number}.")]
@@ -133,11 +190,15 @@ async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) 
     assert (await store.facts.read("team", view=ALL)).epoch
 
 
-async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(store: MemoryStore) -> None:
+async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(
+    store: MemoryStore,
+) -> None:
     """Retention, a reset, and the deletion of the session leave the team's facts; they go with the person."""
     for i, session in enumerate(("kept", "reset", "gone")):
         for who in ("ann", "bob"):
-            await tell(on(store, who, session), f"I live in {who.capitalize()}ville{i}.")
+            await tell(
+                on(store, who, session), f"I live in {who.capitalize()}ville{i}."
+            )
     await on(store, "ann", "reset").areset()
     await store.forget("gone")
     await store.aretain(messages=1, vacuum=False)
@@ -165,21 +226,33 @@ async def test_retention_reaches_the_facts_of_every_reader(store: MemoryStore) -
     await store.aretain(messages=1, vacuum=False)
     text = await stored(store)
     assert text.count("Lives in Annville1") == text.count("Lives in Annville2") > 2
-    assert "I live in Annville" not in text.replace("The user said: I live in Annville", "")
+    assert "I live in Annville" not in text.replace(
+        "The user said: I live in Annville", ""
+    )
 
 
-async def test_what_is_learned_while_a_person_is_deleted_is_not_stored(store: MemoryStore) -> None:
+async def test_what_is_learned_while_a_person_is_deleted_is_not_stored(
+    store: MemoryStore,
+) -> None:
     """By whichever reader."""
     ann, bob = on(store, "ann"), on(store, "bob", extract_facts=False)
     await bob.aput_messages([user("I live in Bobville1."), assistant("Noted.")])
     await ann.aput_messages([user("I live in Annville1."), assistant("Noted.")])
-    blocks = [block for block in ann.memory_blocks if isinstance(block, RelevantFactsBlock)]
+    blocks = [
+        block for block in ann.memory_blocks if isinstance(block, RelevantFactsBlock)
+    ]
     work = [block.aflush("chat") for block in blocks]
-    await asyncio.gather(*work, store.forget_user("ann", vacuum=False), *[block.aflush("chat") for block in blocks])
+    await asyncio.gather(
+        *work,
+        store.forget_user("ann", vacuum=False),
+        *[block.aflush("chat") for block in blocks],
+    )
     assert "Annville" not in await stored(store)
 
 
-async def test_what_a_tool_remembers_while_a_person_is_deleted_is_not_stored(store: MemoryStore) -> None:
+async def test_what_a_tool_remembers_while_a_person_is_deleted_is_not_stored(
+    store: MemoryStore,
+) -> None:
     """Nor where nothing was known before, so that no other fact tells of the deletion."""
     ann = on(store, "ann", extract_facts=False)
     await ann.aput_messages([user("I live in Annville1."), assistant("Noted.")])
@@ -195,8 +268,12 @@ async def test_a_source_ends_where_another_user_speaks(store: MemoryStore) -> No
     """Whoever reads: the facts of the user, or those of a team; the answers to others are left out, too."""
     ann, bob = on(store, "ann"), on(store, "bob")
     await ann.aput(user("I live in Annville1."))
-    await bob.aput_messages([user("I live in Bobville1."), assistant("Bob lives there.")])
-    await ann.aput_messages([user("I live in Annville2."), assistant("Ann lives there.")])
+    await bob.aput_messages(
+        [user("I live in Bobville1."), assistant("Bob lives there.")]
+    )
+    await ann.aput_messages(
+        [user("I live in Annville2."), assistant("Ann lives there.")]
+    )
     for memory in (ann, bob):
         await memory.aflush()
     for namespace in ("bob", "team"):
@@ -205,14 +282,29 @@ async def test_a_source_ends_where_another_user_speaks(store: MemoryStore) -> No
         assert bobs.source == "I live in Bobville1.\nBob lives there."
 
 
-async def test_the_text_around_a_fact_goes_if_it_is_of_a_person_who_was_deleted(store: MemoryStore) -> None:
+async def test_the_text_around_a_fact_goes_if_it_is_of_a_person_who_was_deleted(
+    store: MemoryStore,
+) -> None:
     """As a database of before may hold it."""
-    ann, bob = on(store, "ann", extract_facts=False), on(store, "bob", extract_facts=False)
+    ann, bob = (
+        on(store, "ann", extract_facts=False),
+        on(store, "bob", extract_facts=False),
+    )
     await ann.aput(user("I live in Annville1."))
     await bob.aput_messages([user("I like tea."), assistant("Fine.")])
-    row = next(row for row in await store.readers.find("chat", ["active"]) if row.user_id == "bob")
-    place: dict[str, Any] = {"quote": "I like tea", "session_id": "chat", "message_ids": (row.id,)}
-    mixed = Fact(id="1", content="Likes tea", source="I live in Annville1.\nI like tea.", **place)
+    row = next(
+        row
+        for row in await store.readers.find("chat", ["active"])
+        if row.user_id == "bob"
+    )
+    place: dict[str, Any] = {
+        "quote": "I like tea",
+        "session_id": "chat",
+        "message_ids": (row.id,),
+    }
+    mixed = Fact(
+        id="1", content="Likes tea", source="I live in Annville1.\nI like tea.", **place
+    )
     clean = Fact(id="2", content="Likes his tea", source="I like tea.\nFine.", **place)
     await store.facts.write("bob", [mixed, clean])
     await store.forget_user("ann", vacuum=False)
@@ -221,7 +313,9 @@ async def test_the_text_around_a_fact_goes_if_it_is_of_a_person_who_was_deleted(
     assert facts["2"] == clean.model_copy(update={"namespace": "bob"})
 
 
-async def test_messages_that_another_user_sets_anew_stay_those_of_their_speaker(store: MemoryStore) -> None:
+async def test_messages_that_another_user_sets_anew_stay_those_of_their_speaker(
+    store: MemoryStore,
+) -> None:
     ann, bob = on(store, "ann"), on(store, "bob")
     await tell(bob, "I live in Bobville1.")
     await tell(ann, "I live in Annville1.")
@@ -234,9 +328,16 @@ async def test_messages_that_another_user_sets_anew_stay_those_of_their_speaker(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_word_of_a_person_is_left_anywhere(tmp_path: Path, open_store: OpenStore, seed: int) -> None:
+async def test_no_word_of_a_person_is_left_anywhere(
+    tmp_path: Path, open_store: OpenStore, seed: int
+) -> None:
     """In shared sessions with two team blocks, after random turns, edits, deletions, branches and copies."""
-    assert await words_left(open_store(f"sqlite+aiosqlite:///{tmp_path}/memory.db"), tmp_path, seed) == []
+    assert (
+        await words_left(
+            open_store(f"sqlite+aiosqlite:///{tmp_path}/memory.db"), tmp_path, seed
+        )
+        == []
+    )
 
 
 async def words_left(store: MemoryStore, folder: Path, seed: int) -> list[str]:
@@ -248,8 +349,13 @@ async def words_left(store: MemoryStore, folder: Path, seed: int) -> list[str]:
     await store.forget_user(leaver)
     word = f"{leaver.capitalize()}ville"
     left = [f"seed {seed}: {word} in a row"] if word in await stored(store) else []
-    return [*left, *(f"seed {seed}: {word} in {name}" for name in files_with(word, folder))]
+    return [
+        *left,
+        *(f"seed {seed}: {word} in {name}" for name in files_with(word, folder)),
+    ]
 
 
 def files_with(word: str, folder: Path) -> list[str]:
-    return [file.name for file in folder.iterdir() if word.encode() in file.read_bytes()]
+    return [
+        file.name for file in folder.iterdir() if word.encode() in file.read_bytes()
+    ]

@@ -35,57 +35,116 @@ def test_the_host_has_no_argument_that_is_not_taken_in_the_same_place() -> None:
     """One that a new version of the host brings along fails here."""
     theirs = list(inspect.signature(Memory.from_defaults).parameters.values())
     ours = list(PARAMETERS.values())[: len(theirs)]
-    assert [(one.name, one.kind) for one in ours] == [(one.name, one.kind) for one in theirs]
+    assert [(one.name, one.kind) for one in ours] == [
+        (one.name, one.kind) for one in theirs
+    ]
 
 
 async def test_a_call_of_the_host_works_as_it_is() -> None:
     """With every argument, by name and in its place."""
     template = MemoryBlocksTemplate()
-    arguments: list[Any] = ["chat", [user("Hello")], 40_000, [], str.split, 0.7, 300, template, InsertMethod.SYSTEM]
+    arguments: list[Any] = [
+        "chat",
+        [user("Hello")],
+        40_000,
+        [],
+        str.split,
+        0.7,
+        300,
+        template,
+        InsertMethod.SYSTEM,
+    ]
     arguments += [100, 200, 300, None, "my_table", None, None, None]
     names = [*inspect.signature(Memory.from_defaults).parameters]
-    with pytest.warns(UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio") as warned:
+    with pytest.warns(
+        UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio"
+    ) as warned:
         in_place = CondensedMemory.from_defaults(*arguments)
     assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="token_flush_size"):
-        by_name = CondensedMemory.from_defaults(**dict(zip(names, arguments, strict=True)))
+        by_name = CondensedMemory.from_defaults(
+            **dict(zip(names, arguments, strict=True))
+        )
     for memory in (in_place, by_name):
-        assert (memory.session_id, memory.token_limit, memory.chat_history_token_ratio) == ("chat", 40_000, 0.7)
-        assert (memory.insert_method, memory.memory_blocks_template) == (InsertMethod.SYSTEM, template)
-        assert (memory.image_token_size_estimate, memory.video_token_size_estimate) == (100, 300)
-        assert (memory.sql_store.table_name, memory.tokenizer_fn.count("one two")) == ("my_table", 2)
+        assert (
+            memory.session_id,
+            memory.token_limit,
+            memory.chat_history_token_ratio,
+        ) == ("chat", 40_000, 0.7)
+        assert (memory.insert_method, memory.memory_blocks_template) == (
+            InsertMethod.SYSTEM,
+            template,
+        )
+        assert (memory.image_token_size_estimate, memory.video_token_size_estimate) == (
+            100,
+            300,
+        )
+        assert (memory.sql_store.table_name, memory.tokenizer_fn.count("one two")) == (
+            "my_table",
+            2,
+        )
         assert [message.content for message in await memory.aget_all()] == ["Hello"]
         await memory.aclose()
 
 
-def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default() -> None:
+def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default() -> (
+    None
+):
     """But for those that the memory has for both of them."""
     fields = {**RelevantFactsBlock.model_fields, **CondensedMemoryBlock.model_fields}
-    of_the_memory = {"name", "token_limit", "tokenizer_fn", "store", "llm", "embed_model", "user_id", "cache_points"}
+    of_the_memory = {
+        "name",
+        "token_limit",
+        "tokenizer_fn",
+        "store",
+        "llm",
+        "embed_model",
+        "user_id",
+        "cache_points",
+    }
     of_the_memory |= set(BaseMemoryBlock.model_fields)
     assert set(MemoryOptions.__annotations__) == set(fields) - of_the_memory
-    assert {name: PARAMETERS[name].default for name in MemoryOptions.__annotations__} == {
-        name: fields[name].default for name in MemoryOptions.__annotations__
-    }
+    assert {
+        name: PARAMETERS[name].default for name in MemoryOptions.__annotations__
+    } == {name: fields[name].default for name in MemoryOptions.__annotations__}
     assert not any(one.kind == one.VAR_KEYWORD for one in PARAMETERS.values())
 
 
 def test_help_says_what_each_argument_is_and_in_which_range() -> None:
-    shown = " ".join(pydoc.plain(pydoc.render_doc(CondensedMemory.from_defaults)).split())
+    shown = " ".join(
+        pydoc.plain(pydoc.render_doc(CondensedMemory.from_defaults)).split()
+    )
     assert [name for name in PARAMETERS if f" {name}: " not in shown] == []
     assert (
-        "keep_ratio: Share of the limit that is left when the record is cut; 1: each turn. Above 0, at most 1." in shown
+        "keep_ratio: Share of the limit that is left when the record is cut; 1: each turn. Above 0, at most 1."
+        in shown
     )
 
 
 def test_a_setting_reaches_its_block() -> None:
-    record: CondensedOptions = {"keep_ratio": 0.7, "max_messages": 9, "include_system": True, "summary_token_limit": 99}
-    facts: FactsOptions = {"max_facts": 50, "min_confidence": 0.1, "recency_weight": 0.0, "context_turns": 5}
-    facts |= {"min_similarity": 0.5, "ranker_factory": TfidfRanker, "categories": ("diet",)}
+    record: CondensedOptions = {
+        "keep_ratio": 0.7,
+        "max_messages": 9,
+        "include_system": True,
+        "summary_token_limit": 99,
+    }
+    facts: FactsOptions = {
+        "max_facts": 50,
+        "min_confidence": 0.1,
+        "recency_weight": 0.0,
+        "context_turns": 5,
+    }
+    facts |= {
+        "min_similarity": 0.5,
+        "ranker_factory": TfidfRanker,
+        "categories": ("diet",),
+    }
     memory = CondensedMemory.from_defaults(**record, **facts, retry_seconds=7.5)
     assert {name: getattr(memory.condensed_block, name) for name in record} == record
     assert {name: getattr(memory.facts_block, name) for name in facts} == facts
-    assert memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
+    assert (
+        memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
+    )
 
 
 # As of a request whose header was missing, or was read with its white space.
@@ -113,7 +172,9 @@ MISTAKES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_a_mistake_is_refused_with_its_name_in_one_line(mistake: dict[str, Any]) -> None:
+def test_a_mistake_is_refused_with_its_name_in_one_line(
+    mistake: dict[str, Any],
+) -> None:
     """By an error of this package, without the key."""
     llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
     with pytest.raises(MemoryExtError) as refused:
@@ -126,7 +187,10 @@ def test_a_mistake_is_refused_with_its_name_in_one_line(mistake: dict[str, Any])
     assert "." in said
 
 
-@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in {"token_flush_size", "session_id"}])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in PARAMETERS if name not in {"token_flush_size", "session_id"}],
+)
 def test_no_argument_takes_just_anything(name: str) -> None:
     anything: dict[str, Any] = {name: object()}
     with pytest.raises(MemoryExtError, match=f"{name}|list of ChatMessage objects"):
@@ -136,31 +200,82 @@ def test_no_argument_takes_just_anything(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "mistake", "said"),
     [
-        (CondensedMemoryBlock, {"keep_ratio": 2}, r"keep_ratio must be .* 1; saw 2\. It is: \"Share of .* for 0\.4\."),
-        (CondensedMemoryBlock, {"token_limit": "8k"}, r"token_limit must be a valid integer.*; saw '8k'\."),
-        (CondensedMemoryBlock, {"llm": KEY}, r"llm must be an instance of LLM; saw a str\."),
-        (CondensedMemoryBlock, {"max_message": 3}, r"'max_message'\. Did you mean 'max_messages'"),
-        (RelevantFactsBlock, {"min_confidence": 2}, r"min_confidence must be .* 1; saw 2\."),
-        (RelevantFactsBlock, {"similarity_weight": 0, "confidence_weight": 0}, "not both 0"),
+        (
+            CondensedMemoryBlock,
+            {"keep_ratio": 2},
+            r"keep_ratio must be .* 1; saw 2\. It is: \"Share of .* for 0\.4\.",
+        ),
+        (
+            CondensedMemoryBlock,
+            {"token_limit": "8k"},
+            r"token_limit must be a valid integer.*; saw '8k'\.",
+        ),
+        (
+            CondensedMemoryBlock,
+            {"llm": KEY},
+            r"llm must be an instance of LLM; saw a str\.",
+        ),
+        (
+            CondensedMemoryBlock,
+            {"max_message": 3},
+            r"'max_message'\. Did you mean 'max_messages'",
+        ),
+        (
+            RelevantFactsBlock,
+            {"min_confidence": 2},
+            r"min_confidence must be .* 1; saw 2\.",
+        ),
+        (
+            RelevantFactsBlock,
+            {"similarity_weight": 0, "confidence_weight": 0},
+            "not both 0",
+        ),
         (RelevantFactsBlock, {"categories": {}}, "categories: expected 1 to 50 names"),
-        (RelevantFactsBlock, {"verify": "yes"}, r"verify must be a valid boolean; saw 'yes'\..* for False\."),
-        (RelevantFactsBlock, {"user_id": ""}, r"user_id must be a text, must not be empty, .* around it; saw ''\."),
-        (CondensedMemoryBlock, {"languages": ["xx"]}, "^languages: expected one or more languages: .*; saw 'xx'"),
-        (CondensedMemory, {}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
-        (CondensedMemory, {"token_limit": KEY}, r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults"),
+        (
+            RelevantFactsBlock,
+            {"verify": "yes"},
+            r"verify must be a valid boolean; saw 'yes'\..* for False\.",
+        ),
+        (
+            RelevantFactsBlock,
+            {"user_id": ""},
+            r"user_id must be a text, must not be empty, .* around it; saw ''\.",
+        ),
+        (
+            CondensedMemoryBlock,
+            {"languages": ["xx"]},
+            "^languages: expected one or more languages: .*; saw 'xx'",
+        ),
+        (
+            CondensedMemory,
+            {},
+            r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults",
+        ),
+        (
+            CondensedMemory,
+            {"token_limit": KEY},
+            r"needs a CondensedMemoryBlock .* CondensedMemory\.from_defaults",
+        ),
     ],
 )
-def test_a_block_refuses_mistakes_as_the_memory_does(kind: Any, mistake: dict[str, Any], said: str) -> None:
+def test_a_block_refuses_mistakes_as_the_memory_does(
+    kind: Any, mistake: dict[str, Any], said: str
+) -> None:
     with pytest.raises(SettingError, match=said) as refused:
         kind(**mistake)
     assert refused.value.__cause__ is refused.value.__context__ is None
 
 
-@pytest.mark.parametrize("name", ["async_database_uri", "async_engine", "table_name", "db_schema"])
+@pytest.mark.parametrize(
+    "name", ["async_database_uri", "async_engine", "table_name", "db_schema"]
+)
 async def test_a_store_of_ones_own_has_its_place(name: str, database_uri: str) -> None:
     """Another one beside it would be ignored."""
     engine = create_async_engine(database_uri)
     place: dict[str, Any] = {name: engine if name == "async_engine" else database_uri}
-    with pytest.raises(SettingError, match=rf"chat_store has a database .*; saw {name} beside it\. Leave out one"):
+    with pytest.raises(
+        SettingError,
+        match=rf"chat_store has a database .*; saw {name} beside it\. Leave out one",
+    ):
         CondensedMemory.from_defaults("chat", chat_store=MemoryStore(), **place)
     await engine.dispose()

@@ -13,7 +13,10 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
-from llama_index_instrumentation.event_handlers import BaseEventHandler, NullEventHandler
+from llama_index_instrumentation.event_handlers import (
+    BaseEventHandler,
+    NullEventHandler,
+)
 from llama_index_instrumentation.span_handlers import BaseSpanHandler, SimpleSpanHandler
 from pydantic import Field
 
@@ -58,10 +61,14 @@ class Listener(BaseEventHandler):
 
 
 @contextmanager
-def attached(handler: BaseEventHandler | BaseSpanHandler[Any], name: str = OURS) -> Iterator[None]:
+def attached(
+    handler: BaseEventHandler | BaseSpanHandler[Any], name: str = OURS
+) -> Iterator[None]:
     dispatcher = get_dispatcher(name)
     is_of_events = isinstance(handler, BaseEventHandler)
-    handlers: list[Any] = dispatcher.event_handlers if is_of_events else dispatcher.span_handlers
+    handlers: list[Any] = (
+        dispatcher.event_handlers if is_of_events else dispatcher.span_handlers
+    )
     handlers.append(handler)
     try:
         yield
@@ -96,7 +103,11 @@ class Learner:
         if "running summary" in str(messages[0]["content"]):
             return say(f"The user talked: {record(messages[-1]['content'])[0][1]}")
         rounds = sum(message["role"] == "tool" for message in messages)
-        asked = str([message["content"] for message in messages if message["role"] == "user"][-1])
+        asked = str(
+            [message["content"] for message in messages if message["role"] == "user"][
+                -1
+            ]
+        )
         if rounds < 2 and "Add" in asked.rpartition("\n")[2]:
             return call((f"call_{rounds}", "add", {"a": 1, "b": rounds}))
         return say("Fine.")
@@ -119,15 +130,29 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
     prompt = server.requests[0][-1]["content"]
     assert "<fact " in prompt
     for event in events:
-        assert [content_of[one] for one in event.fact_ids] == re.findall(r"<fact [^>]*>(.*?)</fact>", prompt)
-        assert (event.session_id, event.user_id, event.known, event.token_limit) == ("chat", "ann", 3, 2_000)
-        assert event.tokens == memory.tokenizer_fn.count("".join(re.findall(r"<fact .*\n", prompt)))
+        assert [content_of[one] for one in event.fact_ids] == re.findall(
+            r"<fact [^>]*>(.*?)</fact>", prompt
+        )
+        assert (event.session_id, event.user_id, event.known, event.token_limit) == (
+            "chat",
+            "ann",
+            3,
+            2_000,
+        )
+        assert event.tokens == memory.tokenizer_fn.count(
+            "".join(re.findall(r"<fact .*\n", prompt))
+        )
         assert event.seconds > 0
     assert heard.events == events
 
 
 def fact_of(content: str, quote: str) -> dict[str, Any]:
-    return {"content": content, "confidence": 0.9, "category": "context", "quote": quote}
+    return {
+        "content": content,
+        "confidence": 0.9,
+        "category": "context",
+        "quote": quote,
+    }
 
 
 async def test_an_extraction_tells_what_became_of_which_fact(
@@ -136,28 +161,56 @@ async def test_an_extraction_tells_what_became_of_which_fact(
     model = Learner()
     llm, _ = start_model(model)
     async with open_memory(user_id="ann", llm=llm) as memory:
-        await memory.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
+        await memory.aput_messages(
+            [user("I like tea. I use Docker."), assistant("Fine.")]
+        )
         await memory.aflush()
-        over = {"number": 2, "reason": "It is over.", "quote": "I do not use Docker any more"}
-        known = [fact_of("Likes tea", "I like tea"), fact_of("Uses Podman", "I use Podman"), over]
+        over = {
+            "number": 2,
+            "reason": "It is over.",
+            "quote": "I do not use Docker any more",
+        }
+        known = [
+            fact_of("Likes tea", "I like tea"),
+            fact_of("Uses Podman", "I use Podman"),
+            over,
+        ]
         for entries in ([fact_of("Lives in Paris", "I live in Paris")], known):
             model.answers.append(knowing(*entries)([], ["report_facts"]))
-        await memory.aput_messages([user("I like tea. I do not use Docker any more. I use Podman."), assistant("Ok.")])
+        await memory.aput_messages(
+            [
+                user("I like tea. I do not use Docker any more. I use Podman."),
+                assistant("Ok."),
+            ]
+        )
         # Else both would be read at once if the first has not been read yet.
         await memory.aflush()
         await memory.aput_messages([user("Take a guess where I live.")])
         await memory.aflush()
-        facts = {fact.content: fact.id for fact in await memory.facts.alist(with_retired=True)}
+        facts = {
+            fact.content: fact.id
+            for fact in await memory.facts.alist(with_retired=True)
+        }
         rejections = memory.facts_block.rejections
     events = heard.of(FactsExtractedEvent)
     changes = [(set(event.new), event.confirmed, event.retired) for event in events]
     tea, docker, podman = facts["Likes tea"], facts["Uses Docker"], facts["Uses Podman"]
-    assert changes == [({tea, docker}, [], []), ({podman}, [tea], [docker]), (set(), [], [])]
+    assert changes == [
+        ({tea, docker}, [], []),
+        ({podman}, [tea], [docker]),
+        (set(), [], []),
+    ]
     assert [event.messages for event in events] == [2, 2, 1]
-    assert [event.rejections for event in events] == [{}, {"duplicate": 1}, {"quote_not_found": 1}]
+    assert [event.rejections for event in events] == [
+        {},
+        {"duplicate": 1},
+        {"quote_not_found": 1},
+    ]
     assert rejections == {"duplicate": 1, "quote_not_found": 1}
     assert all(event.seconds > 0 and event.user_id == "ann" for event in events)
-    assert [(event.prompt_tokens, event.completion_tokens) for event in events] == [(1, 1)] * 3
+    assert [(event.prompt_tokens, event.completion_tokens) for event in events] == [
+        (1, 1)
+    ] * 3
 
 
 @pytest.mark.parametrize("summarize", [False, True])
@@ -165,13 +218,24 @@ async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener, summarize: bool
 ) -> None:
     llm, _ = start_model(Learner())
-    memory = open_memory(llm=llm, extract_facts=False, max_messages=6, keep_messages=2, summarize=summarize)
+    memory = open_memory(
+        llm=llm,
+        extract_facts=False,
+        max_messages=6,
+        keep_messages=2,
+        summarize=summarize,
+    )
     for i in range(5):
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
         await memory.aget()
     await memory.condensed_block.aflush("chat")
     (event,) = heard.of(HistoryCondensedEvent)
-    assert (event.session_id, event.messages, event.position, event.summarised) == ("chat", 6, 6, summarize)
+    assert (event.session_id, event.messages, event.position, event.summarised) == (
+        "chat",
+        6,
+        6,
+        summarize,
+    )
     # The day stands above eight messages, and above the two that are left.
     day = memory.tokenizer_fn.count(of_today())
     assert summarize or event.tokens_before - day == 4 * (event.tokens_after - day)
@@ -180,9 +244,16 @@ async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
         *[int(summarize)] * 2,
     )
     size = await memory.condensed_block.ameasure("chat")
-    assert event.summary_tokens == size.summary_tokens < event.tokens_after == size.record_tokens
+    assert (
+        event.summary_tokens
+        == size.summary_tokens
+        < event.tokens_after
+        == size.record_tokens
+    )
     assert event.seconds >= 0
-    assert (await memory.astats()).usage == ({"summary": Usage(1, 1, 1)} if summarize else {})
+    assert (await memory.astats()).usage == (
+        {"summary": Usage(1, 1, 1)} if summarize else {}
+    )
 
 
 async def test_a_failure_is_told_with_its_number_and_its_pause(
@@ -202,17 +273,35 @@ async def test_a_failure_is_told_with_its_number_and_its_pause(
         (1, "InternalServerError", 0.01),
         (2, "InternalServerError", 0.02),
     ]
-    assert [type(event) for event in heard.events] == [*[ExtractionFailedEvent] * 2, FactsExtractedEvent]
+    assert [type(event) for event in heard.events] == [
+        *[ExtractionFailedEvent] * 2,
+        FactsExtractedEvent,
+    ]
     model.answers += [fail(500, "I like secrets")] * 2
     await memory.aflush()
     again = heard.of(ExtractionFailedEvent)[2:]
-    assert [(one.failures, one.retry_seconds) for one in again] == [(1, 0.01), (2, None)]
+    assert [(one.failures, one.retry_seconds) for one in again] == [
+        (1, 0.01),
+        (2, None),
+    ]
 
 
-async def test_a_summary_that_fails_is_told(open_memory: OpenMemory, start_model: StartModel, heard: Listener) -> None:
+async def test_a_summary_that_fails_is_told(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
     llm, _ = start_model(lambda messages, tools: say(""))
-    memory = open_memory(llm=llm, extract_facts=False, max_messages=2, keep_messages=1, summarize=True)
-    await memory.aput_messages([user("One?"), assistant("One."), user("Two?"), assistant("Two."), user("Three?")])
+    memory = open_memory(
+        llm=llm, extract_facts=False, max_messages=2, keep_messages=1, summarize=True
+    )
+    await memory.aput_messages(
+        [
+            user("One?"),
+            assistant("One."),
+            user("Two?"),
+            assistant("Two."),
+            user("Three?"),
+        ]
+    )
     await memory.condensed_block.await_jobs("chat")
     await memory.condensed_block.aflush("chat")
     events = heard.of(JobFailedEvent)
@@ -230,42 +319,95 @@ async def test_a_handler_that_raises_costs_no_turn_and_no_fact(
     llm, _ = start_model(Learner())
     agent = FunctionAgent(llm=llm)
     with attached(Listener(clumsy=True)), attached(Listener(clumsy=True), "root"):
-        async with open_memory(user_id="ann", llm=llm, max_messages=1, keep_messages=1) as memory:
+        async with open_memory(
+            user_id="ann", llm=llm, max_messages=1, keep_messages=1
+        ) as memory:
             await agent.run("I like tea.", memory=memory)
             await memory.aflush()
             assert str(await agent.run("What do I like?", memory=memory)) == "Fine."
-            assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+            assert [fact.content for fact in await memory.facts.alist()] == [
+                "Likes tea"
+            ]
     kinds = {FactsExtractedEvent, FactsInjectedEvent, HistoryCondensedEvent}
     assert kinds <= {type(event) for event in heard.events}
 
 
-def test_an_event_that_cannot_be_sent_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_that_cannot_be_sent_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with instrument_tags(5):  # type: ignore[arg-type]
-        send(SummaryFailedEvent(session_id="chat", error="KeyError", failures=1, retry_seconds=None))
-    assert [one.getMessage() for one in caplog.records] == ["SummaryFailedEvent was not sent (AttributeError)."]
+        send(
+            SummaryFailedEvent(
+                session_id="chat", error="KeyError", failures=1, retry_seconds=None
+            )
+        )
+    assert [one.getMessage() for one in caplog.records] == [
+        "SummaryFailedEvent was not sent (AttributeError)."
+    ]
 
 
 async def test_nothing_that_was_said_is_in_an_event(
-    open_memory: OpenMemory, start_model: StartModel, heard: Listener, caplog: pytest.LogCaptureFixture
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    heard: Listener,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor a key, nor what a provider has put into its error. Whatever is told can be written as JSON."""
-    words = ["Zwetschge", "Docker", "Podman", "hunter2", "sk-test-key", "Fine", "talked"]
+    words = [
+        "Zwetschge",
+        "Docker",
+        "Podman",
+        "hunter2",
+        "sk-test-key",
+        "Fine",
+        "talked",
+    ]
     llm, _ = start_model(Learner(fail(500, "Zwetschge hunter2")))
     agent = FunctionAgent(llm=llm, tools=[add])
-    options: dict[str, Any] = {"max_messages": 2, "keep_messages": 1, "summarize": True, "recall_token_limit": 200}
+    options: dict[str, Any] = {
+        "max_messages": 2,
+        "keep_messages": 1,
+        "summarize": True,
+        "recall_token_limit": 200,
+    }
     async with open_memory(user_id="ann", llm=llm, **options) as memory:
-        turns = "I like Zwetschge.", "I use Docker with hunter2.", "Add Zwetschge.", "I do not use Docker any more."
+        turns = (
+            "I like Zwetschge.",
+            "I use Docker with hunter2.",
+            "Add Zwetschge.",
+            "I do not use Docker any more.",
+        )
         for said in turns:
             await agent.run(said, memory=memory)
             await memory.aflush()
-        told = [str(await memory.astats()), (await memory.astats()).model_dump_json(), repr(await memory.astats())]
-    kinds = {ExtractionFailedEvent, FactsExtractedEvent, FactsInjectedEvent, HistoryCondensedEvent}
+        told = [
+            str(await memory.astats()),
+            (await memory.astats()).model_dump_json(),
+            repr(await memory.astats()),
+        ]
+    kinds = {
+        ExtractionFailedEvent,
+        FactsExtractedEvent,
+        FactsInjectedEvent,
+        HistoryCondensedEvent,
+    }
     assert {type(event) for event in heard.events} == kinds | {MessagesRecalledEvent}
     # Older workflows have the second name for it.
-    assert {key for event in heard.events for key in event.tags} <= {"llamaindex.run_id", "run_id"}
+    assert {key for event in heard.events for key in event.tags} <= {
+        "llamaindex.run_id",
+        "run_id",
+    }
     for event in heard.events:
-        told += [event.model_dump_json(), json.dumps(event.model_dump(mode="json")), repr(event)]
-        assert event.model_dump()["class_name"] == type(event).__name__ == event.class_name()
+        told += [
+            event.model_dump_json(),
+            json.dumps(event.model_dump(mode="json")),
+            repr(event),
+        ]
+        assert (
+            event.model_dump()["class_name"]
+            == type(event).__name__
+            == event.class_name()
+        )
     told.append(caplog.text)
     assert [(word, text) for word in words for text in told if word in text] == []
 
@@ -284,7 +426,11 @@ async def test_work_beside_the_conversation_is_a_span_of_its_own(
     own = next(one for one in spans.completed_spans if one.id_ == event.span_id)
     assert own.id_.startswith("memory facts-")
     assert own.parent_id is None
-    inner = [one.id_.split("-")[0] for one in spans.completed_spans if one.parent_id == own.id_]
+    inner = [
+        one.id_.split("-")[0]
+        for one in spans.completed_spans
+        if one.parent_id == own.id_
+    ]
     assert "OpenAI.achat" in inner
     assert spans.open_spans == {}
 

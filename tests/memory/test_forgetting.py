@@ -15,7 +15,13 @@ import pytest
 from sqlalchemy import Connection, func, select, table
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, RelevantFactsBlock, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    MemoryStore,
+    RelevantFactsBlock,
+    StoreError,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
@@ -32,19 +38,38 @@ PATIENCE_SECONDS = 300
 NOTHING = {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
 KINDS = ("", "_cursors", "_facts", "_embeddings")
 # Quotes, wildcards of LIKE, a statement, other alphabets, and a long one.
-ODD_IDS = ["ann's", 'a "b"', "100%", "a_n", "'; DROP TABLE x; --", "\u65e5\u672c \U0001f600 \u0416", "x" * 999, "<log>"]
+ODD_IDS = [
+    "ann's",
+    'a "b"',
+    "100%",
+    "a_n",
+    "'; DROP TABLE x; --",
+    "\u65e5\u672c \U0001f600 \u0416",
+    "x" * 999,
+    "<log>",
+]
 
 
-def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann", **options: Any) -> CondensedMemory:
+def on(
+    store: MemoryStore,
+    session_id: str = "chat",
+    user_id: str | None = "ann",
+    **options: Any,
+) -> CondensedMemory:
     options.setdefault("extract_facts", "llm" in options)
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     """How many rows there are in each table."""
 
     def count(conn: Connection) -> dict[str, int | None]:
-        counts = {kind: select(func.count()).select_from(table(f"llama_index_memory{kind}")) for kind in KINDS}
+        counts = {
+            kind: select(func.count()).select_from(table(f"llama_index_memory{kind}"))
+            for kind in KINDS
+        }
         return {kind: conn.execute(query).scalar() for kind, query in counts.items()}
 
     return await store.database.run(count, writes=False)
@@ -57,33 +82,55 @@ async def is_empty(store: MemoryStore) -> bool:
 # ---- what is gone, and what stays ----------------------------------------------------------------------------
 
 
-async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(store: MemoryStore) -> None:
+async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(
+    store: MemoryStore,
+) -> None:
     """Of others nothing; and a second time there is nothing to delete."""
-    one, two, bobs = on(store), on(store, "other", embed_model=Meanings()), on(store, "bobs", "bob")
+    one, two, bobs = (
+        on(store),
+        on(store, "other", embed_model=Meanings()),
+        on(store, "bobs", "bob"),
+    )
     for memory in (one, two, bobs):
-        await memory.aput_messages([user("Hello."), assistant("Hello."), user("What do I like?")])
+        await memory.aput_messages(
+            [user("Hello."), assistant("Hello."), user("What do I like?")]
+        )
         await memory.facts.aadd("Likes tea")
     await one.facts.aretire((await one.facts.alist())[0].id)
     await two.aget()
     # What was reset is known as theirs.
     await two.areset()
     # The first message opens a session, so each has a row that says whose it is.
-    assert await one.aforget() == {"messages": 3, "cursors": 2, "facts": 2, "embeddings": 1}
+    assert await one.aforget() == {
+        "messages": 3,
+        "cursors": 2,
+        "facts": 2,
+        "embeddings": 1,
+    }
     assert await one.aforget() == NOTHING
     assert [session.session_id for session in await store.sessions()] == ["bobs"]
     assert shown(sent_text(await bobs.aget())) == ["Likes tea"]
-    assert await bobs.aforget() == {"messages": 3, "cursors": 1, "facts": 1, "embeddings": 0}
+    assert await bobs.aforget() == {
+        "messages": 3,
+        "cursors": 1,
+        "facts": 1,
+        "embeddings": 0,
+    }
     assert await is_empty(store)
     await two.facts_block.aclose()
 
 
 async def test_the_memory_can_be_used_on(store: MemoryStore) -> None:
     """As a new one, which can be deleted again; another memory that has read all of it shows nothing either."""
-    memory, other = (on(store, condensed_token_limit=300, recall_token_limit=50) for _ in range(2))
+    memory, other = (
+        on(store, condensed_token_limit=300, recall_token_limit=50) for _ in range(2)
+    )
     for _ in range(2):
         await memory.facts.aadd("Likes tea")
         for i in range(10):
-            await memory.aput_messages([user(f"Question {i}?"), assistant(f"Answer {i}.")])
+            await memory.aput_messages(
+                [user(f"Question {i}?"), assistant(f"Answer {i}.")]
+            )
         await memory.aput(user("Which question did I ask, and what do I like?"))
         for each in (memory, other):
             prompt = sent_text(await each.aget())
@@ -112,7 +159,9 @@ async def test_sessions_of_a_plain_memory_are_found_by_their_facts_or_by_name(
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
     await block.await_jobs("plain")
     await store.add_message("unknown", user("Hello."))
-    assert {session.session_id: session.user_ids for session in await store.sessions()} == {
+    assert {
+        session.session_id: session.user_ids for session in await store.sessions()
+    } == {
         "plain": ("ann",),
         "unknown": (),
     }
@@ -134,35 +183,72 @@ async def test_what_is_no_id_is_refused(open_store: OpenStore) -> None:
 
 async def test_ids_may_be_any_text(store: MemoryStore) -> None:
     """But for those that name nobody. Each is deleted without the others, of which some look alike to a pattern."""
-    memories = {user_id: on(store, f"of {user_id}", user_id) for user_id in [*ODD_IDS, "100 percent", "aXn", "ANN'S"]}
+    memories = {
+        user_id: on(store, f"of {user_id}", user_id)
+        for user_id in [*ODD_IDS, "100 percent", "aXn", "ANN'S"]
+    }
     for user_id, memory in memories.items():
-        await memory.aput_messages([user("Hello."), assistant(user_id), user("What do I like?")])
+        await memory.aput_messages(
+            [user("Hello."), assistant(user_id), user("What do I like?")]
+        )
         await memory.facts.aadd(f"Likes {user_id}!")
         assert shown(sent_text(await memory.aget()))
-    sessions = {session.session_id: session.user_ids for session in await store.sessions()}
+    sessions = {
+        session.session_id: session.user_ids for session in await store.sessions()
+    }
     assert sessions == {f"of {user_id}": (user_id,) for user_id in memories}
     for i, memory in enumerate(memories.values(), start=1):
-        assert await memory.aforget(vacuum=False) == {"messages": 3, "cursors": 1, "facts": 1, "embeddings": 0}
+        assert await memory.aforget(vacuum=False) == {
+            "messages": 3,
+            "cursors": 1,
+            "facts": 1,
+            "embeddings": 0,
+        }
         assert len(await store.sessions()) == len(memories) - i
     assert await is_empty(store)
 
 
 # ---- in the files ----------------------------------------------------------------------------------------------
 
-WORDS = ("zanzibar", "quagmire", "xylophone", "obelisk", "marzipan", "nutmeg", "turmeric", "ocelot", "annabel-q")
+WORDS = (
+    "zanzibar",
+    "quagmire",
+    "xylophone",
+    "obelisk",
+    "marzipan",
+    "nutmeg",
+    "turmeric",
+    "ocelot",
+    "annabel-q",
+)
 
 
 async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
     """Words of a person in all places where there are any, and so much that pages of the file become free."""
-    await old.aput_messages([user("I was born in zanzibar. " * 200), assistant("Fine."), user("Go on.")])
+    await old.aput_messages(
+        [user("I was born in zanzibar. " * 200), assistant("Fine."), user("Go on.")]
+    )
     await old.areset()
-    await memory.aput_messages([user("My secret is quagmire. " * 300), assistant("I see.")])
-    await memory.aput_messages([calling(("call_1", "look", {"for": "xylophone"})), result("call_1", "obelisk " * 500)])
+    await memory.aput_messages(
+        [user("My secret is quagmire. " * 300), assistant("I see.")]
+    )
+    await memory.aput_messages(
+        [
+            calling(("call_1", "look", {"for": "xylophone"})),
+            result("call_1", "obelisk " * 500),
+        ]
+    )
     await memory.aput(user("And?"))
-    page = await memory.sql_store.readers.page("chat", "condensed_memory", Seen(), limit=10)
+    page = await memory.sql_store.readers.page(
+        "chat", "condensed_memory", Seen(), limit=10
+    )
     state = {"summary": "It was about marzipan.", "summarised": 1}
-    await memory.sql_store.readers.move("chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state)
-    fact = Fact(content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100)
+    await memory.sql_store.readers.move(
+        "chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state
+    )
+    fact = Fact(
+        content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100
+    )
     await memory.facts.aadd(fact)
     await memory.facts.aadd("Likes the ocelot")
     await memory.facts.aretire((await memory.facts.alist())[0].id)
@@ -173,7 +259,12 @@ def words_in(folder: Path, words: Sequence[str] = WORDS) -> set[tuple[str, str]]
     """The words that are found in the bytes of any file."""
     files = [file for file in folder.iterdir() if file.is_file()]
     assert files
-    return {(file.name, word) for file in files for word in words if word.encode() in file.read_bytes().lower()}
+    return {
+        (file.name, word)
+        for file in files
+        for word in words
+        if word.encode() in file.read_bytes().lower()
+    }
 
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
@@ -183,12 +274,22 @@ async def test_no_word_of_the_person_is_in_the_files(
 ) -> None:
     """Not even while the database is open, and those of others still are."""
     with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
-        assert connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (mode.lower(),)
+        assert connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (
+            mode.lower(),
+        )
     store = open_store(f"sqlite+aiosqlite:///{tmp_path}/memory.db")
     await on(store, "bobs", "bob").aput(user("I keep a platypus. " * 100))
-    memory = on(store, user_id="annabel-q", embed_model=Meanings(), recall_token_limit=0)
+    memory = on(
+        store, user_id="annabel-q", embed_model=Meanings(), recall_token_limit=0
+    )
     await fill(memory, on(store, "annabel-q-old", "annabel-q"))
-    assert {word for _, word in words_in(tmp_path)} >= {"quagmire", "obelisk", "marzipan", "turmeric", "annabel-q"}
+    assert {word for _, word in words_in(tmp_path)} >= {
+        "quagmire",
+        "obelisk",
+        "marzipan",
+        "turmeric",
+        "annabel-q",
+    }
     if closed:
         await memory.facts_block.aclose()
         await store.aclose()
@@ -203,15 +304,24 @@ async def test_no_word_of_the_person_is_in_the_files(
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("DELETE", "The database was not vacuumed: The database has not answered within"),
+        (
+            "DELETE",
+            "The database was not vacuumed: The database has not answered within",
+        ),
         ("WAL", "another connection is reading"),
     ],
 )
 async def test_a_database_that_somebody_reads_is_vacuumed_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, open_store: OpenStore, mode: str, said: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    open_store: OpenStore,
+    mode: str,
+    said: str,
 ) -> None:
     """The rows are gone at once, and the log says what is left to do."""
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/memory.db", connect_args={"timeout": 0.05})
+    engine = create_async_engine(
+        f"sqlite+aiosqlite:///{tmp_path}/memory.db", connect_args={"timeout": 0.05}
+    )
     async with engine.connect() as connection:
         await connection.exec_driver_sql(f"PRAGMA journal_mode = {mode}")
     memory = on(open_store(async_engine=engine))
@@ -244,7 +354,9 @@ async def test_a_server_is_vacuumed_by_who_may(
     theirs = on(open_store(await role_of(postgres_uri)))
     await theirs.aput(user("Hello."))
     assert (await theirs.aforget())["messages"] == 1
-    assert "may not vacuum llama_index_memory, llama_index_memory_cursors" in caplog.text
+    assert (
+        "may not vacuum llama_index_memory, llama_index_memory_cursors" in caplog.text
+    )
 
 
 # ---- what is under way brings nothing back ------------------------------------------------------------------------
@@ -276,15 +388,21 @@ async def test_an_extraction_that_answers_later_stores_nothing(
     assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await on(store, "another").aforget()
     if goes_on:
-        await memory.aput_messages([user("I like cake."), assistant("Fine."), user("And?")])
+        await memory.aput_messages(
+            [user("I like cake."), assistant("Fine."), user("And?")]
+        )
     model.may_answer.set()
     await memory.facts_block.await_jobs("chat")
-    assert [fact.content for fact in await memory.facts.alist()] == ["Likes cake"] * goes_on
+    assert [fact.content for fact in await memory.facts.alist()] == [
+        "Likes cake"
+    ] * goes_on
     assert await is_empty(store) != goes_on
     await memory.facts_block.aclose()
 
 
-async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored(store: MemoryStore) -> None:
+async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored(
+    store: MemoryStore,
+) -> None:
     """Nor does the attempt make the person known again."""
     await store.facts.write("ann", [Fact(content="Likes tea")])
     seen = await store.facts.read("ann")
@@ -295,7 +413,11 @@ async def test_a_fact_that_is_written_later_by_who_has_seen_others_is_not_stored
 
 async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) -> None:
     """Nobody waits for each other, and what is written afterwards can be deleted."""
-    memories = [on(store, session, who, shared=True) for session in ("a", "b", "c") for who in ("ann", "bob")]
+    memories = [
+        on(store, session, who, shared=True)
+        for session in ("a", "b", "c")
+        for who in ("ann", "bob")
+    ]
 
     async def write(memory: CondensedMemory) -> None:
         for i in range(5):
@@ -316,10 +438,14 @@ async def test_forgetting_while_others_write_ends_for_all(store: MemoryStore) ->
 # ---- which sessions there are --------------------------------------------------------------------------------------
 
 
-async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemoryStore) -> None:
+async def test_sessions_are_listed_with_whose_they_are_and_when(
+    store: MemoryStore,
+) -> None:
     """That which was written to last comes first; a session that was reset or deleted has none left to list."""
     before = datetime.now(timezone.utc)
-    await on(store, "old", shared=True).aput_messages([user("Hello."), assistant("Hello.")])
+    await on(store, "old", shared=True).aput_messages(
+        [user("Hello."), assistant("Hello.")]
+    )
     await on(store, "own", None).aput(user("Hello."))
     await on(store, "own", None).facts.aadd("Likes tea")
     for name in ("nobody's", "reset", "deleted"):
@@ -328,7 +454,9 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
     assert await store.forget("deleted") == {"messages": 1, "cursors": 0}
     await on(store, "old", "bob", shared=True).aput(user("Hello."))
     sessions = await store.sessions()
-    assert [(session.session_id, session.messages, session.user_ids) for session in sessions] == [
+    assert [
+        (session.session_id, session.messages, session.user_ids) for session in sessions
+    ] == [
         ("old", 3, ("ann", "bob")),
         ("nobody's", 1, ()),
         ("own", 1, ("own",)),
@@ -336,7 +464,9 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
     for session in sessions:
         assert session.first_at is not None
         assert session.last_at is not None
-        assert before <= session.first_at <= session.last_at <= datetime.now(timezone.utc)
+        assert (
+            before <= session.first_at <= session.last_at <= datetime.now(timezone.utc)
+        )
     # The facts of a session's user stay, even if it has none.
     assert await store.forget("own") == {"messages": 1, "cursors": 1}
     assert await on(store, "own", None).aforget() == {**NOTHING, "facts": 1}
@@ -344,8 +474,16 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(store: MemorySto
 
 async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> None:
     """With those that are named besides."""
-    for session_id, user_id in (("one", "ann"), ("two", "bob"), ("three", "ann"), ("ann", None), ("two", "ann")):
-        await on(store, session_id, user_id, shared=user_id is not None).aput(user("Hello."))
+    for session_id, user_id in (
+        ("one", "ann"),
+        ("two", "bob"),
+        ("three", "ann"),
+        ("ann", None),
+        ("two", "ann"),
+    ):
+        await on(store, session_id, user_id, shared=user_id is not None).aput(
+            user("Hello.")
+        )
     for user_id, session_ids, expected in (
         ("ann", [], {"one": ("ann",), "two": ("ann", "bob"), "three": ("ann",)}),
         ("bob", [], {"two": ("ann", "bob")}),
@@ -358,9 +496,17 @@ async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> Non
         assert {session.session_id: session.user_ids for session in found} == expected
 
 
-async def test_a_session_named_like_another_user_does_not_take_that_users_facts_along(store: MemoryStore) -> None:
+async def test_a_session_named_like_another_user_does_not_take_that_users_facts_along(
+    store: MemoryStore,
+) -> None:
     """Only of a session that is nothing but a session are the facts those of whoever talks in it."""
-    for session_id, user_id in (("ann", "ann"), ("anns", "ann"), ("ann", "bob"), ("chat", None), ("chat", "bob")):
+    for session_id, user_id in (
+        ("ann", "ann"),
+        ("anns", "ann"),
+        ("ann", "bob"),
+        ("chat", None),
+        ("chat", "bob"),
+    ):
         memory = on(store, session_id, user_id, shared=user_id is not None)
         await memory.aput(user("Hello."))
         await memory.facts.aadd(f"Is {user_id}")
@@ -379,5 +525,9 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
             store.users.claim_within(conn, session_id, Opening("ann"), (), [])
 
     await store.database.run(claim, sessions=sessions)
-    assert await store.forget_user("ann", vacuum=False) == {**NOTHING, "messages": 1, "cursors": 1_200}
+    assert await store.forget_user("ann", vacuum=False) == {
+        **NOTHING,
+        "messages": 1,
+        "cursors": 1_200,
+    }
     assert await is_empty(store)

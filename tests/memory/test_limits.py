@@ -40,7 +40,11 @@ def model_with(window: int | None) -> MockLLM:
 def limits_of(**options: Any) -> tuple[int, int, int]:
     """Those of the memory, of its record and of its facts."""
     memory = CondensedMemory.from_defaults(**options)
-    return memory.token_limit, memory.condensed_block.token_limit, memory.facts_block.token_limit
+    return (
+        memory.token_limit,
+        memory.condensed_block.token_limit,
+        memory.facts_block.token_limit,
+    )
 
 
 @pytest.fixture
@@ -68,15 +72,22 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"token_limit": 200_000}, (200_000, 50_000, 2_000)),
         ({"condensed_token_limit": 59_000}, (60_000, 59_000, 1_000)),
         ({"context_window": 8_192, "facts_token_limit": 0}, (6_144, 4_608, 0)),
-        ({"context_window": 8_192, "condensed_token_limit": 1_000}, (6_144, 1_000, 768)),
+        (
+            {"context_window": 8_192, "condensed_token_limit": 1_000},
+            (6_144, 1_000, 768),
+        ),
     ],
 )
-def test_limits_that_are_not_given_follow_the_window(options: dict[str, Any], limits: tuple[int, int, int]) -> None:
+def test_limits_that_are_not_given_follow_the_window(
+    options: dict[str, Any], limits: tuple[int, int, int]
+) -> None:
     """A quarter is left for instructions, tools, the answer, and for tokens of another tokenizer."""
     assert limits_of(**options) == limits
 
 
-def test_the_model_of_the_settings_counts_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_of_the_settings_counts_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And none is made: LlamaIndex would build an OpenAI, which has no key."""
     monkeypatch.setattr(Settings, "_llm", model_with(8_192))
     assert limits_of() == (6_144, 3_840, 768)
@@ -90,9 +101,17 @@ def test_the_model_of_the_settings_counts_if_there_is_one(monkeypatch: pytest.Mo
 SIZES = st.integers(min_value=1, max_value=300_000)
 
 
-@given(window=st.none() | SIZES, token_limit=st.none() | SIZES, condensed=st.none() | SIZES, facts=st.none() | SIZES)
+@given(
+    window=st.none() | SIZES,
+    token_limit=st.none() | SIZES,
+    condensed=st.none() | SIZES,
+    facts=st.none() | SIZES,
+)
 def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
-    window: int | None, token_limit: int | None, condensed: int | None, facts: int | None
+    window: int | None,
+    token_limit: int | None,
+    condensed: int | None,
+    facts: int | None,
 ) -> None:
     """Those that are given stay as they are."""
     asked = (token_limit, condensed, facts)
@@ -100,9 +119,13 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
         limits = limits_for(window, *asked)
     except LimitError:
         # Three quarters of such a window are less than the 80 tokens that a record needs.
-        assert any(limit is not None for limit in asked) or (window is not None and window * 3 // 4 < 80)
+        assert any(limit is not None for limit in asked) or (
+            window is not None and window * 3 // 4 < 80
+        )
         return
-    assert all(limit in {None, taken} for limit, taken in zip(asked, limits, strict=True))
+    assert all(
+        limit in {None, taken} for limit, taken in zip(asked, limits, strict=True)
+    )
     total, of_record, of_facts = limits
     assert of_record >= 50
     assert of_record + of_facts <= total <= (window or total)
@@ -120,18 +143,42 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
     ("options", "words"),
     [
         ({"llm": GPT_4, "token_limit": 60_000}, ["60000", "8192", "gpt-4", "6144"]),
-        ({"context_window": 4_096, "token_limit": 5_000}, ["5000", "4096", "context_window="]),
-        ({"llm": GPT_4, "condensed_token_limit": 50_000}, ["=50000", "token_limit=6144", "quarters", "8192", "gpt-4"]),
-        ({"token_limit": 8_000, "condensed_token_limit": 50_000}, ["token_limit=8000", "condensed_token_limit=50000"]),
-        ({"condensed_token_limit": 60_000}, ["token_limit=60000", "facts_token_limit="]),
-        ({"token_limit": 100, "facts_token_limit": 100}, ["token_limit=100", "facts_token_limit=100"]),
+        (
+            {"context_window": 4_096, "token_limit": 5_000},
+            ["5000", "4096", "context_window="],
+        ),
+        (
+            {"llm": GPT_4, "condensed_token_limit": 50_000},
+            ["=50000", "token_limit=6144", "quarters", "8192", "gpt-4"],
+        ),
+        (
+            {"token_limit": 8_000, "condensed_token_limit": 50_000},
+            ["token_limit=8000", "condensed_token_limit=50000"],
+        ),
+        (
+            {"condensed_token_limit": 60_000},
+            ["token_limit=60000", "facts_token_limit="],
+        ),
+        (
+            {"token_limit": 100, "facts_token_limit": 100},
+            ["token_limit=100", "facts_token_limit=100"],
+        ),
         ({"context_window": 0}, ["context_window", "0"]),
         ({"context_window": 1}, ["context window", "1"]),
-        ({"context_window": 100}, ["token_limit=75", "100 tokens", "raise context_window, to 80"]),
+        (
+            {"context_window": 100},
+            ["token_limit=75", "100 tokens", "raise context_window, to 80"],
+        ),
         ({"token_limit": -1}, ["token_limit=-1 leaves a record no room", "80"]),
         ({"condensed_token_limit": 20}, ["at least 50", "condensed_token_limit=20"]),
-        ({"llm": GPT_4, "recall_token_limit": 4_000}, ["4000 tokens", "3840 ", "condensed_token_limit"]),
-        ({"llm": GPT_4, "summarize": True, "summary_token_limit": 4_000}, ["4000 tokens", "3840 "]),
+        (
+            {"llm": GPT_4, "recall_token_limit": 4_000},
+            ["4000 tokens", "3840 ", "condensed_token_limit"],
+        ),
+        (
+            {"llm": GPT_4, "summarize": True, "summary_token_limit": 4_000},
+            ["4000 tokens", "3840 "],
+        ),
     ],
 )
 def test_limits_that_cannot_fit_are_refused_with_the_numbers_and_the_model(

@@ -35,35 +35,63 @@ COUNTER = TokenCounter()
 # What LlamaIndex counts for a picture whose bytes it has.
 PICTURE = 2_125
 SENT_PIXEL = f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"
-LAST, BEFORE_LAST = "[image of the user's message, 1 turn ago]\n", "[image of the user's message, 2 turns ago]\n"
+LAST, BEFORE_LAST = (
+    "[image of the user's message, 1 turn ago]\n",
+    "[image of the user's message, 2 turns ago]\n",
+)
 
 
 def showing(*blocks: ContentBlock, text: str = "Look!") -> ChatMessage:
-    return ChatMessage(role="user", blocks=[TextBlock(text=text), *(blocks or [ImageBlock(image=PIXEL)])])
+    return ChatMessage(
+        role="user",
+        blocks=[TextBlock(text=text), *(blocks or [ImageBlock(image=PIXEL)])],
+    )
 
 
 def by_tool(picture: bytes = PIXEL, call_id: str = "c") -> ChatMessage:
-    return ChatMessage(role="tool", blocks=[ImageBlock(image=picture)], additional_kwargs={"tool_call_id": call_id})
+    return ChatMessage(
+        role="tool",
+        blocks=[ImageBlock(image=picture)],
+        additional_kwargs={"tool_call_id": call_id},
+    )
 
 
 def said(content: Any) -> str:
     """The texts of a message that was sent."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part.get("text", "") for part in content)
+    )
 
 
 def media(messages: Sequence[ChatMessage]) -> list[ContentBlock]:
-    return [one for message in messages for one in message.blocks if not isinstance(one, TextBlock | CachePoint)]
+    return [
+        one
+        for message in messages
+        for one in message.blocks
+        if not isinstance(one, TextBlock | CachePoint)
+    ]
 
 
 def labels(messages: Sequence[ChatMessage]) -> list[str]:
-    return [one for one in texts(messages) if " of the " in one and one.endswith(" ago]\n")]
+    return [
+        one for one in texts(messages) if " of the " in one and one.endswith(" ago]\n")
+    ]
 
 
 def texts(messages: Sequence[ChatMessage]) -> list[str]:
-    return [one.text for message in messages for one in message.blocks if isinstance(one, TextBlock)]
+    return [
+        one.text
+        for message in messages
+        for one in message.blocks
+        if isinstance(one, TextBlock)
+    ]
 
 
-async def told(memory: CondensedMemory, *turns: ChatMessage, answer: str = "I see.") -> None:
+async def told(
+    memory: CondensedMemory, *turns: ChatMessage, answer: str = "I see."
+) -> None:
     """Puts these turns, each with an answer, and a question."""
     for message in turns:
         await memory.aput_messages([message, assistant(answer)])
@@ -75,7 +103,12 @@ async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
 ) -> None:
     """Also behind a restart; it stands in the one message, with a line that says whose it is."""
     llm, server = start_model(lambda messages, tools: say("A dot."))
-    for question in (showing(text="What is it?"), "What colour has it?", "Is it round?", "Is it large?"):
+    for question in (
+        showing(text="What is it?"),
+        "What colour has it?",
+        "Is it round?",
+        "Is it large?",
+    ):
         async with open_memory() as memory:
             await FunctionAgent(llm=llm).run(question, memory=memory)
     assert server.refusals == []
@@ -84,8 +117,14 @@ async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
     assert [str(content).count("'image_url':") for content in contents] == [1, 1, 1, 0]
     assert [contents[i][-4]["text"] for i in (1, 2)] == [LAST, BEFORE_LAST]
     assert all(contents[i][-3]["image_url"]["url"] == SENT_PIXEL for i in (1, 2))
-    assert [part["text"] for part in contents[2][-2:]] == [f"{HINT}\n\n", "Is it round?"]
-    assert all(record(said(content))[0] == ("user", "What is it?\n[image]") for content in contents[1:])
+    assert [part["text"] for part in contents[2][-2:]] == [
+        f"{HINT}\n\n",
+        "Is it round?",
+    ]
+    assert all(
+        record(said(content))[0] == ("user", "What is it?\n[image]")
+        for content in contents[1:]
+    )
 
 
 async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
@@ -97,17 +136,33 @@ async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
         assert turns or f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
 
 
-async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(open_memory: OpenMemory) -> None:
+async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(
+    open_memory: OpenMemory,
+) -> None:
     """A tool's picture too, which most models are shown in a user's message only."""
     memory = open_memory()
-    sound, film = AudioBlock(audio=b"abc", format="mp3"), VideoBlock(video=b"abc", video_mimetype="video/mp4")
+    sound, film = (
+        AudioBlock(audio=b"abc", format="mp3"),
+        VideoBlock(video=b"abc", video_mimetype="video/mp4"),
+    )
     paper = DocumentBlock(data=b"%PDF-1.7", title="A paper")
     asked = showing(ImageBlock(image=PIXEL), sound)
-    await memory.aput_messages([asked, calling(("c", "look", {})), by_tool(), assistant("I see.")])
-    await memory.aput_messages([showing(paper, film), ChatMessage(role="assistant", blocks=[sound])])
+    await memory.aput_messages(
+        [asked, calling(("c", "look", {})), by_tool(), assistant("I see.")]
+    )
+    await memory.aput_messages(
+        [showing(paper, film), ChatMessage(role="assistant", blocks=[sound])]
+    )
     await memory.aput(user("And?"))
     (shown,) = await memory.aget()
-    assert [block.block_type for block in media([shown])] == ["image", "audio", "image", "document", "video", "audio"]
+    assert [block.block_type for block in media([shown])] == [
+        "image",
+        "audio",
+        "image",
+        "document",
+        "video",
+        "audio",
+    ]
     assert labels([shown]) == [
         BEFORE_LAST,
         "[audio of the user's message, 2 turns ago]\n",
@@ -118,22 +173,32 @@ async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(ope
     ]
 
 
-async def test_media_that_no_model_has_answered_to_are_not_sent_again(open_memory: OpenMemory) -> None:
+async def test_media_that_no_model_has_answered_to_are_not_sent_again(
+    open_memory: OpenMemory,
+) -> None:
     """Where a model has refused them, the next question would be refused, too; nor are bytes that are no picture.
 
     What a model has called a tool for it has seen, though the turn was cut short.
     """
     memory, other = open_memory(), open_memory("other")
-    await memory.aput_messages([user("Look there!"), calling(("c", "look", {})), by_tool(b"no picture")])
-    await memory.aput_messages([assistant("Nothing."), showing(), user("Are you there?")])
+    await memory.aput_messages(
+        [user("Look there!"), calling(("c", "look", {})), by_tool(b"no picture")]
+    )
+    await memory.aput_messages(
+        [assistant("Nothing."), showing(), user("Are you there?")]
+    )
     shown = await memory.aget()
     assert media(shown) == []
     assert record(sent_text(shown))[-1] == ("user", "Look!\n[image]")
-    await other.aput_messages([showing(), calling(("c", "look", {})), by_tool(), user("And?")])
+    await other.aput_messages(
+        [showing(), calling(("c", "look", {})), by_tool(), user("And?")]
+    )
     assert labels(await other.aget()) == [LAST]
 
 
-async def test_a_file_that_is_gone_is_left_out(open_memory: OpenMemory, tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_is_left_out(
+    open_memory: OpenMemory, tmp_path: Path
+) -> None:
     paper = tmp_path / "paper.pdf"
     paper.write_bytes(b"%PDF-1.7")
     memory = open_memory()
@@ -143,7 +208,9 @@ async def test_a_file_that_is_gone_is_left_out(open_memory: OpenMemory, tmp_path
     assert media(await memory.aget()) == []
 
 
-async def test_turns_that_are_shown_as_messages_of_their_own_keep_theirs(open_memory: OpenMemory) -> None:
+async def test_turns_that_are_shown_as_messages_of_their_own_keep_theirs(
+    open_memory: OpenMemory,
+) -> None:
     """No picture is sent twice, and they are among the turns that are counted."""
     memory = open_memory(chat_history_token_ratio=0.7)
     await told(memory, *[showing(text=f"Picture {i}") for i in range(2)])
@@ -156,24 +223,38 @@ async def test_turns_that_are_shown_as_messages_of_their_own_keep_theirs(open_me
 
 
 @pytest.mark.parametrize("cache_points", [True, False])
-async def test_media_change_nothing_of_what_stands_before_them(open_memory: OpenMemory, *, cache_points: bool) -> None:
+async def test_media_change_nothing_of_what_stands_before_them(
+    open_memory: OpenMemory, *, cache_points: bool
+) -> None:
     """The record and its marks; what is sent besides is the media and their lines."""
     memory = open_memory(condensed_token_limit=2_000, cache_points=cache_points)
     await memory.facts.aadd("Likes tea")
-    await told(memory, *(user(f"This is the question number {i}.") for i in range(12)), showing())
-    (without,) = await open_memory(condensed_token_limit=2_000, cache_points=cache_points, media_turns=0).aget()
+    await told(
+        memory,
+        *(user(f"This is the question number {i}.") for i in range(12)),
+        showing(),
+    )
+    (without,) = await open_memory(
+        condensed_token_limit=2_000, cache_points=cache_points, media_turns=0
+    ).aget()
     (shown,) = await memory.aget()
-    place = next(i for i, block in enumerate(shown.blocks) if isinstance(block, ImageBlock))
+    place = next(
+        i for i, block in enumerate(shown.blocks) if isinstance(block, ImageBlock)
+    )
     before = len(without.blocks) - 2
     assert shown.blocks[:before] == without.blocks[:before]
     marks = [i for i, block in enumerate(shown.blocks) if isinstance(block, CachePoint)]
     assert len(marks) == (2 if cache_points else 0)
     assert all(mark < before for mark in marks)
     assert sent_text([shown]).replace(LAST, "") == sent_text([without])
-    assert sent_text([ChatMessage(role="user", blocks=shown.blocks[: place - 1])]).endswith("</memory>\n\n")
+    assert sent_text(
+        [ChatMessage(role="user", blocks=shown.blocks[: place - 1])]
+    ).endswith("</memory>\n\n")
 
 
-async def test_in_a_system_message_there_are_no_media(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_in_a_system_message_there_are_no_media(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """LlamaIndex's OpenAI would leave them out there; so they stand in front of the question."""
     llm, server = start_model(lambda messages, tools: say("I see."))
     memory = open_memory(insert_method="system")
@@ -191,24 +272,43 @@ async def test_in_a_system_message_there_are_no_media(open_memory: OpenMemory, s
 def tokens_of(messages: Sequence[ChatMessage]) -> int:
     """As LlamaIndex counts pictures with and without bytes; the text exactly."""
     pictures = [one for one in media(messages) if isinstance(one, ImageBlock)]
-    return COUNTER.count(sent_text(messages)) + sum(PICTURE if one.image else 256 for one in pictures)
+    return COUNTER.count(sent_text(messages)) + sum(
+        PICTURE if one.image else 256 for one in pictures
+    )
 
 
-async def test_the_oldest_media_are_left_out_where_there_is_no_room(open_memory: OpenMemory) -> None:
+async def test_the_oldest_media_are_left_out_where_there_is_no_room(
+    open_memory: OpenMemory,
+) -> None:
     """Before anything of the record is, and however small the room."""
-    record_limits: dict[str, Any] = {"condensed_token_limit": 800, "facts_token_limit": 0}
+    record_limits: dict[str, Any] = {
+        "condensed_token_limit": 800,
+        "facts_token_limit": 0,
+    }
     memory = open_memory(**record_limits)
     await told(memory, *[showing(text="word " * 190) for _ in range(2)])
     whole = sent_text(await open_memory(media_turns=0, **record_limits).aget())
-    for limit, kept in ((900, []), (2_000, []), (3_200, [LAST]), (4_500, [LAST]), (6_000, [BEFORE_LAST, LAST])):
+    for limit, kept in (
+        (900, []),
+        (2_000, []),
+        (3_200, [LAST]),
+        (4_500, [LAST]),
+        (6_000, [BEFORE_LAST, LAST]),
+    ):
         shown = await open_memory(token_limit=limit, **record_limits).aget()
         assert labels(shown) == kept
         assert tokens_of(shown) <= limit
         assert sent_text(shown).replace(LAST, "").replace(BEFORE_LAST, "") == whole
 
 
-pictures = st.sampled_from([ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")])
-turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)), min_size=1, max_size=6)
+pictures = st.sampled_from(
+    [ImageBlock(image=PIXEL), ImageBlock(url="https://127.0.0.1:1/cat.png")]
+)
+turns = st.lists(
+    st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=60)
@@ -220,7 +320,11 @@ turns = st.lists(st.tuples(st.integers(1, 400), st.lists(pictures, max_size=3)),
     ratio=st.sampled_from([0.0001, 0.7]),
 )
 async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
-    turns: list[tuple[int, list[ImageBlock]]], limit: int, share: float, media_turns: int, ratio: float
+    turns: list[tuple[int, list[ImageBlock]]],
+    limit: int,
+    share: float,
+    media_turns: int,
+    ratio: float,
 ) -> None:
     memory = CondensedMemory.from_defaults(
         token_limit=limit,
@@ -231,7 +335,9 @@ async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
         chat_history_token_ratio=ratio,
     )
     for length, shown in turns:
-        question = showing(*shown, text="word " * length) if shown else user("word " * length)
+        question = (
+            showing(*shown, text="word " * length) if shown else user("word " * length)
+        )
         await memory.aput(question)
         assert tokens_of(await memory.aget()) <= max(limit, tokens_of([question]) + 20)
         await memory.aput(assistant("I see."))

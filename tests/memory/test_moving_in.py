@@ -23,7 +23,13 @@ TURNS: list[dict[str, Any]] = [
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2}'}}],
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "multiply", "arguments": '{"a": 2}'},
+            }
+        ],
     },
     {"role": "tool", "tool_call_id": "c1", "content": "6"},
     {"role": "assistant", "content": "It is 6."},
@@ -56,28 +62,46 @@ async def test_an_imported_conversation_is_shown_like_any_other(
 async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) -> None:
     """In another session; in LlamaIndex's layout all of it, none is nothing, and importing twice stores twice."""
     one, other = open_memory("one"), open_memory("other")
-    conversation = [user("2 * 3?"), calling(("c1", "f", {"a": 2})), result("c1", "6"), assistant("6."), user("Thanks.")]
+    conversation = [
+        user("2 * 3?"),
+        calling(("c1", "f", {"a": 2})),
+        result("c1", "6"),
+        assistant("6."),
+        user("Thanks."),
+    ]
     await one.aput_messages(conversation)
     exported = await one.aexport()
     assert await other.aimport(exported) == 5
     assert await other.aexport() == exported
     assert await other.aget_all() == await one.aget_all() == conversation
     empty = open_memory("empty")
-    assert (await empty.aexport(), await empty.aexport(layout="openai"), await empty.aimport("[]")) == ("[]", "[]", 0)
-    assert json.loads(await one.aexport(layout="openai"))[1]["tool_calls"][0]["id"] == "c1"
+    assert (
+        await empty.aexport(),
+        await empty.aexport(layout="openai"),
+        await empty.aimport("[]"),
+    ) == ("[]", "[]", 0)
+    assert (
+        json.loads(await one.aexport(layout="openai"))[1]["tool_calls"][0]["id"] == "c1"
+    )
     await one.aimport(exported)
     assert await one.aget_all() == conversation * 2
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])
-async def test_one_message_that_cannot_be_read_keeps_all_out(open_memory: OpenMemory, at: int) -> None:
+async def test_one_message_that_cannot_be_read_keeps_all_out(
+    open_memory: OpenMemory, at: int
+) -> None:
     memory = open_memory()
     with pytest.raises(MessageError, match=rf"messages\[{at}\]"):
-        await memory.aimport([*TURNS[:at], {"role": "user", "text": "lost?"}, *TURNS[at:]])
+        await memory.aimport(
+            [*TURNS[:at], {"role": "user", "text": "lost?"}, *TURNS[at:]]
+        )
     assert await memory.aget_all() == []
 
 
-async def test_a_long_history_is_one_step_of_linear_cost(open_memory: OpenMemory) -> None:
+async def test_a_long_history_is_one_step_of_linear_cost(
+    open_memory: OpenMemory,
+) -> None:
     """Its turns are in the log, where no later turn has to look at them."""
     memory = open_memory()
     assert await memory.aimport(TURNS * 1_000) == 6_000
@@ -85,7 +109,9 @@ async def test_a_long_history_is_one_step_of_linear_cost(open_memory: OpenMemory
     assert await memory.sql_store.count_messages("chat", None) == 6_000
 
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(
+    encoding="utf-8"
+)
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -103,9 +129,15 @@ def output_of(word: str, folder: Path, then: str = "") -> str:
     return done.stdout
 
 
-async def test_a_chat_memory_buffer_and_its_facts_arrive(tmp_path: Path, open_memory: OpenMemory) -> None:
+async def test_a_chat_memory_buffer_and_its_facts_arrive(
+    tmp_path: Path, open_memory: OpenMemory
+) -> None:
     assert output_of("ChatMemoryBuffer", tmp_path) == "1 ['The user likes tea.']\n"
-    memory = open_memory("chat-17", user_id="logan", async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/buffer.db")
+    memory = open_memory(
+        "chat-17",
+        user_id="logan",
+        async_database_uri=f"sqlite+aiosqlite:///{tmp_path}/buffer.db",
+    )
     assert await memory.aget_all() == [user("My name is Logan.")]
     await memory.aput(user("What do I like?"))
     prompt = sent_text(await memory.aget())
@@ -134,7 +166,9 @@ print(memory.get()[0].content)
     assert "<conversation_summary" in printed
 
 
-async def test_a_cancelled_import_stores_all_or_nothing(open_memory: OpenMemory) -> None:
+async def test_a_cancelled_import_stores_all_or_nothing(
+    open_memory: OpenMemory,
+) -> None:
     """At whatever moment it is cancelled."""
     for steps in (0, 1, 2, 3, 5, 8, 13, 21):
         memory = open_memory(f"after-{steps}")

@@ -53,7 +53,12 @@ asyncio.run(main())
 
 def model(messages: list[Message], tools: list[str]) -> Message:
     if "report_facts" in tools:
-        fact = {"content": "Is called Ann", "category": "knowledge", "confidence": 0.9, "quote": "My name is Ann"}
+        fact = {
+            "content": "Is called Ann",
+            "category": "knowledge",
+            "confidence": 0.9,
+            "quote": "My name is Ann",
+        }
         return call(("call_1", "report_facts", {"new_facts": [fact]}))
     return say("Ann has asked several questions about what she asked before.")
 
@@ -65,7 +70,9 @@ def watching(folder: Path) -> str:
     return os.pathsep.join([str(folder / "watch"), os.environ.get("PYTHONPATH", "")])
 
 
-def test_a_conversation_connects_to_its_model_and_to_nothing_else(tmp_path: Path) -> None:
+def test_a_conversation_connects_to_its_model_and_to_nothing_else(
+    tmp_path: Path,
+) -> None:
     """With facts, a summary, recalled messages, and token counts."""
     with serve(model) as server:
         environment = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}

@@ -25,9 +25,13 @@ from tests.memories import OpenPlainMemory
 from tests.scripted_models import StartModel
 
 
-def on(store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any) -> CondensedMemory:
+def on(
+    store: MemoryStore, user_id: str | None, session_id: str = "chat", **options: Any
+) -> CondensedMemory:
     options.setdefault("llm", CarelessModel())
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 async def tell(memory: CondensedMemory, *texts: str, answer: str = "Fine.") -> None:
@@ -69,15 +73,25 @@ async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
         lambda: on(store, "bob", shared=True).aget(),
     )
     for call in calls:
-        with pytest.raises(SessionOwnerError, match="holds words of another user") as raised:
+        with pytest.raises(
+            SessionOwnerError, match="holds words of another user"
+        ) as raised:
             await call()
         assert "ann" not in str(raised.value)
     with pytest.raises(SessionOwnerError):
         _ = [message async for message in bob.aiter_all()]
-    assert await bob.aforget(vacuum=False) == {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
+    assert await bob.aforget(vacuum=False) == {
+        "messages": 0,
+        "cursors": 0,
+        "facts": 0,
+        "embeddings": 0,
+    }
     await bob.facts_block.aflush("chat")
     assert (await contents(ann), await contents(bob)) == (["Lives in Rome"], [])
-    assert [message.content for message in await ann.aget_all()] == ["I live in Rome.", "Fine."]
+    assert [message.content for message in await ann.aget_all()] == [
+        "I live in Rome.",
+        "Fine.",
+    ]
     await bob.aclose()
 
 
@@ -86,23 +100,36 @@ async def test_nothing_is_learned_from_a_session_of_another_user(
 ) -> None:
     """By a plain memory, and by a backfill."""
     await tell(on(store, "ann"), "I live in Rome.")
-    block = RelevantFactsBlock(store=store, user_id="bob", llm=CarelessModel(), retry_seconds=1_000)
+    block = RelevantFactsBlock(
+        store=store, user_id="bob", llm=CarelessModel(), retry_seconds=1_000
+    )
     plain = open_plain_memory(block, session_id="chat", chat_store=store)
-    await plain.aput_messages([user("I live in Oslo."), assistant("Fine."), user("And?")])
+    await plain.aput_messages(
+        [user("I live in Oslo."), assistant("Fine."), user("And?")]
+    )
     await block.await_jobs("chat")
     bob = on(store, "bob", "bobs")
     assert (await bob.abackfill(["chat"])).failed == {"chat": "SessionOwnerError"}
     assert await contents(bob) == []
 
 
-async def test_of_two_who_open_an_empty_session_the_first_to_speak_has_it(store: MemoryStore) -> None:
+async def test_of_two_who_open_an_empty_session_the_first_to_speak_has_it(
+    store: MemoryStore,
+) -> None:
     ann, bob = on(store, "ann"), on(store, "bob")
     assert await ann.aget() == await bob.aget() == []
-    results = await asyncio.gather(ann.aput(user("Ann.")), bob.aput(user("Bob.")), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in results) == ["NoneType", "SessionOwnerError"]
+    results = await asyncio.gather(
+        ann.aput(user("Ann.")), bob.aput(user("Bob.")), return_exceptions=True
+    )
+    assert sorted(type(one).__name__ for one in results) == [
+        "NoneType",
+        "SessionOwnerError",
+    ]
 
 
-async def test_a_session_without_a_user_is_taken_over_with_its_facts(store: MemoryStore) -> None:
+async def test_a_session_without_a_user_is_taken_over_with_its_facts(
+    store: MemoryStore,
+) -> None:
     """By the first user who puts something there; nothing is extracted twice, and nobody else gets it then."""
     nobody, ann, bob = on(store, None), on(store, "ann"), on(store, "bob")
     await tell(nobody, "I live in Rome.", "I like tea.")
@@ -117,14 +144,21 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(store: Memo
         for call in (other.aget(), other.aput(user("I live in Bonn."))):
             with pytest.raises(SessionOwnerError):
                 await call
-    assert await ann.aforget(vacuum=False) == {"messages": 8, "cursors": 4, "facts": 2, "embeddings": 0}
+    assert await ann.aforget(vacuum=False) == {
+        "messages": 8,
+        "cursors": 4,
+        "facts": 2,
+        "embeddings": 0,
+    }
     assert await bob.aget() == []
 
 
 # ---- a session of several ------------------------------------------------------------------------------------
 
 
-async def test_those_who_share_a_session_read_all_of_it_and_learn_their_own(store: MemoryStore) -> None:
+async def test_those_who_share_a_session_read_all_of_it_and_learn_their_own(
+    store: MemoryStore,
+) -> None:
     ann, bob = on(store, "ann", shared=True), on(store, "bob", shared=True)
     await tell(ann, "I live in Rome.")
     assert '<message role="user">I live in Rome.</message>' in await shown(ann)
@@ -132,10 +166,19 @@ async def test_those_who_share_a_session_read_all_of_it_and_learn_their_own(stor
     await tell(ann, "I live in Lima.")
     for memory in (ann, bob):
         text = await shown(memory)
-        for line in ('name="ann">I live in Rome.', 'name="bob">I live in Oslo.', 'name="ann">I live in Lima.'):
+        for line in (
+            'name="ann">I live in Rome.',
+            'name="bob">I live in Oslo.',
+            'name="ann">I live in Lima.',
+        ):
             assert f'<message role="user" {line}</message>' in text
-        assert [said for role, said in record(text) if role == "assistant"] == ["Fine."] * 3
-    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Oslo"])
+        assert [said for role, said in record(text) if role == "assistant"] == [
+            "Fine."
+        ] * 3
+    assert (await contents(ann), await contents(bob)) == (
+        ["Lives in Lima", "Lives in Rome"],
+        ["Lives in Oslo"],
+    )
     with pytest.raises(SessionOwnerError):
         await on(store, "cem").aget()
     with pytest.raises(SessionOwnerError):
@@ -145,10 +188,19 @@ async def test_those_who_share_a_session_read_all_of_it_and_learn_their_own(stor
 async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
     """One memory for a whole channel; nothing of it is sent to the provider but the text and the name in the record."""
     channel = on(store, "channel", shared=True)
-    for who, name, text in (("ann", "Ann <b>", "I live in Rome."), (7, "", "I live in Oslo.")):
+    for who, name, text in (
+        ("ann", "Ann <b>", "I live in Rome."),
+        (7, "", "I live in Oslo."),
+    ):
         about = {"user_id": who, "name": name}
-        await channel.aput_messages([ChatMessage(text, additional_kwargs=about), assistant("Fine.")])
-    await channel.aput(ChatMessage("Who lives where?", additional_kwargs={"user_id": "ann", "name": "Ann <b>"}))
+        await channel.aput_messages(
+            [ChatMessage(text, additional_kwargs=about), assistant("Fine.")]
+        )
+    await channel.aput(
+        ChatMessage(
+            "Who lives where?", additional_kwargs={"user_id": "ann", "name": "Ann <b>"}
+        )
+    )
     messages = await channel.aget()
     text = sent_text(messages)
     assert '<message role="user" name="Ann &lt;b&gt;">I live in Rome.</message>' in text
@@ -174,28 +226,48 @@ async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -
     await tell(ann, "I live in Rome.", answer="Ann lives in Rome.")
     await tell(bob, "I live in Oslo.", answer="Bob lives in Oslo.")
     await tell(ann, "I live in Lima.")
-    assert await bob.aforget(vacuum=False) == {"messages": 2, "cursors": 2, "facts": 1, "embeddings": 0}
+    assert await bob.aforget(vacuum=False) == {
+        "messages": 2,
+        "cursors": 2,
+        "facts": 1,
+        "embeddings": 0,
+    }
     assert [one.content for one in await ann.aget_all()] == [
         "I live in Rome.",
         "Ann lives in Rome.",
         "I live in Lima.",
         "Fine.",
     ]
-    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], [])
+    assert (await contents(ann), await contents(bob)) == (
+        ["Lives in Lima", "Lives in Rome"],
+        [],
+    )
     assert "Oslo" not in await shown(ann)
     await tell(bob, "I live in Bonn.")
-    assert (await contents(ann), await contents(bob)) == (["Lives in Lima", "Lives in Rome"], ["Lives in Bonn"])
+    assert (await contents(ann), await contents(bob)) == (
+        ["Lives in Lima", "Lives in Rome"],
+        ["Lives in Bonn"],
+    )
     await store.forget_user("ann", vacuum=False)
     assert [one.content for one in await bob.aget_all()] == ["I live in Bonn.", "Fine."]
     await store.forget_user("bob", vacuum=False)
     assert await store.sessions() == []
 
 
-async def test_what_another_says_is_no_evidence(store: MemoryStore, start_model: StartModel) -> None:
+async def test_what_another_says_is_no_evidence(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     """A model that ascribes another's words to the user is not believed, and is told whose they are."""
-    entry = {"content": "Lives in Oslo", "confidence": 0.9, "category": "context", "quote": "I live in Oslo."}
+    entry = {
+        "content": "Lives in Oslo",
+        "confidence": 0.9,
+        "category": "context",
+        "quote": "I live in Oslo.",
+    }
     llm, server = start_model(knowing(entry))
-    await on(store, "bob", shared=True, extract_facts=False).aput_messages([user("I live in Oslo."), assistant("Ok.")])
+    await on(store, "bob", shared=True, extract_facts=False).aput_messages(
+        [user("I live in Oslo."), assistant("Ok.")]
+    )
     ann = on(store, "ann", shared=True, llm=llm)
     await tell(ann, "Interesting, and I do not.")
     assert await contents(ann) == []
@@ -208,11 +280,19 @@ async def test_who_has_not_written_yet_is_no_team(store: MemoryStore) -> None:
     """What others say is then no evidence for an agent's tools, and asks to forget nothing."""
     ann, bob = on(store, "ann", shared=True), on(store, "bob", shared=True)
     await bob.facts.aadd("Lives in Rome")
-    await ann.aput_messages([user("I live in Oslo."), assistant("Fine."), user("Forget that I live in Rome.")])
+    await ann.aput_messages(
+        [
+            user("I live in Oslo."),
+            assistant("Fine."),
+            user("Forget that I live in Rome."),
+        ]
+    )
     tools = MemoryToolSpec(bob)
     assert "Not remembered" in await tools.aremember("Lives in Oslo", "I live in Oslo.")
     rome = (await bob.facts.alist())[0]
-    assert "Not forgotten" in await tools.aforget([rome.id], "Forget that I live in Rome.")
+    assert "Not forgotten" in await tools.aforget(
+        [rome.id], "Forget that I live in Rome."
+    )
     await bob.facts_block.aflush("chat")
     assert await contents(bob) == ["Lives in Rome"]
     team = RelevantFactsBlock(store=store, user_id="team", llm=CarelessModel())
@@ -223,23 +303,44 @@ async def test_who_has_not_written_yet_is_no_team(store: MemoryStore) -> None:
 # ---- a session without a user --------------------------------------------------------------------------------
 
 
-async def test_a_session_without_a_user_is_no_user_of_its_name(store: MemoryStore) -> None:
+async def test_a_session_without_a_user_is_no_user_of_its_name(
+    store: MemoryStore,
+) -> None:
     """Neither sees, changes or deletes what the other has, in the preset and in a plain memory's block."""
     bob, session = on(store, "bob", "bobs"), on(store, None, "bob")
     await tell(bob, "I live in Oslo.")
     await tell(session, "I live in Rome.")
-    assert (await contents(bob), await contents(session)) == (["Lives in Oslo"], ["Lives in Rome"])
+    assert (await contents(bob), await contents(session)) == (
+        ["Lives in Oslo"],
+        ["Lives in Rome"],
+    )
     for memory, place, other in ((bob, "Oslo", "Rome"), (session, "Rome", "Oslo")):
-        said = await shown(memory, "Where do I live?") + str(await memory.asearch("Where do I live?"))
-        said += str([one.text for one in await MemoryRetriever(memory).aretrieve("live")])
-        said += str(await memory.facts_block.aexplain("Where do I live?")) + await memory.facts.aexport()
+        said = await shown(memory, "Where do I live?") + str(
+            await memory.asearch("Where do I live?")
+        )
+        said += str(
+            [one.text for one in await MemoryRetriever(memory).aretrieve("live")]
+        )
+        said += (
+            str(await memory.facts_block.aexplain("Where do I live?"))
+            + await memory.facts.aexport()
+        )
         assert place in said
         assert other not in said
     block = RelevantFactsBlock(store=store, llm=CarelessModel())
-    assert [fact.content for fact in await block.book("bob").alist()] == ["Lives in Rome"]
+    assert [fact.content for fact in await block.book("bob").alist()] == [
+        "Lives in Rome"
+    ]
     assert [one.session_id for one in await store.sessions("bob")] == ["bobs"]
-    assert {one.session_id: one.user_ids for one in await store.sessions()} == {"bobs": ("bob",), "bob": ("bob",)}
-    assert (session.user_id, session.facts_block.user_id, (await session.astats()).user_id) == (None, "bob", "bob")
+    assert {one.session_id: one.user_ids for one in await store.sessions()} == {
+        "bobs": ("bob",),
+        "bob": ("bob",),
+    }
+    assert (
+        session.user_id,
+        session.facts_block.user_id,
+        (await session.astats()).user_id,
+    ) == (None, "bob", "bob")
     assert (await store.forget_user("bob", vacuum=False))["messages"] == 2
     assert await contents(session) == ["Lives in Rome"]
     await tell(bob, "I live in Oslo.")
@@ -247,7 +348,9 @@ async def test_a_session_without_a_user_is_no_user_of_its_name(store: MemoryStor
     assert await contents(bob) == ["Lives in Oslo"]
 
 
-async def test_a_session_without_a_user_is_deleted_by_its_name_among_the_sessions(store: MemoryStore) -> None:
+async def test_a_session_without_a_user_is_deleted_by_its_name_among_the_sessions(
+    store: MemoryStore,
+) -> None:
     await tell(on(store, None, "bob"), "I live in Rome.")
     counts = await store.forget_user("ann", session_ids=["bob"], vacuum=False)
     assert (counts["messages"], counts["facts"]) == (2, 1)
@@ -261,6 +364,8 @@ async def test_no_user_can_have_the_namespace_of_a_session(store: MemoryStore) -
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_interleavings_show_nobody_the_words_of_another(store: MemoryStore, seed: int) -> None:
+async def test_random_interleavings_show_nobody_the_words_of_another(
+    store: MemoryStore, seed: int
+) -> None:
     """The benchmark ``whose_words`` runs 200 of them."""
     assert await leaks_in(store, seed) == []

@@ -29,9 +29,13 @@ POISONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS.keys())
-async def test_a_session_still_answers_after(open_memory: OpenMemory, start_model: StartModel, poison: str) -> None:
+async def test_a_session_still_answers_after(
+    open_memory: OpenMemory, start_model: StartModel, poison: str
+) -> None:
     """With the poison in a question, in an answer, and in another process."""
-    llm, server = start_model(lambda messages, tools: say(poison if len(server.requests) == 2 else "Fine."))
+    llm, server = start_model(
+        lambda messages, tools: say(poison if len(server.requests) == 2 else "Fine.")
+    )
     memory = open_memory()
     agent = FunctionAgent(llm=llm)
     for question in (poison or "empty", "What did I say?"):
@@ -47,17 +51,29 @@ async def test_a_session_still_answers_after(open_memory: OpenMemory, start_mode
     assert server.refusals == []
 
 
-LONG = {"words": "some words and a <tag> of a long text. " * 30_000, "one word": "x7Qz" * 250_000, "中": "中" * 10**6}
+LONG = {
+    "words": "some words and a <tag> of a long text. " * 30_000,
+    "one word": "x7Qz" * 250_000,
+    "中": "中" * 10**6,
+}
 
 
 @pytest.mark.parametrize("ratio", [0.0001, 0.5])
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-async def test_a_megabyte_is_clipped_and_other_tasks_go_on(open_memory: OpenMemory, text: str, ratio: float) -> None:
+async def test_a_megabyte_is_clipped_and_other_tasks_go_on(
+    open_memory: OpenMemory, text: str, ratio: float
+) -> None:
     """It is counted, escaped and clipped as a question, as one of the record, and as an answer."""
     limits: dict[str, Any] = {"token_limit": 10_000, "condensed_token_limit": 8_000}
     memory = open_memory(chat_history_token_ratio=ratio, **limits)
     async with ticking() as ticks:
-        for said in (user("My name is Logan."), user(text), assistant("Long."), user("And?"), assistant(text + ".")):
+        for said in (
+            user("My name is Logan."),
+            user(text),
+            assistant("Long."),
+            user("And?"),
+            assistant(text + "."),
+        ):
             await memory.aput(said)
             await memory.aget()
         await memory.aput(user("Well?"))

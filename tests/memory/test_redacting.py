@@ -47,11 +47,18 @@ async def test_texts_and_the_arguments_of_calls_are_changed_before_they_are_stor
 ) -> None:
     memory = open_memory(redact=without_ann)
     asked = {"role": "assistant", "content": None}
-    old_call = {"id": "Ann-1", "type": "function", "function": {"name": "Ann", "arguments": '{"who": "Ann"}'}}
+    old_call = {
+        "id": "Ann-1",
+        "type": "function",
+        "function": {"name": "Ann", "arguments": '{"who": "Ann"}'},
+    }
     picture = ImageBlock(image=b"iVBORw0KGgo", image_mimetype="image/png")
     messages = [
         ChatMessage(role="user", blocks=[TextBlock(text="I am Ann."), picture]),
-        calling(("Ann-2", "look", {"who": "Ann", "more": [{"of": "Ann", "at": 3}]}), text="Ann, I look."),
+        calling(
+            ("Ann-2", "look", {"who": "Ann", "more": [{"of": "Ann", "at": 3}]}),
+            text="Ann, I look.",
+        ),
         result("Ann-2", "Ann is here."),
         ChatMessage(**asked, additional_kwargs={"tool_calls": [old_call]}),
         result("Ann-1", "Found."),
@@ -75,12 +82,18 @@ async def test_a_refusal_and_the_sources_of_an_answer_are_changed_too(
     open_memory: OpenMemory, database_uri: str
 ) -> None:
     memory = open_memory(redact=without_ann)
-    added = {"refusal": "Ann, I cannot.", "citations": [{"title": "About Ann"}], "thought_signatures": ["Ann="]}
+    added = {
+        "refusal": "Ann, I cannot.",
+        "citations": [{"title": "About Ann"}],
+        "thought_signatures": ["Ann="],
+    }
     await memory.aput(ChatMessage(role="assistant", additional_kwargs=added))
     assert (await stored(database_uri)).count("Ann") == 1
 
 
-async def test_the_model_is_shown_what_is_stored_and_the_question_is_known_as_its_own(open_memory: OpenMemory) -> None:
+async def test_the_model_is_shown_what_is_stored_and_the_question_is_known_as_its_own(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory(redact=without_ann)
     await memory.aput_messages([user("I am Ann."), assistant("Hello Ann.")])
     await memory.aput(user("Who is Ann?"))
@@ -110,7 +123,9 @@ async def test_where_the_function_fails_nothing_is_stored_and_the_error_has_no_t
 ) -> None:
     memory = open_memory(redact=redact)
     for put in (memory.aput_messages, memory.aset):
-        with pytest.raises(SettingError, match=f"saw {saw}. Nothing was stored.") as raised:
+        with pytest.raises(
+            SettingError, match=f"saw {saw}. Nothing was stored."
+        ) as raised:
             await put([assistant(""), user(WORDS)])
         assert WORDS not in "".join(traceback.format_exception(raised.value))
         assert raised.value.__context__ is None
@@ -119,25 +134,37 @@ async def test_where_the_function_fails_nothing_is_stored_and_the_error_has_no_t
 
 def test_what_is_no_function_is_refused(database_uri: str) -> None:
     with pytest.raises(SettingError, match="redact"):
-        CondensedMemory.from_defaults("chat", async_database_uri=database_uri, redact="secrets")  # type: ignore[arg-type]
+        CondensedMemory.from_defaults(
+            "chat", async_database_uri=database_uri, redact="secrets"
+        )  # type: ignore[arg-type]
 
 
-async def test_it_travels_with_a_pickle_or_the_memory_does_not(open_memory: OpenMemory) -> None:
+async def test_it_travels_with_a_pickle_or_the_memory_does_not(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory(redact=redact_secrets)
     async with pickle.loads(pickle.dumps(memory)) as copy:
         await copy.aput(user(f"My card is {CARD}."))
-        assert [message.content for message in await copy.aget_all()] == ["My card is [secret]."]
-    with pytest.raises(SettingError, match="cannot be pickled: the copy would not have its redact"):
+        assert [message.content for message in await copy.aget_all()] == [
+            "My card is [secret]."
+        ]
+    with pytest.raises(
+        SettingError, match="cannot be pickled: the copy would not have its redact"
+    ):
         pickle.dumps(open_memory(redact=lambda text: text))
     assert "redact" not in memory.model_dump()
     branch = await memory.abranch("branch")
     assert branch.redact is redact_secrets
 
 
-async def test_no_byte_of_a_card_is_in_the_file(open_memory: OpenMemory, tmp_path: Path) -> None:
+async def test_no_byte_of_a_card_is_in_the_file(
+    open_memory: OpenMemory, tmp_path: Path
+) -> None:
     memory = open_memory(redact=redact_secrets)
     call = calling(("call_1", "pay", {"card": CARD}))
-    await memory.aput_messages([user(f"Pay with {CARD}, please."), call, result("call_1", f"Paid by {CARD}.")])
+    await memory.aput_messages(
+        [user(f"Pay with {CARD}, please."), call, result("call_1", f"Paid by {CARD}.")]
+    )
     await memory.aflush()
     assert words_in(tmp_path, [CARD]) == set()
     assert "Pay with [secret], please." in sent_text(await memory.aget_all())
@@ -156,7 +183,13 @@ def test_what_only_looks_like_a_secret_stays(text: str) -> None:
     assert redact_secrets(text) == text
 
 
-@given(st.lists(st.sampled_from([*SECRETS["secret"], *SECRETS["harmless"], ". ", "\n", " and ", "?"])).map(" ".join))
+@given(
+    st.lists(
+        st.sampled_from(
+            [*SECRETS["secret"], *SECRETS["harmless"], ". ", "\n", " and ", "?"]
+        )
+    ).map(" ".join)
+)
 def test_nothing_that_is_left_holds_a_secret(text: str) -> None:
     assert not holds_secret(redact_secrets(text))
 
@@ -164,4 +197,7 @@ def test_nothing_that_is_left_holds_a_secret(text: str) -> None:
 def test_a_private_key_goes_with_all_of_its_lines() -> None:
     body = "\n".join(["MIIEpAIBAAKCAQEAaaaaaaaaaaaaaaaaaaaaaaaaa"] * 3)
     key = f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----"
-    assert redact_secrets(f"Here it is:\n{key}\nKeep it.") == "Here it is:\n[secret]\nKeep it."
+    assert (
+        redact_secrets(f"Here it is:\n{key}\nKeep it.")
+        == "Here it is:\n[secret]\nKeep it."
+    )

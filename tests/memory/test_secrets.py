@@ -53,16 +53,31 @@ class EmbeddingWithKey(MockEmbedding):
 def memory_with_secrets(uri: str | None = URI, **options: Any) -> CondensedMemory:
     llm = OpenAI(model="gpt-4o-mini", api_key=KEY)
     return CondensedMemory.from_defaults(
-        "chat", async_database_uri=uri, llm=llm, embed_model=EmbeddingWithKey(embed_dim=3), summarize=True, **options
+        "chat",
+        async_database_uri=uri,
+        llm=llm,
+        embed_model=EmbeddingWithKey(embed_dim=3),
+        summarize=True,
+        **options,
     )
 
 
 def parts_of(memory: CondensedMemory) -> list[Any]:
     """All that has a key or the address, and blocks without a memory."""
-    llm, embed_model = OpenAI(model="gpt-4o-mini", api_key=KEY), EmbeddingWithKey(embed_dim=3)
+    llm, embed_model = (
+        OpenAI(model="gpt-4o-mini", api_key=KEY),
+        EmbeddingWithKey(embed_dim=3),
+    )
     blocks = [memory.condensed_block, memory.facts_block, CondensedMemoryBlock(llm=llm)]
     blocks.append(RelevantFactsBlock(llm=llm, embed_model=embed_model))
-    return [memory, *blocks, memory.facts, MemoryRetriever(memory), MemoryToolSpec(memory), memory.sql_store]
+    return [
+        memory,
+        *blocks,
+        memory.facts,
+        MemoryRetriever(memory),
+        MemoryToolSpec(memory),
+        memory.sql_store,
+    ]
 
 
 def has_secret(shown: str) -> bool:
@@ -85,12 +100,16 @@ WAYS: dict[str, Callable[[Any], str]] = {
 DUMPS: dict[str, Callable[[Any], str]] = {
     "model_dump": lambda part: str(part.model_dump()),
     "model_dump as any": lambda part: str(part.model_dump(serialize_as_any=True)),
-    "model_dump for JSON": lambda part: json.dumps(part.model_dump(mode="json", serialize_as_any=True), default=str),
+    "model_dump for JSON": lambda part: json.dumps(
+        part.model_dump(mode="json", serialize_as_any=True), default=str
+    ),
     "model_dump_json": lambda part: part.model_dump_json(),
     "model_dump_json as any": lambda part: part.model_dump_json(serialize_as_any=True),
     "fields": lambda part: str(part.__repr_args__()),
     "copy": lambda part: repr(part.model_copy()),
-    "attributes": lambda part: str([vars(part), dict(part)]) if isinstance(part, MemoryStore) else "",
+    "attributes": lambda part: (
+        str([vars(part), dict(part)]) if isinstance(part, MemoryStore) else ""
+    ),
 }
 
 
@@ -102,7 +121,11 @@ def test_no_secret_is_in_what_a_memory_shows(uri: str | None, way: str) -> None:
     parts = parts_of(memory)
     if uri is None and ("pickle" in way or "serializer" in way):
         # What holds such a memory refuses.
-        parts = [part for part in parts if part is not memory and getattr(part, "memory", None) is None]
+        parts = [
+            part
+            for part in parts
+            if part is not memory and getattr(part, "memory", None) is None
+        ]
     if way in DUMPS:
         shown = [DUMPS[way](part) for part in parts if isinstance(part, BaseModel)]
     else:
@@ -141,15 +164,21 @@ async def test_copies_share_the_models_and_a_pickle_has_none(block_type: Any) ->
         f"me:{PASSWORD}@localhost",
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_without_the_password(uri: str) -> None:
+def test_an_address_that_cannot_be_used_is_refused_without_the_password(
+    uri: str,
+) -> None:
     with pytest.raises(StoreError) as error:
         MemoryStore(uri)
     assert not has_secret(whole(error.value))
 
 
-async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: str) -> None:
+async def test_an_error_about_a_wrong_password_does_not_carry_it(
+    postgres_uri: str,
+) -> None:
     """Of a user who has to give one, other than the rest of this server's."""
-    async with create_async_engine(postgres_uri, poolclass=NullPool).begin() as connection:
+    async with create_async_engine(
+        postgres_uri, poolclass=NullPool
+    ).begin() as connection:
         rules = Path((await connection.execute(text("SHOW hba_file"))).scalar_one())
         rules.write_text(f"local all locked scram-sha-256\n{rules.read_text()}")  # noqa: ASYNC240 - nobody waits
         await connection.execute(text("CREATE ROLE locked LOGIN PASSWORD 'another'"))
@@ -161,23 +190,40 @@ async def test_an_error_about_a_wrong_password_does_not_carry_it(postgres_uri: s
     assert not has_secret(whole(error.value))
 
 
-async def test_neither_the_warning_about_an_open_store_nor_its_numbers_carry_the_password(postgres_uri: str) -> None:
-    memory = memory_with_secrets(make_url(postgres_uri).set(password=PASSWORD).render_as_string(hide_password=False))
+async def test_neither_the_warning_about_an_open_store_nor_its_numbers_carry_the_password(
+    postgres_uri: str,
+) -> None:
+    memory = memory_with_secrets(
+        make_url(postgres_uri)
+        .set(password=PASSWORD)
+        .render_as_string(hide_password=False)
+    )
     stats = await memory.astats()
     with pytest.warns(ResourceWarning, match="was not closed") as warned:
         memory.sql_store.database.__del__()
     await memory.sql_store.aclose()
-    told = [str(stats), repr(stats), stats.model_dump_json(), *(str(warning.message) for warning in warned)]
+    told = [
+        str(stats),
+        repr(stats),
+        stats.model_dump_json(),
+        *(str(warning.message) for warning in warned),
+    ]
     assert not any(map(has_secret, told))
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
-async def test_an_error_of_the_database_does_not_quote_the_message(any_database_uri: str) -> None:
+async def test_an_error_of_the_database_does_not_quote_the_message(
+    any_database_uri: str,
+) -> None:
     """SQLAlchemy would print the parameters of the statement."""
     engine = create_async_engine(any_database_uri, poolclass=NullPool)
     async with engine.begin() as connection:
-        await connection.execute(text("CREATE TABLE llama_index_memory (id serial, key text, status text)"))
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, extract_facts=False)
+        await connection.execute(
+            text("CREATE TABLE llama_index_memory (id serial, key text, status text)")
+        )
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, extract_facts=False
+    )
     with pytest.raises(StoreError) as error:
         await memory.aput(SECRET)
     assert "my secret" not in whole(error.value)
@@ -196,20 +242,35 @@ def answered(answer: Message, messages: list[Message], tools: list[str]) -> Mess
 
 async def talk(memory: CondensedMemory) -> None:
     for i in range(6):
-        await memory.aput(user(f"my secret {i}: I live in Paris, and I like tea more than anything else."))
+        await memory.aput(
+            user(
+                f"my secret {i}: I live in Paris, and I like tea more than anything else."
+            )
+        )
         await memory.aget()
     await memory.aflush()
 
 
-@pytest.mark.parametrize("model", [failing_model, lambda messages, tools: say("my secret, repeated")])
+@pytest.mark.parametrize(
+    "model", [failing_model, lambda messages, tools: say("my secret, repeated")]
+)
 async def test_logs_hold_no_message_text(
-    model: Any, open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+    model: Any,
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Above DEBUG, which is SQLAlchemy's and the drivers' to fill; ours hold none at any level."""
     caplog.set_level(logging.INFO)
     caplog.set_level(logging.DEBUG, "llama_index_memory_ext")
     llm, server = start_model(model)
-    memory = open_memory(llm=llm, summarize=True, token_limit=260, condensed_token_limit=200, facts_token_limit=60)
+    memory = open_memory(
+        llm=llm,
+        summarize=True,
+        token_limit=260,
+        condensed_token_limit=200,
+        facts_token_limit=60,
+    )
     await talk(memory)
     assert server.requests
     assert "Facts were not extracted" in caplog.text
@@ -230,7 +291,11 @@ async def test_no_log_and_no_event_holds_a_key(
 
     for name, answer in {"refused": fail(500, "No."), "fine": say("Fine.")}.items():
         llm, _ = start_model(partial(answered, answer))
-        options: dict[str, Any] = {"embed_model": EmbeddingWithKey(embed_dim=3), "summarize": True, "max_messages": 2}
+        options: dict[str, Any] = {
+            "embed_model": EmbeddingWithKey(embed_dim=3),
+            "summarize": True,
+            "max_messages": 2,
+        }
         memory = open_memory(name, llm=llm, **options)
         with attached(Recorder(), "root"):
             await memory.facts.aadd("Likes tea")
@@ -243,7 +308,9 @@ async def test_no_log_and_no_event_holds_a_key(
 
 
 @pytest.mark.parametrize("uri", [URI, URI_WITH_OPTION])
-async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(uri: str) -> None:
+async def test_an_error_about_an_unreachable_server_does_not_carry_the_password(
+    uri: str,
+) -> None:
     memory = memory_with_secrets(uri)
     with pytest.raises(StoreError, match="Connect") as error:
         await memory.aput(SECRET)

@@ -13,7 +13,12 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.memory import Memory
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, RelevantFactsBlock
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.memory import condensed_memory
 from tests.conversation import assistant, user
 from tests.facts.learning import extractions, learner, likes, talk
@@ -24,8 +29,12 @@ from tests.scripted_models import StartModel, client_without_connections
 WORDS = ("tea", "rain", "snow")
 
 
-def opened(session_id: str, uri: str | None, llm: OpenAI, **options: Any) -> CondensedMemory:
-    return CondensedMemory.from_defaults(session_id, user_id="ann", llm=llm, async_database_uri=uri, **options)
+def opened(
+    session_id: str, uri: str | None, llm: OpenAI, **options: Any
+) -> CondensedMemory:
+    return CondensedMemory.from_defaults(
+        session_id, user_id="ann", llm=llm, async_database_uri=uri, **options
+    )
 
 
 async def killed(session_id: str, word: str, uri: str | None, llm: OpenAI) -> None:
@@ -60,22 +69,34 @@ async def test_short_programs_learn_what_killed_ones_have_left(
     for word in ("wine", "milk"):
         await killed(f"killed {word}", word, any_database_uri, llm)
     await one_turn("first", "tea", any_database_uri, llm)
-    assert await learned(any_database_uri, llm) == ["Likes milk", "Likes tea", "Likes wine"]
+    assert await learned(any_database_uri, llm) == [
+        "Likes milk",
+        "Likes tea",
+        "Likes wine",
+    ]
     await one_turn("second", "rain", any_database_uri, llm)
     await one_turn("third", "snow", any_database_uri, llm)
-    assert await learned(any_database_uri, llm) == sorted(f"Likes {word}" for word in ("milk", "wine", *WORDS))
+    assert await learned(any_database_uri, llm) == sorted(
+        f"Likes {word}" for word in ("milk", "wine", *WORDS)
+    )
     asked = sorted(likes(server.requests))
     assert asked == sorted([word] for word in ("milk", "wine", *WORDS))
 
 
-async def test_of_two_programs_at_once_one_result_is_stored(database_uri: str, start_model: StartModel) -> None:
+async def test_of_two_programs_at_once_one_result_is_stored(
+    database_uri: str, start_model: StartModel
+) -> None:
     llm, _ = start_model(learner)
     await killed("killed", "wine", database_uri, llm)
-    await asyncio.gather(*(one_turn(word, word, database_uri, llm) for word in ("tea", "rain")))
+    await asyncio.gather(
+        *(one_turn(word, word, database_uri, llm) for word in ("tea", "rain"))
+    )
     assert await learned(database_uri, llm) == ["Likes rain", "Likes tea", "Likes wine"]
 
 
-def test_a_program_that_closes_in_another_event_loop_learns_it_too(database_uri: str) -> None:
+def test_a_program_that_closes_in_another_event_loop_learns_it_too(
+    database_uri: str,
+) -> None:
     """The extraction was cancelled with the loop in which it began."""
     with serve(learner) as server:
         llm = client_without_connections(server)
@@ -95,7 +116,9 @@ async def test_a_model_that_fails_is_asked_twice_for_each_killed_session(
     async with opened("first", database_uri, llm, retry_seconds=3600) as memory:
         await memory.aput(user("Hello."))
     # The last one is of the session that is closed.
-    assert sorted(likes(server.requests), reverse=True) == [["wine"]] * 2 + [["milk"]] * 2 + [[]]
+    assert sorted(likes(server.requests), reverse=True) == [["wine"]] * 2 + [
+        ["milk"]
+    ] * 2 + [[]]
 
 
 @pytest.fixture
@@ -124,7 +147,10 @@ async def test_closing_waits_for_killed_sessions_for_a_bounded_time(
     llm, server = start_model(model)
     await killed("killed", "wine", database_uri, llm)
     await one_turn("first", "tea", database_uri, llm)
-    assert "Block 'relevant_facts' was closed before all of its work was done" in caplog.text
+    assert (
+        "Block 'relevant_facts' was closed before all of its work was done"
+        in caplog.text
+    )
     assert len(extractions(server.requests)) == 2
     hanging.set()
     await one_turn("second", "rain", database_uri, llm)
@@ -145,22 +171,30 @@ async def test_short_programs_with_blocks_in_a_plain_memory_learn_what_was_said(
     for word in WORDS:
         store = MemoryStore(any_database_uri)
         facts = RelevantFactsBlock(store=store, user_id="ann", llm=llm)
-        memory = Memory.from_defaults(session_id=word, chat_store=store, memory_blocks=[facts])
+        memory = Memory.from_defaults(
+            session_id=word, chat_store=store, memory_blocks=[facts]
+        )
         await memory.aput(user(f"I like {word}."))
         await memory.aget()
         await memory.aput(assistant("Fine."))
         await getattr(facts, end)()
         await store.aclose()
-    assert await learned(any_database_uri, llm) == sorted(f"Likes {word}" for word in WORDS)
+    assert await learned(any_database_uri, llm) == sorted(
+        f"Likes {word}" for word in WORDS
+    )
 
 
-async def test_one_block_flushes_each_of_its_sessions_once(start_model: StartModel) -> None:
+async def test_one_block_flushes_each_of_its_sessions_once(
+    start_model: StartModel,
+) -> None:
     llm, server = start_model(learner)
     block = RelevantFactsBlock(user_id="ann", llm=llm)
     for word in WORDS:
         await block.aput(talk(word), session_id=word)
     await block.aflush()
-    assert sorted(fact.content for fact in await block.book().alist()) == sorted(f"Likes {word}" for word in WORDS)
+    assert sorted(fact.content for fact in await block.book().alist()) == sorted(
+        f"Likes {word}" for word in WORDS
+    )
     assert len(server.requests) == 3
     await block.aclose()
     await block.aclose()
@@ -201,8 +235,15 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
             await memory.aput(user(f"Question {i}"))
             await memory.aget()
             await memory.aput(assistant("Fine."))
-    (line,) = [record.getMessage() for record in caplog.records if "was given no turn yet" in record.getMessage()]
-    assert re.match(r"Block 'empty_\w+' .*chat_history_token_ratio=0\.0001, insert_method=\"user\"", line)
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "was given no turn yet" in record.getMessage()
+    ]
+    assert re.match(
+        r"Block 'empty_\w+' .*chat_history_token_ratio=0\.0001, insert_method=\"user\"",
+        line,
+    )
     for memory in (fitting, by_default):
         for each in memory.memory_blocks:
             assert isinstance(each, CondensedMemoryBlock | RelevantFactsBlock)
@@ -213,7 +254,10 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("agent.run(question, memory=memory)" in record.getMessage() for record in caplog.records)
+    return sum(
+        "agent.run(question, memory=memory)" in record.getMessage()
+        for record in caplog.records
+    )
 
 
 async def test_a_memory_that_only_the_agent_was_given_is_warned_of_once(
@@ -238,7 +282,9 @@ async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
         "search": lambda memory: memory.asearch("tea"),
         "explain": lambda memory: memory.facts_block.aexplain("tea"),
         "forget": lambda memory: memory.aforget(vacuum=False),
-        "import": lambda memory: memory.aimport('[{"role": "user", "content": "I like tea."}]'),
+        "import": lambda memory: memory.aimport(
+            '[{"role": "user", "content": "I like tea."}]'
+        ),
         "put": lambda memory: memory.aput(user("I like tea.")),
         "read": lambda memory: memory.aget(),
         "export": lambda memory: memory.aexport(),

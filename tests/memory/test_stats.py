@@ -25,32 +25,61 @@ def model(messages: list[Message], tools: list[str]) -> Message:
     """Sums up in a few words, and finds one fact that was said and one that was not."""
     if tools == ["report_facts"]:
         said = re.findall(r"I like \w+", messages[-1]["content"])[:1]
-        new = [{"content": one.replace("I like", "Likes"), "confidence": 0.9, "quote": one} for one in said]
-        guess = {"content": "Lives in Paris", "confidence": 0.9, "quote": "I live in Paris"}
+        new = [
+            {"content": one.replace("I like", "Likes"), "confidence": 0.9, "quote": one}
+            for one in said
+        ]
+        guess = {
+            "content": "Lives in Paris",
+            "confidence": 0.9,
+            "quote": "I live in Paris",
+        }
         return call(("call_1", "report_facts", {"new_facts": [*new, guess]}))
-    return say("The user said what they like." if "running summary" in str(messages[0]["content"]) else "Fine.")
+    return say(
+        "The user said what they like."
+        if "running summary" in str(messages[0]["content"])
+        else "Fine."
+    )
 
 
 def talk(turns: int) -> list[Any]:
-    return [message for i in range(turns) for message in (user(f"I like number{i}."), assistant(f"Fine {i}."))]
+    return [
+        message
+        for i in range(turns)
+        for message in (user(f"I like number{i}."), assistant(f"Fine {i}."))
+    ]
 
 
-async def test_before_anything_is_said_all_is_zero_and_nothing_is_made(any_database_uri: str | None) -> None:
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", async_database_uri=any_database_uri)
+async def test_before_anything_is_said_all_is_zero_and_nothing_is_made(
+    any_database_uri: str | None,
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", async_database_uri=any_database_uri
+    )
     stats = await memory.astats()
     assert (stats.session_id, stats.user_id) == ("chat", "ann")
-    assert not any(stats.model_dump(exclude={"session_id", "user_id", "database"}).values())
+    assert not any(
+        stats.model_dump(exclude={"session_id", "user_id", "database"}).values()
+    )
     assert not await memory.sql_store.users.knows("chat")
     assert await memory.sql_store.get_keys() == []
     await memory.sql_store.aclose()
 
 
-async def test_the_numbers_are_those_of_the_conversation(any_database_uri: str | None, start_model: StartModel) -> None:
+async def test_the_numbers_are_those_of_the_conversation(
+    any_database_uri: str | None, start_model: StartModel
+) -> None:
     """In every database, and in another process as in this one, but for what has failed there."""
     llm, _ = start_model(model)
-    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "async_database_uri": any_database_uri}
+    options: dict[str, Any] = {
+        "user_id": "ann",
+        "llm": llm,
+        "async_database_uri": any_database_uri,
+    }
     options["recall_token_limit"] = 0
-    memory = CondensedMemory.from_defaults("chat", max_messages=6, keep_messages=2, summarize=True, **options)
+    memory = CondensedMemory.from_defaults(
+        "chat", max_messages=6, keep_messages=2, summarize=True, **options
+    )
     await memory.aput_messages([*talk(5), user("And now?")])
     await memory.facts.aadd("Likes tea")
     await memory.facts.aretire((await memory.facts.aadd("Likes milk")).id)
@@ -59,26 +88,46 @@ async def test_the_numbers_are_those_of_the_conversation(any_database_uri: str |
     stats = await memory.astats()
     assert (stats.messages, stats.active, stats.pending) == (11, 1, 1)
     assert (stats.left, stats.summarised, stats.verbatim) == (8, 8, 2)
-    assert (stats.facts, stats.retired, stats.rejections) == (2, 1, {"quote_not_found": 1})
+    assert (stats.facts, stats.retired, stats.rejections) == (
+        2,
+        1,
+        {"quote_not_found": 1},
+    )
     text = await memory.condensed_block.aget(session_id="chat")
     assert len(record(text)) == stats.verbatim
     assert stats.record_tokens == memory.tokenizer_fn.count(text)
-    summary = "<conversation_summary>The user said what they like.</conversation_summary>\n"
+    summary = (
+        "<conversation_summary>The user said what they like.</conversation_summary>\n"
+    )
     assert text.startswith(summary)
     assert stats.summary_tokens == memory.tokenizer_fn.count(summary)
     store = None if any_database_uri else memory.sql_store
     other = CondensedMemory.from_defaults(
-        "chat", max_messages=6, keep_messages=2, summarize=True, chat_store=store, **options
+        "chat",
+        max_messages=6,
+        keep_messages=2,
+        summarize=True,
+        chat_store=store,
+        **options,
     )
-    assert await other.astats() == stats.model_copy(update={"rejections": {}, "usage": {}})
+    assert await other.astats() == stats.model_copy(
+        update={"rejections": {}, "usage": {}}
+    )
     await other.sql_store.aclose()
     await memory.sql_store.aclose()
 
 
-async def test_what_was_cut_is_not_counted_as_summarised(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_what_was_cut_is_not_counted_as_summarised(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """A summary that is made from now on says nothing of what has left before; one that is made no more stays."""
     llm, _ = start_model(model)
-    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "max_messages": 2, "keep_messages": 1}
+    options: dict[str, Any] = {
+        "llm": llm,
+        "extract_facts": False,
+        "max_messages": 2,
+        "keep_messages": 1,
+    }
     seen = []
     for summarize in (False, True, False):
         memory = open_memory(summarize=summarize, **options)
@@ -94,9 +143,13 @@ async def test_what_was_cut_is_not_counted_as_summarised(open_memory: OpenMemory
     assert "extraction is off" in str(stats)
 
 
-async def test_what_fails_is_seen_until_it_succeeds(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_what_fails_is_seen_until_it_succeeds(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     answers = [fail(500, "I like secrets")] * 2
-    llm, _ = start_model(lambda messages, tools: answers.pop() if answers else model(messages, tools))
+    llm, _ = start_model(
+        lambda messages, tools: answers.pop() if answers else model(messages, tools)
+    )
     memory = open_memory(llm=llm, max_messages=2, keep_messages=1, summarize=True)
     start = datetime.now(timezone.utc)
     await memory.aput_messages([*talk(2), user("And?")])
@@ -112,7 +165,12 @@ async def test_what_fails_is_seen_until_it_succeeds(open_memory: OpenMemory, sta
     assert "failed    facts: InternalServerError, once, last at 2" in str(stats)
     assert "secrets" not in str(stats) + repr(stats)
     assert MemoryStats.model_validate_json(stats.model_dump_json()) == stats
-    assert json.loads(json.dumps(stats.model_dump(mode="json")))["failures"]["facts"]["error"] == "InternalServerError"
+    assert (
+        json.loads(json.dumps(stats.model_dump(mode="json")))["failures"]["facts"][
+            "error"
+        ]
+        == "InternalServerError"
+    )
     with pytest.raises(ValidationError):
         stats.messages = 5
     await memory.aflush()
@@ -152,17 +210,27 @@ def test_people_are_given_a_few_lines() -> None:
     system=st.booleans(),
 )
 @settings(max_examples=20)
-def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float, system: bool) -> None:
+def test_every_message_is_counted_once(
+    turns: list[int], limit: int, keep: float, system: bool
+) -> None:
     """Active, in the record, or no longer in it; and the record's tokens are those that it is shown with."""
 
     async def check() -> None:
         memory = CondensedMemory.from_defaults(
-            condensed_token_limit=limit, keep_ratio=keep, include_system=system, extract_facts=False
+            condensed_token_limit=limit,
+            keep_ratio=keep,
+            include_system=system,
+            extract_facts=False,
         )
         for i, rounds in enumerate(turns):
-            calls = [(calling((f"c{j}", "add", {"a": j})), result(f"c{j}", "word " * 7)) for j in range(rounds)]
+            calls = [
+                (calling((f"c{j}", "add", {"a": j})), result(f"c{j}", "word " * 7))
+                for j in range(rounds)
+            ]
             tools = [message for pair in calls for message in pair]
-            await memory.aput_messages([user(f"question {i}"), *tools, assistant("answer " * i + "!")])
+            await memory.aput_messages(
+                [user(f"question {i}"), *tools, assistant("answer " * i + "!")]
+            )
             await memory.aget()
             stats = await memory.astats()
             text = await memory.condensed_block.aget(session_id=memory.session_id)
@@ -179,14 +247,25 @@ def test_every_message_is_counted_once(turns: list[int], limit: int, keep: float
 # ---- a search -----------------------------------------------------------------------------------------
 
 
-async def test_facts_and_messages_are_found_best_first_and_print_readably(open_memory: OpenMemory) -> None:
+async def test_facts_and_messages_are_found_best_first_and_print_readably(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory("chat", user_id="ann")
     fact = await memory.facts.aadd("Lives in Berlin", confidence=0.9)
     await memory.facts.aadd("Likes tea")
-    await memory.aput_messages([user("I bought a red bike in Berlin."), assistant("Enjoy the ride!"), user("Where?")])
+    await memory.aput_messages(
+        [
+            user("I bought a red bike in Berlin."),
+            assistant("Enjoy the ride!"),
+            user("Where?"),
+        ]
+    )
     found = await memory.asearch("What happened in Berlin?")
     assert [entry.fact.id for entry in found.facts] == [fact.id]
-    assert (found.messages[0].role, found.messages[0].text) == ("user", "I bought a red bike in Berlin.")
+    assert (found.messages[0].role, found.messages[0].text) == (
+        "user",
+        "I bought a red bike in Berlin.",
+    )
     day = fact.created_at.date().isoformat()
     lines = str(found).splitlines()
     assert lines[0] == f"{found.facts[0].score:.2f}  fact, {day}: Lives in Berlin"
@@ -200,7 +279,11 @@ async def test_each_kind_can_be_left_out_and_cut(open_memory: OpenMemory) -> Non
     for i in range(3):
         for question in ("", " \n", "zebra"):
             found = await memory.asearch(question)
-            assert (found.facts, found.messages, str(found)) == ((), (), "Nothing found.")
+            assert (found.facts, found.messages, str(found)) == (
+                (),
+                (),
+                "Nothing found.",
+            )
         await memory.facts.aadd(f"Has lived in Berlin {i} times")
         await memory.aput_messages([user(f"Berlin number {i}?"), assistant("Yes.")])
     both = await memory.asearch("Berlin", similarity_top_k=2)
@@ -209,7 +292,11 @@ async def test_each_kind_can_be_left_out_and_cut(open_memory: OpenMemory) -> Non
     assert (await memory.asearch("Berlin", facts=False)).facts == ()
     assert await memory.facts.asearch("Berlin", similarity_top_k=2) == list(both.facts)
     for search in (memory.asearch, memory.facts.asearch):
-        with pytest.raises(ValueError, match=r"similarity_top_k is the most .* at least 1; saw 0"):
+        with pytest.raises(
+            ValueError, match=r"similarity_top_k is the most .* at least 1; saw 0"
+        ):
             await search("Berlin", similarity_top_k=0)
-    with pytest.raises(ValueError, match="facts=False and messages=False leave nothing to look for"):
+    with pytest.raises(
+        ValueError, match="facts=False and messages=False leave nothing to look for"
+    ):
         await memory.asearch("Berlin", facts=False, messages=False)

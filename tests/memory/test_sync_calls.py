@@ -23,7 +23,9 @@ from tests.conversation import assistant, sent_text, user
 from tests.openai_server import Message, say, serve
 from tests.scripted_models import client_of, client_without_connections
 
-HISTORY: list[ChatMessage] = [message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))]
+HISTORY: list[ChatMessage] = [
+    message for i in range(6) for message in (user(f"question {i}"), assistant("yes"))
+]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"summarize": True, "max_messages": 6, "keep_messages": 2, "extract_facts": False},
@@ -32,10 +34,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_memory_with_a_history_can_be_opened_before_any_loop_and_in_one(options: dict[str, Any]) -> None:
+def test_a_memory_with_a_history_can_be_opened_before_any_loop_and_in_one(
+    options: dict[str, Any],
+) -> None:
     def open_one() -> CondensedMemory:
         history = [*HISTORY, user("now?")]
-        return CondensedMemory.from_defaults("chat", chat_history=history, llm=OfflineModel(), **options)
+        return CondensedMemory.from_defaults(
+            "chat", chat_history=history, llm=OfflineModel(), **options
+        )
 
     async def ask(memory: CondensedMemory) -> None:
         assert "question 5" in sent_text(await asyncio.wait_for(memory.aget(), 20))
@@ -63,7 +69,10 @@ def test_a_put_waits_for_its_own_session_and_cancels_nothing(database_uri: str) 
 
     with serve(model) as server:
         llm, store = client_without_connections(server), MemoryStore(database_uri)
-        slow, quick = (CondensedMemory.from_defaults(name, llm=llm, chat_store=store) for name in ("slow", "quick"))
+        slow, quick = (
+            CondensedMemory.from_defaults(name, llm=llm, chat_store=store)
+            for name in ("slow", "quick")
+        )
         talk = [user("Is this slow?"), assistant("yes"), user("And now?")]
         waiting = threading.Thread(target=slow.put_messages, args=(talk,))
         waiting.start()
@@ -87,7 +96,9 @@ def test_help_shows_each_twin_by_its_own_name(owner: type) -> None:
     for name in twins:
         twin, method = getattr(owner, name), getattr(owner, f"a{name.rstrip('_')}")
         assert twin.__name__ == name.rstrip("_")
-        assert list(inspect.signature(twin).parameters) == list(inspect.signature(method).parameters)
+        assert list(inspect.signature(twin).parameters) == list(
+            inspect.signature(method).parameters
+        )
         assert not inspect.iscoroutinefunction(twin)
 
 
@@ -122,11 +133,15 @@ class Stepped(asyncio.SelectorEventLoop):
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["aput", "aget", "the first aput"])
-def test_the_next_loop_goes_on_wherever_one_was_closed(any_database_uri: str | None, kind: str) -> None:
+def test_the_next_loop_goes_on_wherever_one_was_closed(
+    any_database_uri: str | None, kind: str
+) -> None:
     """Nothing that was confirmed is lost; also where the call was the first one of a memory."""
 
     def open_one(name: str) -> CondensedMemory:
-        return CondensedMemory.from_defaults(name, async_database_uri=any_database_uri, extract_facts=False)
+        return CondensedMemory.from_defaults(
+            name, async_database_uri=any_database_uri, extract_facts=False
+        )
 
     memory, confirmed = open_one("chat"), ["first?", "yes"]
     asyncio.run(memory.aput_messages([user("first?"), assistant("yes")]))
@@ -137,7 +152,9 @@ def test_the_next_loop_goes_on_wherever_one_was_closed(any_database_uri: str | N
         call = memory.aget() if kind == "aget" else memory.aput(user(f"open {steps}"))
         has_ended = Stepped(steps).run(call)
         asyncio.run(asyncio.wait_for(memory.aput(user(f"now {steps}?")), 20))
-        assert f"now {steps}?" in sent_text(asyncio.run(asyncio.wait_for(memory.aget(), 20)))
+        assert f"now {steps}?" in sent_text(
+            asyncio.run(asyncio.wait_for(memory.aget(), 20))
+        )
         confirmed.append(f"now {steps}?")
         if has_ended:
             break
@@ -161,10 +178,14 @@ def test_puts_of_many_threads_all_come_back(database_uri: str, shared: bool) -> 
 
         def talk(i: int) -> None:
             for j in range(4):
-                memories[i].put(assistant(f"answer {i} {j}") if j % 2 else user(f"question {i} {j}"))
+                memories[i].put(
+                    assistant(f"answer {i} {j}") if j % 2 else user(f"question {i} {j}")
+                )
             done.append(i)
 
-        threads = [threading.Thread(target=talk, args=(i,), daemon=True) for i in range(8)]
+        threads = [
+            threading.Thread(target=talk, args=(i,), daemon=True) for i in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -20,15 +20,25 @@ from tests.facts.learning import talk
 from tests.memories import OpenMemory
 
 
-async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before(open_memory: OpenMemory) -> None:
+async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before(
+    open_memory: OpenMemory,
+) -> None:
     """They had left it, and have room again."""
     memory = open_memory(max_messages=4, keep_messages=2)
-    await memory.aput_messages([message for i in range(10) for message in (user(f"q{i}"), assistant(f"a{i}"))])
+    await memory.aput_messages(
+        [message for i in range(10) for message in (user(f"q{i}"), assistant(f"a{i}"))]
+    )
     await memory.aflush()
-    assert record(sent_text(await memory.aget())) == [("user", "q9"), ("assistant", "a9")]
+    assert record(sent_text(await memory.aget())) == [
+        ("user", "q9"),
+        ("assistant", "a9"),
+    ]
     await memory.aset((await memory.aget_all())[:-2])
     await memory.aput(user("again"))
-    assert record(sent_text(await memory.aget())) == [("user", "q8"), ("assistant", "a8")]
+    assert record(sent_text(await memory.aget())) == [
+        ("user", "q8"),
+        ("assistant", "a8"),
+    ]
 
 
 class Listener(MockLLM):
@@ -38,7 +48,9 @@ class Listener(MockLLM):
     disturb: Callable[[], Awaitable[object]] | None = None
 
     async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
-        words = re.findall(r"I like (\w+)", str(messages[-1].content).split("<transcript>")[1])
+        words = re.findall(
+            r"I like (\w+)", str(messages[-1].content).split("<transcript>")[1]
+        )
         disturb, self.disturb = self.disturb, None
         if disturb is None:
             self.asked.update(words)
@@ -49,7 +61,12 @@ class Listener(MockLLM):
 
 NUMBERS = st.integers(min_value=0, max_value=9)
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["put", "take back", "same", "delete", "reset", "read", "read and delete"]), NUMBERS),
+    st.tuples(
+        st.sampled_from(
+            ["put", "take back", "same", "delete", "reset", "read", "read and delete"]
+        ),
+        NUMBERS,
+    ),
     max_size=12,
 )
 
@@ -61,18 +78,26 @@ def test_every_word_that_stands_is_read_once(steps: list[tuple[str, int]]) -> No
 
     async def run() -> None:
         llm = Listener(max_tokens=None)
-        async with CondensedMemory.from_defaults("chat", llm=llm, extract_every_turns=100) as memory:
+        async with CondensedMemory.from_defaults(
+            "chat", llm=llm, extract_every_turns=100
+        ) as memory:
             for place, (step, number) in enumerate(steps):
                 await take(memory, llm, step, number, f"w{place}")
             await memory.abackfill()
-            standing = re.findall(r"I like (\w+)", str([one.content for one in await memory.aget_all()]))
-            assert {word: llm.asked[word] for word in standing} == dict.fromkeys(standing, 1)
+            standing = re.findall(
+                r"I like (\w+)", str([one.content for one in await memory.aget_all()])
+            )
+            assert {word: llm.asked[word] for word in standing} == dict.fromkeys(
+                standing, 1
+            )
             assert max(llm.asked.values(), default=0) <= 1
 
     asyncio.run(run())
 
 
-async def take(memory: CondensedMemory, llm: Listener, step: str, number: int, word: str) -> None:
+async def take(
+    memory: CondensedMemory, llm: Listener, step: str, number: int, word: str
+) -> None:
     """One step of a conversation, of which something is taken back now and then."""
     store, said = memory.sql_store, await memory.aget_all()
 
@@ -82,7 +107,9 @@ async def take(memory: CondensedMemory, llm: Listener, step: str, number: int, w
             await store.delete_message("chat", rows[number % len(rows)].id)
 
     if step == "put":
-        await memory.aput_messages(talk(*(f"{word}x{i}" for i in range(number % 3 + 1))))
+        await memory.aput_messages(
+            talk(*(f"{word}x{i}" for i in range(number % 3 + 1)))
+        )
     elif step in ("take back", "same"):
         await memory.aset(said[: -number - 1] if step == "take back" else said)
     elif step == "delete":

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, MemoryToolSpec, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryStore,
+    MemoryToolSpec,
+    StoreError,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
@@ -32,12 +37,16 @@ async def known(open_memory: OpenMemory) -> None:
 
 async def talk_of_milk(memory: CondensedMemory) -> str:
     """What the model is shown in a second turn."""
-    await memory.aput_messages([user("I like milk."), assistant("Noted."), user("What do I like?")])
+    await memory.aput_messages(
+        [user("I like milk."), assistant("Noted."), user("What do I like?")]
+    )
     return sent_text(await memory.aget())
 
 
 @pytest.mark.usefixtures("known")
-async def test_the_database_is_byte_for_byte_as_before(learns: Learns, tmp_path: Path) -> None:
+async def test_the_database_is_byte_for_byte_as_before(
+    learns: Learns, tmp_path: Path
+) -> None:
     """While it is open, and afterwards; also with a session that is stored, of which nothing is read."""
     before = files_in(tmp_path)
     memory, server = learns(session_id="before", temporary=True, extract_facts=True)
@@ -67,9 +76,13 @@ async def test_what_would_be_stored_is_refused(open_memory: OpenMemory) -> None:
         ):
             with pytest.raises(StoreError, match="a temporary memory may not"):
                 await change
-        with pytest.raises(StoreError, match="there is nothing of it to forget; nothing was deleted"):
+        with pytest.raises(
+            StoreError, match="there is nothing of it to forget; nothing was deleted"
+        ):
             await memory.aforget()
-        assert "Not remembered" in await MemoryToolSpec(memory).aremember("Likes milk", "I like milk")
+        assert "Not remembered" in await MemoryToolSpec(memory).aremember(
+            "Likes milk", "I like milk"
+        )
         assert "Likes tea" in await MemoryToolSpec(memory).asearch_memory("tea")
         with pytest.raises(StoreError, match="cannot be pickled"):
             pickle.dumps(memory)
@@ -78,14 +91,21 @@ async def test_what_would_be_stored_is_refused(open_memory: OpenMemory) -> None:
         assert [one.content for one in await branch.facts.alist()] == ["Likes tea"]
 
 
-async def test_it_reads_on_a_server_too_and_follows_what_others_store(postgres_uri: str, open_store: OpenStore) -> None:
+async def test_it_reads_on_a_server_too_and_follows_what_others_store(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     store = open_store(postgres_uri)
     book = FactBook(store, "ann")
     await book.aadd("Likes tea")
-    async with CondensedMemory.from_defaults("now", user_id="ann", chat_store=store, temporary=True) as memory:
+    async with CondensedMemory.from_defaults(
+        "now", user_id="ann", chat_store=store, temporary=True
+    ) as memory:
         assert shown(await talk_of_milk(memory)) == ["Likes tea"]
         await book.aadd("Likes rain")
-        assert sorted(shown(sent_text(await memory.aget()))) == ["Likes rain", "Likes tea"]
+        assert sorted(shown(sent_text(await memory.aget()))) == [
+            "Likes rain",
+            "Likes tea",
+        ]
         with pytest.raises(StoreError, match="a temporary memory may not"):
             await memory.facts.aadd("Likes milk")
     # The store that was given stays open.
@@ -94,7 +114,11 @@ async def test_it_reads_on_a_server_too_and_follows_what_others_store(postgres_u
 
 
 @pytest.mark.parametrize(
-    "place", [{"async_database_uri": "sqlite+aiosqlite:///none.db"}, {"chat_store": MemoryStore()}]
+    "place",
+    [
+        {"async_database_uri": "sqlite+aiosqlite:///none.db"},
+        {"chat_store": MemoryStore()},
+    ],
 )
 def test_without_a_database_it_says_what_is_missing(
     place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

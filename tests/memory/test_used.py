@@ -30,7 +30,9 @@ QUESTION = "What does Caroline breed?"
 
 async def long_talk(open_memory: OpenMemory, **options: Any) -> CondensedMemory:
     """A memory whose record no longer shows what was said first."""
-    memory = open_memory(**{**SMALL, "facts_token_limit": 300, "user_id": "ann", **options})
+    memory = open_memory(
+        **{**SMALL, "facts_token_limit": 300, "user_id": "ann", **options}
+    )
     said = ChatMessage(CAROLINE[1], additional_kwargs={"message_id": "m-1"})
     await memory.aput_messages([said, assistant("How nice.")])
     await fill(memory)
@@ -43,11 +45,15 @@ def facts_in(prompt: str) -> list[str]:
 
 def shown_by(memory: CondensedMemory) -> tuple[list[str], list[tuple[str, str]]]:
     used = memory.last_used()
-    return [one.fact.content for one in used.facts], [(one.role, one.text) for one in used.messages]
+    return [one.fact.content for one in used.facts], [
+        (one.role, one.text) for one in used.messages
+    ]
 
 
 @pytest.mark.parametrize("cache_points", [False, True])
-async def test_what_was_used_is_what_stands_in_the_prompt(open_memory: OpenMemory, cache_points: bool) -> None:
+async def test_what_was_used_is_what_stands_in_the_prompt(
+    open_memory: OpenMemory, cache_points: bool
+) -> None:
     """In its order, with scores of 0..1 and the ids by which an application finds them."""
     memory = await long_talk(open_memory, cache_points=cache_points)
     for content in ("Works with Caroline", "Lives in Paris"):
@@ -59,24 +65,36 @@ async def test_what_was_used_is_what_stands_in_the_prompt(open_memory: OpenMemor
     assert 0 < used.facts[1].score < used.facts[0].score <= 1
     said = next(one for one in used.messages if one.text == CAROLINE[1])
     assert (said.row_ids, said.message_id, said.similarity) == ((1,), "m-1", 1.0)
-    assert all(0 < one.similarity <= 1 and one.message_id is None for one in used.messages if one is not said)
+    assert all(
+        0 < one.similarity <= 1 and one.message_id is None
+        for one in used.messages
+        if one is not said
+    )
     # Its words are in no log by accident.
     assert "Caroline" not in repr(used)
 
 
-async def test_the_event_has_the_same_and_no_words(open_memory: OpenMemory, heard: Listener) -> None:
+async def test_the_event_has_the_same_and_no_words(
+    open_memory: OpenMemory, heard: Listener
+) -> None:
     memory = await long_talk(open_memory)
     prompt = await ask(memory, QUESTION)
     await memory.aget()
     events = heard.of(MessagesRecalledEvent)[-2:]
     used = memory.last_used().messages
     element = (
-        prompt[prompt.index("<earlier_messages") : prompt.index("</earlier_messages>\n")] + "</earlier_messages>\n"
+        prompt[
+            prompt.index("<earlier_messages") : prompt.index("</earlier_messages>\n")
+        ]
+        + "</earlier_messages>\n"
     )
     for event in events:
         assert event.row_ids == [one.row_ids[0] for one in used]
         assert event.scores == [one.similarity for one in used]
-        assert (event.session_id, event.tokens) == ("chat", memory.tokenizer_fn.count(element))
+        assert (event.session_id, event.tokens) == (
+            "chat",
+            memory.tokenizer_fn.count(element),
+        )
         assert event.token_limit == 400
         assert event.seconds > 0
         assert "alpacas" not in event.model_dump_json()
@@ -85,7 +103,9 @@ async def test_the_event_has_the_same_and_no_words(open_memory: OpenMemory, hear
     assert not heard.of(FactsInjectedEvent)
 
 
-async def test_before_the_first_question_nothing_was_used_and_then_only_what_fits_it(open_memory: OpenMemory) -> None:
+async def test_before_the_first_question_nothing_was_used_and_then_only_what_fits_it(
+    open_memory: OpenMemory,
+) -> None:
     memory = await long_talk(open_memory)
     assert memory.last_used() == MemorySearchResult() == MemorySearchResult((), ())
     await ask(memory, QUESTION)
@@ -108,13 +128,19 @@ async def test_it_stays_when_the_answer_has_come_whatever_was_learned_since(
     await FunctionAgent(llm=llm, tools=[add]).run("Add numbers for me.", memory=memory)
     await memory.facts.aadd("Likes milk", confidence=0.9)
     await memory.aget()
-    assert shown_by(memory)[0] == facts_in(str(server.requests[0][-1]["content"])) == ["Likes tea"]
+    assert (
+        shown_by(memory)[0]
+        == facts_in(str(server.requests[0][-1]["content"]))
+        == ["Likes tea"]
+    )
     await memory.aput(user("And now?"))
     await memory.aget()
     assert sorted(shown_by(memory)[0]) == ["Likes milk", "Likes tea"]
 
 
-async def test_a_chat_engine_asks_before_its_question_is_put(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_chat_engine_asks_before_its_question_is_put(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     llm, _ = start_model(lambda messages, tools: say("Alpacas."))
     memory = await long_talk(open_memory)
     await memory.facts.aadd("Works with Caroline")
@@ -127,7 +153,9 @@ async def test_a_chat_engine_asks_before_its_question_is_put(open_memory: OpenMe
 
 
 @pytest.mark.parametrize("token_limit", range(300, 1_500, 100))
-async def test_what_is_cut_off_to_fit_was_not_used(open_memory: OpenMemory, token_limit: int) -> None:
+async def test_what_is_cut_off_to_fit_was_not_used(
+    open_memory: OpenMemory, token_limit: int
+) -> None:
     """Also where the record shows the same words in another place."""
     memory = await long_talk(open_memory, token_limit=3_000)
     for i in range(6):
@@ -135,13 +163,21 @@ async def test_what_is_cut_off_to_fit_was_not_used(open_memory: OpenMemory, toke
     await memory.aput_messages([user(CAROLINE[1]), assistant("How nice.")])
     await ask(memory, QUESTION)
     assert CAROLINE in shown_by(memory)[1]
-    prompt = sent_text(await memory.aget(initial_token_count=memory.token_limit - token_limit))
+    prompt = sent_text(
+        await memory.aget(initial_token_count=memory.token_limit - token_limit)
+    )
     assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
 
 
-async def test_of_a_call_its_first_row_is_told_and_all_of_its_rows(open_memory: OpenMemory) -> None:
+async def test_of_a_call_its_first_row_is_told_and_all_of_its_rows(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory(**SMALL)
-    rows = [user("Look it up."), calling(("c1", "look", {"what": "alpacas"})), result("c1", "They hum.")]
+    rows = [
+        user("Look it up."),
+        calling(("c1", "look", {"what": "alpacas"})),
+        result("c1", "They hum."),
+    ]
     await memory.aput_messages([*rows, assistant("Done.")])
     await fill(memory)
     await ask(memory, "What about alpacas that hum?")
@@ -156,7 +192,11 @@ async def test_each_memory_tells_of_its_own_prompts(open_memory: OpenMemory) -> 
     used = memory.last_used()
     stored = pickle.dumps(memory)
     assert b"alpacas" not in stored
-    copies = [await memory.abranch("other"), pickle.loads(stored), open_memory(user_id="ann")]
+    copies = [
+        await memory.abranch("other"),
+        pickle.loads(stored),
+        open_memory(user_id="ann"),
+    ]
     for copy in copies:
         assert copy.last_used() == MemorySearchResult()
     await ask(copies[0], "Xyzzy")
@@ -173,18 +213,28 @@ async def test_of_prompts_at_once_the_last_one_counts(open_memory: OpenMemory) -
     assert CAROLINE in shown_by(memory)[1]
 
 
-async def test_with_a_template_of_the_program_and_without_facts_it_is_told_too(open_memory: OpenMemory) -> None:
-    memory = await long_talk(open_memory, memory_blocks_template=MemoryBlocksTemplate(), facts_token_limit=0)
+async def test_with_a_template_of_the_program_and_without_facts_it_is_told_too(
+    open_memory: OpenMemory,
+) -> None:
+    memory = await long_talk(
+        open_memory, memory_blocks_template=MemoryBlocksTemplate(), facts_token_limit=0
+    )
     await memory.facts.aadd("Works with Caroline")
     prompt = await ask(memory, QUESTION)
     assert shown_by(memory) == ([], recalled(prompt))
 
 
-async def test_a_temporary_memory_tells_the_facts_of_its_user(database_uri: str) -> None:
+async def test_a_temporary_memory_tells_the_facts_of_its_user(
+    database_uri: str,
+) -> None:
     store = MemoryStore(database_uri)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", chat_store=store, extract_facts=False
+    )
     await memory.facts.aadd("Likes tea")
-    private = CondensedMemory.from_defaults("private", user_id="ann", chat_store=store, temporary=True)
+    private = CondensedMemory.from_defaults(
+        "private", user_id="ann", chat_store=store, temporary=True
+    )
     async with private as temporary:
         await temporary.aput(user("What do I like?"))
         await temporary.aget()

@@ -42,8 +42,12 @@ class Walk:
         # Before Python 3.12 threads that began in the block go on to report.
         self.is_over = False
 
-    def make_task(self, loop: asyncio.AbstractEventLoop, work: Work, /, **options: Any) -> asyncio.Task[Any]:
-        assert isinstance(work, Coroutine)  # From Python 3.12 on a task takes nothing else.
+    def make_task(
+        self, loop: asyncio.AbstractEventLoop, work: Work, /, **options: Any
+    ) -> asyncio.Task[Any]:
+        assert isinstance(
+            work, Coroutine
+        )  # From Python 3.12 on a task takes nothing else.
         frame = currentframe()
         task = asyncio.Task(work, loop=loop, **options)
         self.started_in[task] = self.path(frame and frame.f_back)
@@ -51,7 +55,12 @@ class Walk:
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         name = file_of(frame.f_code)
-        if self.is_over or event != "call" or name is None or frame.f_code.co_name in DATA:
+        if (
+            self.is_over
+            or event != "call"
+            or name is None
+            or frame.f_code.co_name in DATA
+        ):
             return
         if Path(name).parts[0] != "language":
             self.files.add(name)
@@ -73,7 +82,9 @@ class Walk:
 @contextmanager
 def walking() -> Iterator[Walk]:
     """Records what all threads run through until the block ends; before Python 3.12 no thread that runs already."""
-    profile: Callable[..., None] = getattr(threading, "setprofile_all_threads", threading.setprofile)
+    profile: Callable[..., None] = getattr(
+        threading, "setprofile_all_threads", threading.setprofile
+    )
     walk, loop = Walk(), asyncio.get_running_loop()
     loop.set_task_factory(walk.make_task)
     # What ends here of other tests' memories is no part of the walk.
@@ -92,7 +103,11 @@ def walking() -> Iterator[Walk]:
 
 
 def file_of(code: CodeType) -> str | None:
-    return code.co_filename.removeprefix(PACKAGE) if code.co_filename.startswith(PACKAGE) else None
+    return (
+        code.co_filename.removeprefix(PACKAGE)
+        if code.co_filename.startswith(PACKAGE)
+        else None
+    )
 
 
 def current_task() -> Any:
@@ -110,8 +125,17 @@ class Reporter(MockLLM):
     """Reports one fact."""
 
     async def achat(self, messages: Any, **options: Any) -> ChatResponse:
-        fact = {"label": "n1", "content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
-        return ChatResponse(message=ChatMessage(role="assistant", content=json.dumps({"new_facts": [fact]})))
+        fact = {
+            "label": "n1",
+            "content": "Likes tea",
+            "confidence": 0.9,
+            "quote": "I like tea",
+        }
+        return ChatResponse(
+            message=ChatMessage(
+                role="assistant", content=json.dumps({"new_facts": [fact]})
+            )
+        )
 
 
 async def test_reading_the_prompt_of_a_new_turn(open_memory: OpenMemory) -> None:
@@ -130,7 +154,9 @@ async def test_reading_the_prompt_of_a_new_turn(open_memory: OpenMemory) -> None
 
 async def test_extracting_facts(open_memory: OpenMemory) -> None:
     async with open_memory(llm=Reporter(max_tokens=None)) as memory:
-        await memory.sql_store.log.append("chat", [user("I like tea."), assistant("Fine.")], len)
+        await memory.sql_store.log.append(
+            "chat", [user("I like tea."), assistant("Fine.")], len
+        )
         block = memory.facts_block
         with walking() as walk:
             await block.aflush("chat")

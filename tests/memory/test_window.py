@@ -25,7 +25,10 @@ from tests.scripted_models import StartClient
 
 WINDOW = 8_192
 # Some 750 tokens.
-PAGE = "The committee read the report about bridges, tunnels and 47 other structures in the valley.\n" * 45
+PAGE = (
+    "The committee read the report about bridges, tunnels and 47 other structures in the valley.\n"
+    * 45
+)
 Start = Callable[..., tuple[OpenAI, OpenAIServer]]
 
 
@@ -36,7 +39,11 @@ def read_page(number: int) -> str:
 
 def reader(messages: list[Message], tools: list[str]) -> Message:
     """Reads two pages for a question about pages, and answers at some length."""
-    question = next(message["content"] for message in reversed(messages) if message["role"] == "user")
+    question = next(
+        message["content"]
+        for message in reversed(messages)
+        if message["role"] == "user"
+    )
     results = [message for message in messages if message["role"] == "tool"]
     if "read_page" in tools and question.endswith("pages?") and len(results) < 2:
         return call((f"call_{len(results)}", "read_page", {"number": len(results)}))
@@ -56,24 +63,36 @@ def start(start_client: StartClient) -> Start:
 
 
 async def ask(llm: OpenAI, memory: CondensedMemory, question: str) -> str:
-    agent = FunctionAgent(llm=llm, tools=[read_page], system_prompt="You are an archivist. Be exact.")
+    agent = FunctionAgent(
+        llm=llm, tools=[read_page], system_prompt="You are an archivist. Be exact."
+    )
     return str(await agent.run(question, memory=memory))
 
 
 def refusal() -> AbstractContextManager[Any]:
     """Expects that the server refuses a request for its length."""
-    return pytest.raises((BadRequestError, WorkflowRuntimeError), match="maximum context length")
+    return pytest.raises(
+        (BadRequestError, WorkflowRuntimeError), match="maximum context length"
+    )
 
 
 def question_of(turn: int) -> str:
     if turn % 7 == 3:
         return f"Question {turn}. Compare this with what we had: {PAGE} {PAGE}"
-    return f"Question {turn}: what is on the next two pages?" if turn % 3 == 0 else f"Question {turn}: what do I mean?"
+    return (
+        f"Question {turn}: what is on the next two pages?"
+        if turn % 3 == 0
+        else f"Question {turn}: what do I mean?"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "turns"),
-    [({}, 22), ({"insert_method": "system", "recall_token_limit": 500}, 12), ({"chat_history_token_ratio": 0.5}, 12)],
+    [
+        ({}, 22),
+        ({"insert_method": "system", "recall_token_limit": 500}, 12),
+        ({"chat_history_token_ratio": 0.5}, 12),
+    ],
 )
 async def test_no_question_is_refused_with_a_model_whose_window_is_known(
     open_memory: OpenMemory, start: Start, options: dict[str, Any], turns: int
@@ -82,7 +101,9 @@ async def test_no_question_is_refused_with_a_model_whose_window_is_known(
     llm, server = start()
     memory = open_memory(llm=llm, extract_facts=False, min_similarity=0, **options)
     for i in range(80):
-        await memory.facts.aadd(f"Knows bridge number {i}, which crosses the river {i} miles above the town")
+        await memory.facts.aadd(
+            f"Knows bridge number {i}, which crosses the river {i} miles above the town"
+        )
     for turn in range(turns):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
     assert server.refusals == []
@@ -94,7 +115,12 @@ async def test_no_question_is_refused_with_a_model_whose_window_is_known(
     "smaller",
     [
         {"token_limit": 6_000},
-        {"context_window": WINDOW, "insert_method": "system", "include_system": True, "summarize": True},
+        {
+            "context_window": WINDOW,
+            "insert_method": "system",
+            "include_system": True,
+            "summarize": True,
+        },
         {"context_window": WINDOW, "chat_history_token_ratio": 0.6},
     ],
 )
@@ -106,7 +132,9 @@ async def test_a_session_that_has_outgrown_its_window_goes_on_when_it_is_opened_
     options = {"llm": llm, "extract_facts": False}
     memory = open_memory(include_system=smaller.get("include_system", False), **options)
     await memory.aput_messages([user(f"Long ago {i}. {PAGE}") for i in range(20)])
-    await memory.aput_messages([user("The whole archive: " + PAGE * 20), assistant("Thank you.")])
+    await memory.aput_messages(
+        [user("The whole archive: " + PAGE * 20), assistant("Thank you.")]
+    )
     for turn in range(2):
         with refusal():
             await ask(llm, memory, question_of(turn))
@@ -131,18 +159,30 @@ async def test_a_turn_that_is_too_long_by_itself_does_not_harm_the_next_one(
         return PAGE * 12
 
     with refusal():
-        await FunctionAgent(llm=llm, tools=[read_page]).run("What is on all pages?", memory=memory)
+        await FunctionAgent(llm=llm, tools=[read_page]).run(
+            "What is on all pages?", memory=memory
+        )
     assert "I was sent" in await ask(llm, memory, "And now?")
-    await memory.aput_messages([user("Read."), calling(("a", "read_page", {"number": 1})), result("a", PAGE * 15)])
+    await memory.aput_messages(
+        [
+            user("Read."),
+            calling(("a", "read_page", {"number": 1})),
+            result("a", PAGE * 15),
+        ]
+    )
     assert "I was sent" in await ask(llm, memory, "And now?")
     assert len(server.refusals) == 2
 
 
-async def test_a_chat_engine_says_how_much_its_prefix_has(open_memory: OpenMemory, start: Start) -> None:
+async def test_a_chat_engine_says_how_much_its_prefix_has(
+    open_memory: OpenMemory, start: Start
+) -> None:
     """It is left free, and so nothing is refused."""
     llm, server = start()
     memory = open_memory(llm=llm, extract_facts=False)
-    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory, system_prompt=PAGE * 3)
+    engine = SimpleChatEngine.from_defaults(
+        llm=llm, memory=memory, system_prompt=PAGE * 3
+    )
     for turn in range(12):
         assert "I was sent" in str(await engine.achat(question_of(turn)))
     assert server.refusals == []
@@ -153,7 +193,9 @@ class KeepsAll(BaseMemoryBlock[str]):
 
     texts: list[str] = Field(default_factory=list)
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **block_kwargs: Any
+    ) -> str:
         return "\n".join(self.texts)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -165,7 +207,9 @@ async def test_blocks_of_others_with_a_priority_are_left_out_where_they_do_not_f
 ) -> None:
     """One that finds whole turns again finds the one that has filled the window, too."""
     llm, server = start()
-    memory = open_memory(llm=llm, extract_facts=False, memory_blocks=[KeepsAll(name="all", priority=1)])
+    memory = open_memory(
+        llm=llm, extract_facts=False, memory_blocks=[KeepsAll(name="all", priority=1)]
+    )
     with refusal():
         await ask(llm, memory, f"What of this? {PAGE * 12}")
     for turn in range(8):

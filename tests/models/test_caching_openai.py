@@ -38,7 +38,9 @@ PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(16)
 @pytest.fixture
 def start_client(start_client: StartClient) -> StartClient:
     """For a model that takes marks, if no other is named."""
-    return lambda kind, model, /, **settings: start_client(kind, model, **{"model": "gpt-5.6-sol", **settings})
+    return lambda kind, model, /, **settings: start_client(
+        kind, model, **{"model": "gpt-5.6-sol", **settings}
+    )
 
 
 class Town(BaseModel):
@@ -51,7 +53,9 @@ def asked(turn: int, session_id: str | None = "Ann's session") -> list[ChatMessa
     """A record that grows, with points at its end and where it ended before; then a question."""
     blocks: list[Any] = []
     for i in range(turn + 1):
-        blocks.append(TextBlock(text=f"<turn n='{i}'>{'They talk of towns. ' * 300}</turn>\n"))
+        blocks.append(
+            TextBlock(text=f"<turn n='{i}'>{'They talk of towns. ' * 300}</turn>\n")
+        )
         blocks += [POINT] * (i >= turn - 1)
     blocks.append(TextBlock(text=f"Question {turn}: which town?"))
     kwargs = {"session_id": session_id} if session_id else {}
@@ -59,7 +63,11 @@ def asked(turn: int, session_id: str | None = "Ann's session") -> list[ChatMessa
 
 
 def answer(messages: list[Message], tools: list[str]) -> Message:
-    return call(("call_1", tools[0], {"name": "Bath"})) if "Town" in tools else say('{"name": "Bath"}')
+    return (
+        call(("call_1", tools[0], {"name": "Bath"}))
+        if "Town" in tools
+        else say('{"name": "Bath"}')
+    )
 
 
 async def said(llm: Any, way: str, messages: list[ChatMessage]) -> str:
@@ -100,22 +108,49 @@ async def test_each_turn_finds_all_that_the_turn_before_has_written(
     assert server.refusals == []
 
 
-async def test_a_mark_stands_on_the_part_before_each_cache_point(start_client: StartClient) -> None:
+async def test_a_mark_stands_on_the_part_before_each_cache_point(
+    start_client: StartClient,
+) -> None:
     messages = [
         ChatMessage(role="system", blocks=[TextBlock(text="Be brief."), POINT]),
-        ChatMessage(role="user", blocks=[POINT, TextBlock(text="a"), TextBlock(text="b"), POINT, TextBlock(text="c")]),
+        ChatMessage(
+            role="user",
+            blocks=[
+                POINT,
+                TextBlock(text="a"),
+                TextBlock(text="b"),
+                POINT,
+                TextBlock(text="c"),
+            ],
+        ),
         ChatMessage(role="assistant", blocks=[TextBlock(text="Yes."), POINT]),
-        ChatMessage(role="user", blocks=[ImageBlock(image=PIXEL, image_mimetype="image/png"), POINT]),
-        ChatMessage(role="user", blocks=[POINT, TextBlock(text="d"), TextBlock(text="e")]),
+        ChatMessage(
+            role="user",
+            blocks=[ImageBlock(image=PIXEL, image_mimetype="image/png"), POINT],
+        ),
+        ChatMessage(
+            role="user", blocks=[POINT, TextBlock(text="d"), TextBlock(text="e")]
+        ),
     ]
     llm, server = start_client(CachingOpenAI, answer)
     llm.chat(messages)
     system, first, reply, image, last = server.bodies[-1]["messages"]
-    assert system == {"role": "developer", "content": [{"type": "text", "text": "Be brief.", **MARK}]}
-    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", **MARK}, {"type": "text", "text": "c"}]
+    assert system == {
+        "role": "developer",
+        "content": [{"type": "text", "text": "Be brief.", **MARK}],
+    }
+    texts = [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b", **MARK},
+        {"type": "text", "text": "c"},
+    ]
     assert first == {"role": "user", "content": texts}
     assert reply == {"role": "assistant", "content": "Yes."}
-    assert image["content"][0].keys() == {"type", "image_url", "prompt_cache_breakpoint"}
+    assert image["content"][0].keys() == {
+        "type",
+        "image_url",
+        "prompt_cache_breakpoint",
+    }
     assert last == {"role": "user", "content": "de"}
     assert server.bodies[-1]["prompt_cache_options"] == EXPLICIT
     assert "prompt_cache_key" not in server.bodies[-1]
@@ -123,11 +158,23 @@ async def test_a_mark_stands_on_the_part_before_each_cache_point(start_client: S
     llm, server = start_client(CachingOpenAIResponses, answer)
     llm.chat(messages)
     system, first, reply, image, last = server.bodies[-1]["input"]
-    assert system == {"role": "developer", "content": [{"type": "input_text", "text": "Be brief.", **MARK}]}
-    assert [part.get("prompt_cache_breakpoint") for part in first["content"]] == [None, EXPLICIT, None]
+    assert system == {
+        "role": "developer",
+        "content": [{"type": "input_text", "text": "Be brief.", **MARK}],
+    }
+    assert [part.get("prompt_cache_breakpoint") for part in first["content"]] == [
+        None,
+        EXPLICIT,
+        None,
+    ]
     assert {part["type"] for part in first["content"]} == {"input_text"}
     assert (reply["role"], "prompt_cache" in json.dumps(reply)) == ("assistant", False)
-    assert image["content"][0].keys() == {"type", "image_url", "detail", "prompt_cache_breakpoint"}
+    assert image["content"][0].keys() == {
+        "type",
+        "image_url",
+        "detail",
+        "prompt_cache_breakpoint",
+    }
     assert last == {"role": "user", "content": "de"}
 
 
@@ -139,7 +186,11 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
 
     def walker(messages: list[Message], tools: list[str]) -> Message:
         results = sum(message["role"] == "tool" for message in messages)
-        return say("Bath.") if results == 3 else call((f"call_{results}", "look", {"place": results}))
+        return (
+            say("Bath.")
+            if results == 3
+            else call((f"call_{results}", "look", {"place": results}))
+        )
 
     def look(place: int) -> str:
         """Look at a place."""
@@ -152,7 +203,12 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
     assert modes == [EXPLICIT, None, None, None]
     for before, usage in zip(server.usages, server.usages[1:], strict=False):
         assert usage.found == before.found + before.written
-    assert [usage.found + usage.written == usage.prompt for usage in server.usages] == [False, True, True, True]
+    assert [usage.found + usage.written == usage.prompt for usage in server.usages] == [
+        False,
+        True,
+        True,
+        True,
+    ]
     assert server.refusals == []
 
 
@@ -161,26 +217,42 @@ async def test_the_record_of_an_agents_memory_is_found_in_each_turn_but_after_a_
     start_client: StartClient, open_memory: OpenMemory, kind: type[Any]
 ) -> None:
     """Also when each turn is served by another process."""
-    llm, server = start_client(kind, lambda messages, tools: say("They talk of towns, and of nothing else. " * 15))
+    llm, server = start_client(
+        kind,
+        lambda messages, tools: say("They talk of towns, and of nothing else. " * 15),
+    )
     server.caches = PromptCaches()
     cuts = 0
     for i in range(16):
         memory = open_memory(cache_points=True, condensed_token_limit=2_500)
-        await FunctionAgent(llm=llm).run(f"Question {i}: which town do they talk of?", memory=memory)
+        await FunctionAgent(llm=llm).run(
+            f"Question {i}: which town do they talk of?", memory=memory
+        )
     for before, now in pairwise(server.usages):
         if now.prompt < before.prompt:
             cuts += 1
         elif before.prompt > 1_100:
             assert now.found == before.found + before.written
     assert cuts == 1
-    keys = {body["prompt_cache_key"] for body in server.bodies if "prompt_cache_key" in body}
+    keys = {
+        body["prompt_cache_key"] for body in server.bodies if "prompt_cache_key" in body
+    }
     assert keys == {hashlib.sha256(b"chat").hexdigest()[:32]}
 
 
 @BOTH
-async def test_a_tool_result_may_have_a_mark(start_client: StartClient, kind: type[Any]) -> None:
-    called = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="f", tool_kwargs="{}")])
-    result = ChatMessage(role="tool", blocks=[TextBlock(text="a"), POINT], additional_kwargs={"tool_call_id": "1"})
+async def test_a_tool_result_may_have_a_mark(
+    start_client: StartClient, kind: type[Any]
+) -> None:
+    called = ChatMessage(
+        role="assistant",
+        blocks=[ToolCallBlock(tool_call_id="1", tool_name="f", tool_kwargs="{}")],
+    )
+    result = ChatMessage(
+        role="tool",
+        blocks=[TextBlock(text="a"), POINT],
+        additional_kwargs={"tool_call_id": "1"},
+    )
     llm, server = start_client(kind, answer)
     llm.chat([ChatMessage(role="user", content="Look."), called, result])
     (part,) = server.requests[-1][-1]["content"]
@@ -200,26 +272,44 @@ async def test_the_key_is_a_digest_of_the_session_unless_the_user_has_set_one(
     assert keys[3] is None
     assert "session" not in json.dumps(server.bodies)
 
-    own = {"prompt_cache_key": "mine", "prompt_cache_options": {"mode": "implicit"}, "extra_body": {"seed": 1}}
+    own = {
+        "prompt_cache_key": "mine",
+        "prompt_cache_options": {"mode": "implicit"},
+        "extra_body": {"seed": 1},
+    }
     llm, server = start_client(kind, answer, additional_kwargs=own)
     llm.chat(asked(0))
     body = server.bodies[-1]
-    assert (body["prompt_cache_key"], body["prompt_cache_options"], body["seed"]) == ("mine", {"mode": "implicit"}, 1)
+    assert (body["prompt_cache_key"], body["prompt_cache_options"], body["seed"]) == (
+        "mine",
+        {"mode": "implicit"},
+        1,
+    )
     assert "prompt_cache_breakpoint" in json.dumps(body)
 
 
 @BOTH
 @EACH_WAY
 async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_them_out(
-    start_client: StartClient, kind: type[Any], way: str, caplog: pytest.LogCaptureFixture
+    start_client: StartClient,
+    kind: type[Any],
+    way: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     llm, server = start_client(kind, answer)
     server.older = True
-    with pytest.raises(SettingError, match=r"the one of gpt-5.6-sol refuses them\..* say cache_points=False") as raised:
+    with pytest.raises(
+        SettingError,
+        match=r"the one of gpt-5.6-sol refuses them\..* say cache_points=False",
+    ) as raised:
         await said(llm, way, asked(0))
     assert server.refusals == ["Unknown parameter: 'prompt_cache_options'."]
     assert "towns" not in str(raised.value)
-    assert not [record for record in caplog.records if record.name.startswith("llama_index_memory_ext")]
+    assert not [
+        record
+        for record in caplog.records
+        if record.name.startswith("llama_index_memory_ext")
+    ]
 
 
 @BOTH
@@ -233,14 +323,21 @@ async def test_an_older_model_gets_the_key_of_the_session_and_no_marks(
     for turn in range(2):
         assert "name" in await said(llm, way, asked(turn))
     assert server.refusals == []
-    assert {body["prompt_cache_key"] for body in server.bodies} == {hashlib.sha256(b"Ann's session").hexdigest()[:32]}
+    assert {body["prompt_cache_key"] for body in server.bodies} == {
+        hashlib.sha256(b"Ann's session").hexdigest()[:32]
+    }
     assert "breakpoint" not in json.dumps(server.bodies)
     assert server.usages[-1].found > 1_024
 
 
 @BOTH
-async def test_other_errors_are_raised_as_they_are(start_client: StartClient, kind: type[Any]) -> None:
-    for problem in ("This model's maximum context length is 8 tokens.", "Unknown parameter: 'sed'."):
+async def test_other_errors_are_raised_as_they_are(
+    start_client: StartClient, kind: type[Any]
+) -> None:
+    for problem in (
+        "This model's maximum context length is 8 tokens.",
+        "Unknown parameter: 'sed'.",
+    ):
         llm, server = start_client(kind, lambda *_, problem=problem: fail(400, problem))
         for way in PLAIN_WAYS:
             with pytest.raises(BadRequestError, match=problem):
@@ -248,21 +345,28 @@ async def test_other_errors_are_raised_as_they_are(start_client: StartClient, ki
         assert len(server.bodies) == 4
 
 
-@pytest.mark.parametrize(("kind", "parent"), [(CachingOpenAI, OpenAI), (CachingOpenAIResponses, OpenAIResponses)])
+@pytest.mark.parametrize(
+    ("kind", "parent"),
+    [(CachingOpenAI, OpenAI), (CachingOpenAIResponses, OpenAIResponses)],
+)
 async def test_a_request_without_cache_points_is_that_of_the_parent(
     start_client: StartClient, kind: type[Any], parent: type[Any]
 ) -> None:
     messages = [
         ChatMessage(role="system", content="Be brief."),
         ChatMessage(
-            role="user", blocks=[TextBlock(text="a"), TextBlock(text="b")], additional_kwargs={"session_id": "s"}
+            role="user",
+            blocks=[TextBlock(text="a"), TextBlock(text="b")],
+            additional_kwargs={"session_id": "s"},
         ),
     ]
     # Structured answers of Responses are asked for by a call of a tool, which goes the way of all other requests.
     ways = WAYS if kind is CachingOpenAI else PLAIN_WAYS
     sent = []
     for client in (kind, parent):
-        llm, server = start_client(client, answer, additional_kwargs={"prompt_cache_key": "mine"})
+        llm, server = start_client(
+            client, answer, additional_kwargs={"prompt_cache_key": "mine"}
+        )
         for way in ways:
             await said(llm, way, messages)
         llm.complete("Hello")

@@ -24,7 +24,11 @@ PERSON = [ChatMessage("Hello")]
 
 async def ask(llm: Any, heard: list[ChatResponse] | None = None) -> str | None:
     options = token_bound(llm, 99)
-    return (await ask_with(llm, options, partial(llm.achat, PERSON), [] if heard is None else heard)).message.content
+    return (
+        await ask_with(
+            llm, options, partial(llm.achat, PERSON), [] if heard is None else heard
+        )
+    ).message.content
 
 
 def bounds(server: OpenAIServer) -> list[int | None]:
@@ -48,7 +52,9 @@ async def test_a_server_that_refuses_a_bound_is_asked_without_from_then_on(
     assert len(server.refusals) == 1
 
 
-async def test_a_bound_that_leaves_no_room_is_left_out_of_one_request(start_client: StartClient) -> None:
+async def test_a_bound_that_leaves_no_room_is_left_out_of_one_request(
+    start_client: StartClient,
+) -> None:
     llm, server = start_client(OpenAI, lambda messages, tools: say("Hi."))
     full = "This model's maximum context length is 8192 tokens. However, you requested 99 max_tokens."
     refusals = iter([full])
@@ -59,14 +65,21 @@ async def test_a_bound_that_leaves_no_room_is_left_out_of_one_request(start_clie
 
 @pytest.mark.parametrize(
     ("status", "text", "requests"),
-    [(400, "Your prompt is too long.", 1), (400, "No.", 2), (429, "max_tokens", 1), (500, "max_tokens", 1)],
+    [
+        (400, "Your prompt is too long.", 1),
+        (400, "No.", 2),
+        (429, "max_tokens", 1),
+        (500, "max_tokens", 1),
+    ],
 )
 async def test_what_is_refused_for_something_else_is_raised(
     start_client: StartClient, status: int, text: str, requests: int
 ) -> None:
     """A refusal without a reason may be that of the bound, until the server has taken it once."""
     answers = [fail(status, text)] * requests
-    llm, server = start_client(OpenAI, lambda messages, tools: answers.pop() if answers else say("Hi."))
+    llm, server = start_client(
+        OpenAI, lambda messages, tools: answers.pop() if answers else say("Hi.")
+    )
     with pytest.raises(openai.APIStatusError):
         await ask(llm)
     assert len(server.bodies) == requests
@@ -77,12 +90,20 @@ async def test_what_is_refused_for_something_else_is_raised(
     assert bounds(server)[requests:] == [99, 99]
 
 
-@pytest.mark.parametrize("thought", [{"reasoning_content": "Let me see."}, {"content": "<think>Let me see."}])
-async def test_a_model_that_thinks_is_not_bounded(start_client: StartClient, thought: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "thought", [{"reasoning_content": "Let me see."}, {"content": "<think>Let me see."}]
+)
+async def test_a_model_that_thinks_is_not_bounded(
+    start_client: StartClient, thought: dict[str, str]
+) -> None:
     """Its thoughts would count; both answers are paid for."""
 
     def model(messages: Any, tools: Any) -> Any:
-        return {**say(""), **thought, "finish_reason": "length"} if bounds(server)[-1] else say("Hi.")
+        return (
+            {**say(""), **thought, "finish_reason": "length"}
+            if bounds(server)[-1]
+            else say("Hi.")
+        )
 
     llm, server = start_client(OpenAI, model)
     heard: list[ChatResponse] = []
@@ -96,7 +117,12 @@ async def test_a_model_that_thinks_is_not_bounded(start_client: StartClient, tho
     [
         (lambda: OpenAI(model="gpt-4o-mini"), BOUND),
         (lambda: OpenAI(model="gpt-4o-mini", max_tokens=20), {}),
-        (lambda: OpenAI(model="gpt-4o-mini", additional_kwargs={"max_completion_tokens": 20}), {}),
+        (
+            lambda: OpenAI(
+                model="gpt-4o-mini", additional_kwargs={"max_completion_tokens": 20}
+            ),
+            {},
+        ),
         (lambda: OpenAI(model="o3-mini"), {}),
         (lambda: OpenAI(model="gpt-5-mini"), {}),
         (MockLLM, {}),

@@ -18,7 +18,16 @@ from llama_index_memory_ext.text.tool_calls import calls_of
 from tests.conversation import record, result, sent_text, user
 from tests.facts.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory
-from tests.recorded_replies import QUERY, REPLIES, SIGNATURE, SIGNING, THOUGHT, WORDS, cohere, replay
+from tests.recorded_replies import (
+    QUERY,
+    REPLIES,
+    SIGNATURE,
+    SIGNING,
+    THOUGHT,
+    WORDS,
+    cohere,
+    replay,
+)
 
 # Base64 has two alphabets, and Google's API takes both.
 STANDARD = str.maketrans("-_", "+/")
@@ -32,9 +41,18 @@ def gemini_message(*parts: dict[str, Any]) -> ChatMessage:
     from llama_index.llms.google_genai.utils import chat_from_gemini_response
 
     content = {"role": "model", "parts": list(parts)}
-    usage = {"promptTokenCount": 1_234, "candidatesTokenCount": 567, "totalTokenCount": 1_801}
-    answer = {"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": usage}
-    return chat_from_gemini_response(GenerateContentResponse.model_validate(answer), []).message
+    usage = {
+        "promptTokenCount": 1_234,
+        "candidatesTokenCount": 567,
+        "totalTokenCount": 1_801,
+    }
+    answer = {
+        "candidates": [{"content": content, "finishReason": "STOP"}],
+        "usageMetadata": usage,
+    }
+    return chat_from_gemini_response(
+        GenerateContentResponse.model_validate(answer), []
+    ).message
 
 
 def turns(number: int, *, signed: bool) -> list[ChatMessage]:
@@ -44,7 +62,9 @@ def turns(number: int, *, signed: bool) -> list[ChatMessage]:
     messages = list[ChatMessage]()
     for i in range(number):
         kwargs = answer.additional_kwargs if signed else {}
-        given = ChatMessage(role="assistant", blocks=answer.blocks, additional_kwargs=dict(kwargs))
+        given = ChatMessage(
+            role="assistant", blocks=answer.blocks, additional_kwargs=dict(kwargs)
+        )
         messages += [user(f"I like tea number {i}."), given]
     return messages
 
@@ -71,12 +91,19 @@ async def test_words_are_shown_and_the_turn_that_goes_on_keeps_all_else(
             stored, given = map(json.dumps, server.bodies[-2:])
             assert stored.translate(STANDARD) == given.translate(STANDARD)
             assert (SIGNATURE in stored) == (make in SIGNING)
-    await memory.aput_messages([ChatMessage(role="assistant", content="It rains."), user("And now?")])
+    await memory.aput_messages(
+        [ChatMessage(role="assistant", content="It rains."), user("And now?")]
+    )
     asked, called, *_ = record(sent_text(await memory.aget()))
-    source = "[citation: Weather]\nRain in Oslo.\n" if make.__name__ == "anthropic" else ""
+    source = (
+        "[citation: Weather]\nRain in Oslo.\n" if make.__name__ == "anthropic" else ""
+    )
     head = f"[tool call {call.id}]" if call.id else "[tool call]"
     assert asked == ("user", "Weather?")
-    assert called == ("assistant", f'{WORDS}\n{source}{head} weather({{"city": "Oslo"}})')
+    assert called == (
+        "assistant",
+        f'{WORDS}\n{source}{head} weather({{"city": "Oslo"}})',
+    )
 
 
 async def test_twenty_turns_have_the_same_tokens_with_signatures_and_without(
@@ -97,17 +124,37 @@ async def test_twenty_turns_have_the_same_tokens_with_signatures_and_without(
         await memory.aflush()
         await memory.aput(user("What warms?"))
         prompt = sent_text(await memory.aget())
-        requests = sorted(str(message["content"]) for request in server.requests for message in request)
-        found = [message.text for message in (await memory.asearch("tea in Oslo")).messages]
-        nodes = [node.get_content() for node in await MemoryRetriever(memory).aretrieve("tea in Oslo")]
+        requests = sorted(
+            str(message["content"])
+            for request in server.requests
+            for message in request
+        )
+        found = [
+            message.text for message in (await memory.asearch("tea in Oslo")).messages
+        ]
+        nodes = [
+            node.get_content()
+            for node in await MemoryRetriever(memory).aretrieve("tea in Oslo")
+        ]
         copy = await memory.abranch(f"copy-{signed}")
         copied = sent_text(await copy.aget())
-        texts.append([prompt, *requests, *found, *nodes, copied, await memory.aexport(layout="openai")])
+        texts.append(
+            [
+                prompt,
+                *requests,
+                *found,
+                *nodes,
+                copied,
+                await memory.aexport(layout="openai"),
+            ]
+        )
     tokens = [sum(map(counter.count, shown)) for shown in texts]
     assert tokens[0] == tokens[1] > 1_500
 
 
-async def test_a_signature_of_thoughts_in_bytes_is_stored(open_memory: OpenMemory) -> None:
+async def test_a_signature_of_thoughts_in_bytes_is_stored(
+    open_memory: OpenMemory,
+) -> None:
     """Gemini signs its thoughts themselves, too; LlamaIndex's own dump of such a message fails."""
     thought = {"text": THOUGHT, "thought": True, "thoughtSignature": SIGNATURE}
     answer = gemini_message(thought, {"text": WORDS})

@@ -25,7 +25,11 @@ WORDS = ("tea", "rain", "jazz", "figs")
 
 def model(messages: list[Message], tools: list[str]) -> Message:
     """Learns what is liked, finds nothing to say of what it has learned, and is brief."""
-    return say("Fine.") if tools not in (["report_facts"], []) else learner(messages, tools)
+    return (
+        say("Fine.")
+        if tools not in (["report_facts"], [])
+        else learner(messages, tools)
+    )
 
 
 def is_agents(request: list[Message]) -> bool:
@@ -39,7 +43,12 @@ async def test_facts_and_summaries_do_not_move_the_chain_of_an_agent(
     start_client: StartClient, open_memory: OpenMemory, kind: type[Any], streaming: bool
 ) -> None:
     llm, server = start_client(kind, model, track_previous_responses=True)
-    options = {"condensed_token_limit": 80, "summarize": True, "verify": True, "token_limit": 4_000}
+    options = {
+        "condensed_token_limit": 80,
+        "summarize": True,
+        "verify": True,
+        "token_limit": 4_000,
+    }
     memory = open_memory(llm=llm, user_id="ann", **options)
     agent = FunctionAgent(llm=llm, streaming=streaming)
     for word in WORDS:
@@ -47,13 +56,17 @@ async def test_facts_and_summaries_do_not_move_the_chain_of_an_agent(
         await memory.aflush()
     assert server.refusals == []
     assert llm.track_previous_responses
-    agents = [name for name, request in enumerate(server.requests, 1) if is_agents(request)]
+    agents = [
+        name for name, request in enumerate(server.requests, 1) if is_agents(request)
+    ]
     previous = [server.bodies[name - 1].get("previous_response_id") for name in agents]
     assert previous == [None, *(f"resp_{name}" for name in agents[:-1])]
     assert llm._previous_response_id == f"resp_{agents[-1]}"
     others = [body for name, body in enumerate(server.bodies, 1) if name not in agents]
     assert len(others) > 2 * len(WORDS)
-    assert {(body.get("previous_response_id"), body["store"]) for body in others} == {(None, False)}
+    assert {(body.get("previous_response_id"), body["store"]) for body in others} == {
+        (None, False)
+    }
     assert set(server.kept) == {f"resp_{name}" for name in agents}
     assert await contents(memory) == [f"Likes {word}" for word in sorted(WORDS)]
 
@@ -78,7 +91,12 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     assert id(copy) == id(without_history(llm)) != id(llm)
     assert id(without_history(copy)) == id(copy)
     asked = copy._get_model_kwargs()
-    assert {**sent, "previous_response_id": None, "conversation": None, "store": False} == {
+    assert {
+        **sent,
+        "previous_response_id": None,
+        "conversation": None,
+        "store": False,
+    } == {
         "conversation": None,
         **asked,
     }
@@ -93,7 +111,9 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     assert place not in server_history._copies
 
 
-async def test_a_model_that_keeps_nothing_is_asked_itself(start_client: StartClient) -> None:
+async def test_a_model_that_keeps_nothing_is_asked_itself(
+    start_client: StartClient,
+) -> None:
     for kind in (OpenAI, *CLASSES):
         llm, _ = start_client(kind, model, additional_kwargs={"top_k": 3})
         assert without_history(llm) is llm
@@ -113,8 +133,14 @@ async def test_a_memory_warns_once_that_the_server_keeps_the_conversation_too(
     monkeypatch.setattr(Settings, "_llm", llm if place == "settings" else None)
     with caplog.at_level(logging.WARNING):
         open_memory(llm=plain)
-        assert not [one for one in caplog.records if "track_previous" in one.getMessage()]
+        assert not [
+            one for one in caplog.records if "track_previous" in one.getMessage()
+        ]
         for session_id in ("one", "two"):
             open_memory(session_id, **({"llm": llm} if place == "argument" else {}))
-    (warning,) = [one.getMessage() for one in caplog.records if "track_previous" in one.getMessage()]
+    (warning,) = [
+        one.getMessage()
+        for one in caplog.records
+        if "track_previous" in one.getMessage()
+    ]
     assert "gpt-4o-mini keeps the conversation, too" in warning

@@ -61,9 +61,13 @@ def reused(response: ChatResponse) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_an_agent_holds_a_conversation(open_memory: OpenMemory, llm: OpenAI, streaming: bool) -> None:
+async def test_an_agent_holds_a_conversation(
+    open_memory: OpenMemory, llm: OpenAI, streaming: bool
+) -> None:
     memory = open_memory()
-    agent = FunctionAgent(llm=llm, system_prompt="You answer in few words.", streaming=streaming)
+    agent = FunctionAgent(
+        llm=llm, system_prompt="You answer in few words.", streaming=streaming
+    )
     questions = ["My name is Logan.", "What is my name?", "Thank you."]
     answers = [str(await agent.run(question, memory=memory)) for question in questions]
     assert all(answers)
@@ -73,11 +77,17 @@ async def test_an_agent_holds_a_conversation(open_memory: OpenMemory, llm: OpenA
     assert "My name is Logan." in sent_text(await memory.aget())
 
 
-async def test_each_prompt_reuses_what_it_shares_with_the_one_before(open_memory: OpenMemory, llm: OpenAI) -> None:
+async def test_each_prompt_reuses_what_it_shares_with_the_one_before(
+    open_memory: OpenMemory, llm: OpenAI
+) -> None:
     memory = open_memory()
     counts = []
     for i in range(6):
-        await memory.aput(user(f"Fact {i}: my friend number {i} lives in house {i} and keeps {i + 2} goats."))
+        await memory.aput(
+            user(
+                f"Fact {i}: my friend number {i} lives in house {i} and keeps {i + 2} goats."
+            )
+        )
         response = await llm.achat(await memory.aget())
         counts.append(reused(response))
         await memory.aput(response.message)
@@ -93,11 +103,15 @@ async def test_a_session_whose_prompt_the_server_refuses_goes_on_with_lower_limi
 ) -> None:
     memory = open_memory(token_limit=8_000, condensed_token_limit=6_000)
     for i in range(60):
-        await memory.aput_messages([user(f"The number of house {i} is {i * 7}. " * 4), assistant("I see.")])
+        await memory.aput_messages(
+            [user(f"The number of house {i} is {i * 7}. " * 4), assistant("I see.")]
+        )
     await memory.aput(user("What is the number of house 59?"))
     with pytest.raises(BadRequestError, match="context"):
         await llm.achat(await memory.aget())
-    lower = open_memory(token_limit=1_200, condensed_token_limit=800, facts_token_limit=200)
+    lower = open_memory(
+        token_limit=1_200, condensed_token_limit=800, facts_token_limit=200
+    )
     response = await llm.achat(await lower.aget())
     assert response.message.content
     assert reused(response)[0] < WINDOW
@@ -109,7 +123,13 @@ async def test_what_a_small_model_gets_wrong_loses_no_message_and_stores_no_fact
     open_memory: OpenMemory, llm: OpenAI
 ) -> None:
     """It cannot extract facts, nor write a summary that is one."""
-    memory = open_memory(llm=llm, token_limit=1_800, condensed_token_limit=120, facts_token_limit=200, summarize=True)
+    memory = open_memory(
+        llm=llm,
+        token_limit=1_800,
+        condensed_token_limit=120,
+        facts_token_limit=200,
+        summarize=True,
+    )
     said: list[ChatMessage] = []
     for i in range(4):
         text = f"My friend number {i} keeps {i + 2} goats near Ghent, in an old barn. "
@@ -119,8 +139,14 @@ async def test_what_a_small_model_gets_wrong_loses_no_message_and_stores_no_fact
     stats = await memory.astats()
     assert stats.usage["facts"].calls
     assert stats.usage["summary"].calls
-    assert {failure.error for failure in stats.failures.values()} <= {"FactReplyError", "SummaryReplyError"}
-    assert [one.content for one in await memory.aget_all()] == [*(one.content for one in said), "Who keeps two goats?"]
+    assert {failure.error for failure in stats.failures.values()} <= {
+        "FactReplyError",
+        "SummaryReplyError",
+    }
+    assert [one.content for one in await memory.aget_all()] == [
+        *(one.content for one in said),
+        "Who keeps two goats?",
+    ]
     for fact in await memory.facts.alist():
         assert fact.quote
         assert any(fact.quote in str(one.content) for one in said)

@@ -20,7 +20,12 @@ from llama_index_memory_ext.record.text import (
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.text.messages import Entry, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import (
+    Entry,
+    clip_entry,
+    entry_of,
+    escape_tags,
+)
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 
@@ -35,24 +40,37 @@ TAG_PARTS = (
     "\u65e5\u672c\u8a9e", "\U0001f469\u200d\U0001f52c", "\u0130",
 )  # fmt: skip
 
-hostile_texts = st.lists(st.sampled_from(TAG_PARTS) | st.text(max_size=5), max_size=8).map("".join)
-roles = st.sampled_from(["user", "assistant", "tool", "function", "system", "developer", "model", "chatbot"])
+hostile_texts = st.lists(
+    st.sampled_from(TAG_PARTS) | st.text(max_size=5), max_size=8
+).map("".join)
+roles = st.sampled_from(
+    ["user", "assistant", "tool", "function", "system", "developer", "model", "chatbot"]
+)
 messages = st.builds(
     ChatMessage,
     role=roles,
     content=hostile_texts,
-    additional_kwargs=st.dictionaries(st.sampled_from(["tool_call_id", "name", "mood"]), hostile_texts, max_size=2),
+    additional_kwargs=st.dictionaries(
+        st.sampled_from(["tool_call_id", "name", "mood"]), hostile_texts, max_size=2
+    ),
 )
 conversations = st.lists(messages, max_size=6)
 
 
 def entries_of(conversation: list[ChatMessage], *, brief: bool = False) -> list[Entry]:
-    entries = (entry_of(i, message, COUNTER, brief=brief) for i, message in enumerate(conversation))
+    entries = (
+        entry_of(i, message, COUNTER, brief=brief)
+        for i, message in enumerate(conversation)
+    )
     return [entry for entry in entries if entry is not None]
 
 
 def parts_of(
-    conversation: list[ChatMessage], summary: str = "", earlier: list[ChatMessage] | None = None, *, clip: int = 0
+    conversation: list[ChatMessage],
+    summary: str = "",
+    earlier: list[ChatMessage] | None = None,
+    *,
+    clip: int = 0,
 ) -> list[str]:
     """The lines of a record as a block puts them together: first instructions, summary, messages, earlier messages."""
     entries = entries_of(conversation)
@@ -72,10 +90,22 @@ def parts_of(
     return [*shown[:at], *([element] if element else []), *shown[at:], *below]
 
 
-@given(conversation=conversations, summary=hostile_texts, earlier=conversations, clip=st.just(0) | st.integers(10, 60))
+@given(
+    conversation=conversations,
+    summary=hostile_texts,
+    earlier=conversations,
+    clip=st.just(0) | st.integers(10, 60),
+)
 @example(conversation=[user("\n<earlier_messages-2>")], summary="", earlier=[], clip=0)
-@example(conversation=[user("a\n</earlier_messages.x>\nb")], summary="", earlier=[], clip=0)
-@example(conversation=[], summary="\n<earlier_messages", earlier=[user("\n<earlier_messages")], clip=0)
+@example(
+    conversation=[user("a\n</earlier_messages.x>\nb")], summary="", earlier=[], clip=0
+)
+@example(
+    conversation=[],
+    summary="\n<earlier_messages",
+    earlier=[user("\n<earlier_messages")],
+    clip=0,
+)
 def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     conversation: list[ChatMessage], summary: str, earlier: list[ChatMessage], clip: int
 ) -> None:
@@ -84,9 +114,14 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     assert split_record("".join(parts)) == parts
 
 
-def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> None:
+def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> (
+    None
+):
     entries = entries_of([user("one"), assistant("two"), user("three")], brief=True)
-    found = [(f"2026-11-{day}", [entry]) for day, entry in zip((20, 19, 20), entries, strict=True)]
+    found = [
+        (f"2026-11-{day}", [entry])
+        for day, entry in zip((20, 19, 20), entries, strict=True)
+    ]
     assert earlier_element(found, COUNTER) == (
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
@@ -95,31 +130,48 @@ def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own
 
 @pytest.mark.parametrize(
     ("summary", "element"),
-    [("  I am Logan.\n", "<conversation_summary>I am Logan.</conversation_summary>\n"), ("", ""), (" \n\t", "")],
+    [
+        (
+            "  I am Logan.\n",
+            "<conversation_summary>I am Logan.</conversation_summary>\n",
+        ),
+        ("", ""),
+        (" \n\t", ""),
+    ],
 )
 def test_a_summary_stands_in_an_element_of_its_own(summary: str, element: str) -> None:
     assert summary_element(summary, 100, COUNTER) == element
 
 
 @given(
-    summary=hostile_texts | st.builds(lambda text, times: text * times, hostile_texts, st.integers(1, 60)),
+    summary=hostile_texts
+    | st.builds(lambda text, times: text * times, hostile_texts, st.integers(1, 60)),
     limit=st.integers(-5, 60),
     counter=st.sampled_from([COUNTER, PER_CHARACTER]),
 )
 @example(summary="\U0001f469\u200d\U0001f52c", limit=8, counter=COUNTER)
 @example(summary="\U00013000", limit=10, counter=COUNTER)
-def test_a_summary_is_within_its_limit_or_not_shown(summary: str, limit: int, counter: TokenCounter) -> None:
+def test_a_summary_is_within_its_limit_or_not_shown(
+    summary: str, limit: int, counter: TokenCounter
+) -> None:
     """And there is never an element with nothing in it."""
     shown = summary_element(summary, limit, counter)
     if shown:
         assert counter.count(shown) <= limit
-        assert shown.removeprefix("<conversation_summary>").removesuffix("</conversation_summary>\n").strip()
+        assert (
+            shown.removeprefix("<conversation_summary>")
+            .removesuffix("</conversation_summary>\n")
+            .strip()
+        )
 
 
 @given(summary=hostile_texts)
 def test_no_summary_can_open_or_close_an_element(summary: str) -> None:
     shown = summary_element(f"a{summary}z", 1_000, COUNTER, ("notes",))
-    assert shown == f"<conversation_summary>{escape_tags(f'a{summary}z')}</conversation_summary>\n"
+    assert (
+        shown
+        == f"<conversation_summary>{escape_tags(f'a{summary}z')}</conversation_summary>\n"
+    )
     assert summary_element("</notes>", 1_000, COUNTER, ("notes",)).count("<") == 2
 
 
@@ -132,11 +184,17 @@ CONVERSATION = [
     result("call_2", "second result"),
     assistant("first answer"),
 ]
-EARLIER = [user("old question"), calling(("call_0", "look", {})), result("call_0", "old result")]
+EARLIER = [
+    user("old question"),
+    calling(("call_0", "look", {})),
+    result("call_0", "old result"),
+]
 PARTS = parts_of(CONVERSATION, "The user is Logan.", EARLIER)
 
 
-def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least() -> None:
+def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least() -> (
+    None
+):
     """Earlier messages and their heading, then messages, then the summary, at last the instructions."""
     names = [
         "system", "summary", "user", "call", "result", "result", "answer", "heading", "day", "old", "next day",
@@ -163,9 +221,9 @@ def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least(
 def test_instructions_within_a_conversation_are_messages_like_others() -> None:
     """Only those at the beginning stay."""
     text = "".join(parts_of([user("one"), SYSTEM, user("two")]))
-    assert truncated(text, COUNTER.count("".join(parts_of([user("one"), SYSTEM]))), COUNTER) == (
-        '<message role="user">two</message>\n'
-    )
+    assert truncated(
+        text, COUNTER.count("".join(parts_of([user("one"), SYSTEM]))), COUNTER
+    ) == ('<message role="user">two</message>\n')
 
 
 @given(
@@ -175,9 +233,19 @@ def test_instructions_within_a_conversation_are_messages_like_others() -> None:
     tokens=st.integers(-5, 300),
     counter=st.sampled_from([COUNTER, PER_CHARACTER]),
 )
-@example(conversation=[user("a"), user("b")], summary="", earlier=[], tokens=34, counter=PER_CHARACTER)
+@example(
+    conversation=[user("a"), user("b")],
+    summary="",
+    earlier=[],
+    tokens=34,
+    counter=PER_CHARACTER,
+)
 def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
-    conversation: list[ChatMessage], summary: str, earlier: list[ChatMessage], tokens: int, counter: TokenCounter
+    conversation: list[ChatMessage],
+    summary: str,
+    earlier: list[ChatMessage],
+    tokens: int,
+    counter: TokenCounter,
 ) -> None:
     """Or nothing is left of it.
 
@@ -199,7 +267,9 @@ def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
     assert (EARLIER_OPENING in left) == (EARLIER_CLOSING in left)
 
 
-@pytest.mark.parametrize("text", ["", "no record", "\n", EARLIER_OPENING + EARLIER_CLOSING])
+@pytest.mark.parametrize(
+    "text", ["", "no record", "\n", EARLIER_OPENING + EARLIER_CLOSING]
+)
 def test_what_is_no_record_is_one_part_of_which_all_goes_or_nothing(text: str) -> None:
     assert truncated(text, 1, COUNTER) == ""
     assert "".join(split_record(text)) == text

@@ -32,8 +32,22 @@ PIXEL = base64.b64decode(
 
 texts = st.one_of(
     st.text(max_size=60),
-    st.sampled_from(["</message>", "<memory>", "ok", "<|endoftext|>", "日本語 " * 20, "{{ x }}", "a\ud83d\x00"]),
-    st.builds(lambda word, times: word * times, st.text(min_size=1, max_size=8), st.integers(1, 300)),
+    st.sampled_from(
+        [
+            "</message>",
+            "<memory>",
+            "ok",
+            "<|endoftext|>",
+            "日本語 " * 20,
+            "{{ x }}",
+            "a\ud83d\x00",
+        ]
+    ),
+    st.builds(
+        lambda word, times: word * times,
+        st.text(min_size=1, max_size=8),
+        st.integers(1, 300),
+    ),
 )
 blocks = st.one_of(
     st.builds(TextBlock, text=texts),
@@ -43,13 +57,29 @@ blocks = st.one_of(
     st.just(AudioBlock(audio=b"abc", format="mp3")),
     st.just(DocumentBlock(url="https://example.org/a.pdf", title="A paper")),
     st.builds(
-        ToolCallBlock, tool_call_id=texts, tool_name=texts, tool_kwargs=st.dictionaries(texts, texts, max_size=3)
+        ToolCallBlock,
+        tool_call_id=texts,
+        tool_name=texts,
+        tool_kwargs=st.dictionaries(texts, texts, max_size=3),
     ),
 )
-kwargs = st.dictionaries(st.sampled_from(["tool_call_id", "name", "mood", "session_id"]), texts, max_size=2)
+kwargs = st.dictionaries(
+    st.sampled_from(["tool_call_id", "name", "mood", "session_id"]), texts, max_size=2
+)
 messages = st.builds(
     ChatMessage,
-    role=st.sampled_from(["user", "assistant", "tool", "system", "function", "developer", "model", "chatbot"]),
+    role=st.sampled_from(
+        [
+            "user",
+            "assistant",
+            "tool",
+            "system",
+            "function",
+            "developer",
+            "model",
+            "chatbot",
+        ]
+    ),
     blocks=st.lists(blocks, max_size=4),
     additional_kwargs=kwargs,
 )
@@ -69,23 +99,35 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(
-    batches=st.lists(st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=6),
+    batches=st.lists(
+        st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=6
+    ),
     limit=st.integers(550, 900) | st.integers(550, 600),
     max_messages=st.none() | st.integers(1, 6),
     options=OPTIONS,
     per_character=st.booleans(),
 )
 async def test_no_strategy_exceeds_the_limit(
-    batches: list[list[ChatMessage]], limit: int, max_messages: int | None, options: dict[str, Any], per_character: bool
+    batches: list[list[ChatMessage]],
+    limit: int,
+    max_messages: int | None,
+    options: dict[str, Any],
+    per_character: bool,
 ) -> None:
     """Whatever is said, and whatever a summary says; tags included."""
-    counter = as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+    counter = (
+        as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+    )
     if max_messages == 1:
         options = {**options, "include_system": False}
     # Where nothing is reserved, a record may be small.
     if not options.get("summarize") and not options.get("recall_token_limit"):
         limit -= 549
-    options |= {"token_limit": limit, "max_messages": max_messages, "tokenizer_fn": counter}
+    options |= {
+        "token_limit": limit,
+        "max_messages": max_messages,
+        "tokenizer_fn": counter,
+    }
     block = CondensedMemoryBlock(llm=MockLLM(), retry_seconds=60.0, **options)
     for batch in batches:
         await block.aput(batch, session_id="chat")
@@ -93,11 +135,16 @@ async def test_no_strategy_exceeds_the_limit(
         asked = [user("word and something else")]
         text = await block.aget(asked, session_id="chat")
         assert text == await block.aget(asked, session_id="chat")
-        assert not text or counter.count(f"<{block.name}>\n{text}</{block.name}>\n") <= limit
+        assert (
+            not text
+            or counter.count(f"<{block.name}>\n{text}</{block.name}>\n") <= limit
+        )
         assert "".join(split_record(text)) == text
         verbatim = [role for role, _ in record(text.partition("<earlier_messages")[0])]
         if max_messages and not {"tool", "function"} & set(verbatim):
-            assert len(verbatim) <= max(max_messages, 2 if options.get("include_system") else 1)
+            assert len(verbatim) <= max(
+                max_messages, 2 if options.get("include_system") else 1
+            )
     await block.aclose()
 
 
@@ -112,7 +159,10 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
 ) -> None:
     """A turn that is over the limit by itself comes alone."""
     memory = CondensedMemory.from_defaults(
-        token_limit=limit, condensed_token_limit=max(50, int(limit * share)), facts_token_limit=0, extract_facts=False
+        token_limit=limit,
+        condensed_token_limit=max(50, int(limit * share)),
+        facts_token_limit=0,
+        extract_facts=False,
     )
     for turn in turns:
         await memory.aput_messages([user("a question"), *turn])
@@ -120,14 +170,20 @@ async def test_a_prompt_never_exceeds_the_limit_by_what_is_added_to_the_turn(
         active = await memory.sql_store.get_messages(memory.session_id)
         alone = sum(message_tokens(message, COUNTER) for message in active)
         added = sent_text(prompt).partition(BEFORE_QUESTION)
-        assert alone + COUNTER.count(added[0] + added[1] if added[1] else "") <= max(limit, alone)
+        assert alone + COUNTER.count(added[0] + added[1] if added[1] else "") <= max(
+            limit, alone
+        )
     await memory.aclose()
 
 
 @pytest.mark.parametrize("limit", [80, 90, 120, 1_000])
-async def test_the_count_of_a_prompt_is_exact(open_memory: OpenMemory, limit: int) -> None:
+async def test_the_count_of_a_prompt_is_exact(
+    open_memory: OpenMemory, limit: int
+) -> None:
     """The record is cut by as much as it has to be, and not by much more; if need be nothing is shown."""
-    memory = open_memory(token_limit=limit, condensed_token_limit=limit, facts_token_limit=0)
+    memory = open_memory(
+        token_limit=limit, condensed_token_limit=limit, facts_token_limit=0
+    )
     lengths = []
     for i in range(200 if limit == 1_000 else 5):
         await memory.aput(user(f"question {i}"))
@@ -141,7 +197,18 @@ async def test_the_count_of_a_prompt_is_exact(open_memory: OpenMemory, limit: in
 
 def test_every_kind_of_block_is_among_the_examples() -> None:
     """A new kind in the host should be added above."""
-    known = {"text", "image", "audio", "video", "document", "cache", "citable", "citation", "thinking", "tool_call"}
+    known = {
+        "text",
+        "image",
+        "audio",
+        "video",
+        "document",
+        "cache",
+        "citable",
+        "citation",
+        "thinking",
+        "tool_call",
+    }
     schema = ChatMessage.model_json_schema()["$defs"]
     properties = [kind.get("properties", {}) for kind in schema.values()]
     kinds = {kind["block_type"]["const"] for kind in properties if "block_type" in kind}

@@ -26,12 +26,18 @@ MAY_8 = int(datetime(2023, 5, 8, 12, tzinfo=timezone.utc).timestamp()) * 10**9
 
 
 def rows_of(*messages: ChatMessage) -> list[LogRow]:
-    return [LogRow(i, message.role.value, storable(message), timestamp=MAY_8) for i, message in enumerate(messages, 1)]
+    return [
+        LogRow(i, message.role.value, storable(message), timestamp=MAY_8)
+        for i, message in enumerate(messages, 1)
+    ]
 
 
 def on_days(rows: Sequence[LogRow], *days: int) -> list[LogRow]:
     """The rows, each so many days after the first day."""
-    return [replace(row, timestamp=MAY_8 + day * 86_400 * 10**9) for row, day in zip(rows, days, strict=True)]
+    return [
+        replace(row, timestamp=MAY_8 + day * 86_400 * 10**9)
+        for row, day in zip(rows, days, strict=True)
+    ]
 
 
 def index_of(rows: Sequence[LogRow]) -> MessageIndex:
@@ -49,7 +55,9 @@ def found(
     message_limit: int = 500,
     most: int = 0,
 ) -> Any:
-    fitting = index.fitting(index.ranked(question, context, before), limit, most or limit, message_limit)
+    fitting = index.fitting(
+        index.ranked(question, context, before), limit, most or limit, message_limit
+    )
     return [message.row_ids for message, _ in fitting]
 
 
@@ -72,7 +80,12 @@ TEA = [
 
 def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     """A name is often said only in the message before, and the answer behind it."""
-    messages = [user("What did Caroline say?"), assistant("That she will move to Berlin."), user("Good."), user("Bye.")]
+    messages = [
+        user("What did Caroline say?"),
+        assistant("That she will move to Berlin."),
+        user("Good."),
+        user("Bye."),
+    ]
     assert places(messages, "Caroline")[:2] == [(0,), (1,)]
     assert places(messages, "Berlin") == [(1,), (2,), (0,), (3,)]
 
@@ -89,10 +102,16 @@ def test_messages_of_another_day_are_no_neighbours() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, 0, 0, 0, 1, 1))
     assert sorted(found(index, "technician")) == [(rows[3].id,), (rows[4].id,)]
-    assert sorted(found(index, "printer")) == [(rows[0].id,), (rows[1].id,), (rows[2].id,)]
+    assert sorted(found(index, "printer")) == [
+        (rows[0].id,),
+        (rows[1].id,),
+        (rows[2].id,),
+    ]
 
 
-@pytest.mark.parametrize("question", ["", "?", "and then?", "zebra", "\U0001f600", "\x00\ud83d"])
+@pytest.mark.parametrize(
+    "question", ["", "?", "and then?", "zebra", "\U0001f600", "\x00\ud83d"]
+)
 def test_nothing_is_found_without_a_word_in_common(question: str) -> None:
     """But such a question leans on what was said before."""
     assert places(TEA, question) == []
@@ -101,7 +120,11 @@ def test_nothing_is_found_without_a_word_in_common(question: str) -> None:
 
 
 def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> None:
-    rows = rows_of(user("first " * 2_000 + "zebra " + "last " * 2_000), assistant("I see."), user("Go on."))
+    rows = rows_of(
+        user("first " * 2_000 + "zebra " + "last " * 2_000),
+        assistant("I see."),
+        user("Go on."),
+    )
     index = index_of(rows)
     assert found(index, "zebra", limit=100, message_limit=60)[0] == (rows[0].id,)
     (entry,) = index.entries(rows[:1], 60, None)
@@ -113,12 +136,20 @@ def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> Non
 def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
     """A word of the day and of many others is not enough."""
     others = [user(f"The printer on floor {i} is broken again.") for i in range(12)]
-    rows = rows_of(*(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)), *others)
+    rows = rows_of(
+        *(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)),
+        *others,
+    )
     index = index_of(rows)
     question = "Which green tea does Caroline drink with her alpacas, in 2023?"
     all_of_them = found(index, question)
     free = found(index, question, limit=60, most=EVERYTHING)
-    assert len(all_of_them) == len(rows) > len(free) > len(found(index, question, limit=60))
+    assert (
+        len(all_of_them)
+        == len(rows)
+        > len(free)
+        > len(found(index, question, limit=60))
+    )
     assert free == all_of_them[: len(free)]
 
 
@@ -136,7 +167,12 @@ def test_only_what_stands_before_a_row_is_found() -> None:
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_instructions_are_never_found(role: str) -> None:
     """Neither by their own words nor with those of others."""
-    messages = [user("tea one"), ChatMessage(role=role, content="zebra tea"), user("tea two"), user("Bye.")]
+    messages = [
+        user("tea one"),
+        ChatMessage(role=role, content="zebra tea"),
+        user("tea two"),
+        user("Bye."),
+    ]
     assert {place for unit in places(messages, "tea") for place in unit} == {0, 2, 3}
     assert places(messages, "zebra") == []
 
@@ -145,7 +181,11 @@ def test_instructions_are_never_found(role: str) -> None:
 
 LOOKED_UP = [
     user("What is the weather?"),
-    calling(("call_1", "look", {"city": "Lisbon"}), ("call_2", "look", {"city": "Porto"}), text="Let me see."),
+    calling(
+        ("call_1", "look", {"city": "Lisbon"}),
+        ("call_2", "look", {"city": "Porto"}),
+        text="Let me see.",
+    ),
     result("call_1", "sunshine"),
     result("call_2", "hailstorm"),
     assistant("It is fine."),
@@ -161,11 +201,16 @@ def test_a_call_is_found_with_its_results_by_the_words_of_each(question: str) ->
 def test_a_call_is_not_found_while_its_results_are_shown() -> None:
     rows = rows_of(*LOOKED_UP)
     index = index_of(rows)
-    assert all(ids == (rows[0].id,) for ids in found(index, "hailstorm", before=rows[3].id))
+    assert all(
+        ids == (rows[0].id,) for ids in found(index, "hailstorm", before=rows[3].id)
+    )
 
 
 def test_a_result_without_a_call_is_not_found() -> None:
-    assert places([result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [(1,), (2,)]
+    assert places([result("call_1", "tea"), user("tea"), user("Bye.")], "tea") == [
+        (1,),
+        (2,),
+    ]
 
 
 # ---- dates ---------------------------------------------------------------------------------------------
@@ -175,10 +220,22 @@ def test_a_heading_for_each_day_is_counted() -> None:
     """A message of a day that has none yet needs more room than another one of the same day."""
     rows = rows_of(user("tea one"), user("tea two"), user("Bye."))
     apart = on_days(rows, 0, 1, 2)
-    tokens = COUNTER.count("<message user>tea one\n<message user>tea two\n" + DAY_HEADING.format("2023-05-08"))
+    tokens = COUNTER.count(
+        "<message user>tea one\n<message user>tea two\n"
+        + DAY_HEADING.format("2023-05-08")
+    )
     assert len(found(index_of(rows), "tea", limit=tokens)) == 2
     assert len(found(index_of(apart), "tea", limit=tokens)) == 1
-    assert len(found(index_of(apart), "tea", limit=tokens + COUNTER.count(DAY_HEADING.format("2023-05-09")))) == 2
+    assert (
+        len(
+            found(
+                index_of(apart),
+                "tea",
+                limit=tokens + COUNTER.count(DAY_HEADING.format("2023-05-09")),
+            )
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
@@ -201,7 +258,11 @@ talks = st.lists(
         st.builds(user, words),
         st.builds(assistant, words),
         st.builds(lambda text: calling(("c", "look", {"for": text})), words),
-        st.builds(lambda text, times: result("c", text * times), words, st.sampled_from([1, 1, 200])),
+        st.builds(
+            lambda text, times: result("c", text * times),
+            words,
+            st.sampled_from([1, 1, 200]),
+        ),
         st.builds(lambda text: ChatMessage(role="system", content=text), words),
     ),
     max_size=12,
@@ -212,8 +273,18 @@ QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
 @settings(max_examples=60)
 @given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
 @example(talk=[user("tea"), user("tea"), user("of")], sizes=[2])
-@example(talk=[user("hail"), calling(("c", "look", {})), result("c", "Lisbon"), user("Bye.")], sizes=[2])
-def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[ChatMessage], sizes: list[int]) -> None:
+@example(
+    talk=[
+        user("hail"),
+        calling(("c", "look", {})),
+        result("c", "Lisbon"),
+        user("Bye."),
+    ],
+    sizes=[2],
+)
+def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
+    talk: list[ChatMessage], sizes: list[int]
+) -> None:
     """And rows that were taken twice the same as rows taken once."""
     rows = rows_of(*talk)
     at_once, in_pieces = index_of(rows), index_of([])
@@ -225,32 +296,56 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(talk: list[ChatMess
     in_pieces.take(rows)
     for question in QUESTIONS:
         assert found(in_pieces, question) == found(at_once, question)
-        assert found(in_pieces, "and then?", question, "tea") == found(at_once, "and then?", question, "tea")
+        assert found(in_pieces, "and then?", question, "tea") == found(
+            at_once, "and then?", question, "tea"
+        )
     assert in_pieces.turns == at_once.turns
     assert in_pieces.newest == at_once.newest
 
 
 @settings(max_examples=60)
-@given(talk=talks, limit=st.integers(0, 400), unit_limit=st.integers(0, 120), question=st.sampled_from(QUESTIONS))
-def test_what_is_found_fits_as_it_is_shown(talk: list[ChatMessage], limit: int, unit_limit: int, question: str) -> None:
+@given(
+    talk=talks,
+    limit=st.integers(0, 400),
+    unit_limit=st.integers(0, 120),
+    question=st.sampled_from(QUESTIONS),
+)
+def test_what_is_found_fits_as_it_is_shown(
+    talk: list[ChatMessage], limit: int, unit_limit: int, question: str
+) -> None:
     """As much of what is found without a limit as fits, in the same order: the best first."""
     rows = rows_of(*talk)
     index = index_of(rows)
     by_id = {row.id: row for row in rows}
     units = found(index, question, limit=limit, message_limit=unit_limit)
-    shown = [index.entries([by_id[row_id] for row_id in ids], unit_limit, None) for ids in units]
+    shown = [
+        index.entries([by_id[row_id] for row_id in ids], unit_limit, None)
+        for ids in units
+    ]
     text = "".join(entry.text for entries in shown for entry in entries)
     days = DAY_HEADING.format("2026-11-20") if units else ""
-    assert COUNTER.count(text) == sum(entry.tokens for entries in shown for entry in entries)
+    assert COUNTER.count(text) == sum(
+        entry.tokens for entries in shown for entry in entries
+    )
     assert COUNTER.count(days + text) <= limit
-    assert all(sum(entry.tokens for entry in entries) <= unit_limit for entries in shown)
+    assert all(
+        sum(entry.tokens for entry in entries) <= unit_limit for entries in shown
+    )
     all_of_it = iter(found(index, question, message_limit=unit_limit))
     assert all(ids in all_of_it for ids in units)
 
 
 def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:
     fillers = [user("Something else entirely.")] * 3
-    messages = [*fillers, user("tea"), *fillers, user("green tea"), *fillers, user("tea"), *fillers]
+    messages = [
+        *fillers,
+        user("tea"),
+        *fillers,
+        user("green tea"),
+        *fillers,
+        user("tea"),
+        *fillers,
+    ]
     assert places(messages, "green tea")[:5] == [(7,), (8,), (6,), (11,), (3,)]
 
 
@@ -259,8 +354,14 @@ def test_threads_may_take_and_search_at_the_same_time() -> None:
     index = index_of([])
     with ThreadPoolExecutor(8) as pool:
         takes = [pool.submit(index.take, rows[: i + 1]) for i in range(0, 300, 7)]
-        searches = [pool.submit(found, index, f"tea of plantation {i % 7}") for i in range(60)]
+        searches = [
+            pool.submit(found, index, f"tea of plantation {i % 7}") for i in range(60)
+        ]
         for future in (*takes, *searches):
             future.result()
     index.take(rows)
-    assert sorted(found(index, "tea")) == sorted(found(index_of(rows), "tea")) == [(row.id,) for row in rows]
+    assert (
+        sorted(found(index, "tea"))
+        == sorted(found(index_of(rows), "tea"))
+        == [(row.id,) for row in rows]
+    )

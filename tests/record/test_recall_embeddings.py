@@ -47,17 +47,25 @@ async def stored(store: MemoryStore, session_id: str = "chat") -> set[int]:
     """The messages that have a vector."""
     table = store.database.tables.embeddings
     query = table.select().where(table.c.namespace == vectors_namespace(session_id))
-    return await store.database.run(lambda conn: {int(row.id) for row in conn.execute(query)}, writes=False)
+    return await store.database.run(
+        lambda conn: {int(row.id) for row in conn.execute(query)}, writes=False
+    )
 
 
 async def row_of(memory: CondensedMemory, text: str) -> int:
-    rows = (await memory.sql_store.readers.unread(memory.session_id, "", with_active=True)).rows
+    rows = (
+        await memory.sql_store.readers.unread(memory.session_id, "", with_active=True)
+    ).rows
     return next(row.id for row in rows if row.message.content == text)
 
 
-async def test_a_search_finds_messages_by_their_meaning(open_memory: OpenMemory) -> None:
+async def test_a_search_finds_messages_by_their_meaning(
+    open_memory: OpenMemory,
+) -> None:
     """The first search has them embedded, if nothing is recalled; until then it goes by words."""
-    memory = open_memory(**{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[])))
+    memory = open_memory(
+        **{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[]))
+    )
     await begin(memory)
     assert model.asked == []
     retriever = MemoryRetriever(memory, similarity_top_k=1)
@@ -67,21 +75,33 @@ async def test_a_search_finds_messages_by_their_meaning(open_memory: OpenMemory)
     assert node.node.get_content() == HOUND
 
 
-async def test_until_it_is_embedded_words_find_a_message(open_memory: OpenMemory) -> None:
+async def test_until_it_is_embedded_words_find_a_message(
+    open_memory: OpenMemory,
+) -> None:
     model = DocumentsWait(gate=asyncio.Event())
     memory = open_memory(**SMALL, embed_model=model)
     await begin(memory)
     prompt = [text for _, text in recalled(sent_text(await memory.aget("Who sleeps?")))]
     assert HOUND in prompt
-    assert HOUND not in [text for _, text in recalled(sent_text(await memory.aget("dog?")))]
+    assert HOUND not in [
+        text for _, text in recalled(sent_text(await memory.aget("dog?")))
+    ]
     model.gate.set()
     assert HOUND in await ask(memory)
 
 
-async def test_tools_are_embedded_with_their_results_and_instructions_are_not(open_memory: OpenMemory) -> None:
+async def test_tools_are_embedded_with_their_results_and_instructions_are_not(
+    open_memory: OpenMemory,
+) -> None:
     memory = open_memory(**SMALL, embed_model=(model := Meanings(asked=[])))
     system = ChatMessage(role="system", content="Answer briefly.")
-    await say(memory, system, user("Look it up."), calling(("1", "lookup", {"of": "pets"})), result("1", "a wauwau"))
+    await say(
+        memory,
+        system,
+        user("Look it up."),
+        calling(("1", "lookup", {"of": "pets"})),
+        result("1", "a wauwau"),
+    )
     await say(memory, assistant("Done."))
     await fill(memory)
     assert "a wauwau" in " ".join(await ask(memory))
@@ -90,12 +110,18 @@ async def test_tools_are_embedded_with_their_results_and_instructions_are_not(op
     assert not any("briefly" in text for text in model.asked)
 
 
-async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_fails_costs_no_message(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
     """The prompt is that without a model, no text is logged, and ``astats`` says it; a model that works mends it."""
     memory = open_memory(**SMALL, embed_model=Meanings(failing=True))
     await begin(memory)
     with caplog.at_level(logging.DEBUG, "llama_index_memory_ext"):
-        assert await ask(memory, "sleeps") == await ask(open_memory(**SMALL), "sleeps") != []
+        assert (
+            await ask(memory, "sleeps")
+            == await ask(open_memory(**SMALL), "sleeps")
+            != []
+        )
     assert "wauwau" not in caplog.text
     failures = (await memory.astats()).failures
     assert failures["recall embeddings"].error == "ConnectionError"
@@ -107,10 +133,14 @@ async def test_a_model_that_fails_costs_no_message(open_memory: OpenMemory, capl
 
 async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> None:
     """Not by another process either, which finds the vectors before it answers its first question."""
-    stores = [MemoryStore(any_database_uri) for _ in range(2 if any_database_uri else 1)]
+    stores = [
+        MemoryStore(any_database_uri) for _ in range(2 if any_database_uri else 1)
+    ]
     models = Meanings(asked=[]), Meanings(asked=[])
     memories = [
-        CondensedMemory.from_defaults("chat", chat_store=store, embed_model=model, **SMALL)
+        CondensedMemory.from_defaults(
+            "chat", chat_store=store, embed_model=model, **SMALL
+        )
         for store, model in zip((stores[0], stores[-1]), models, strict=True)
     ]
     await begin(memories[0])
@@ -118,7 +148,9 @@ async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> Non
     # These two were said twice.
     once = [text for text in models[0].asked if text not in {"Hm.", "Well."}]
     assert len(once) == len(set(once))
-    assert HOUND in [text for _, text in recalled(sent_text(await memories[1].aget("dog?")))]
+    assert HOUND in [
+        text for _, text in recalled(sent_text(await memories[1].aget("dog?")))
+    ]
     assert HOUND in await ask(memories[1])
     assert not {*models[1].asked} & {HOUND, CAR}
     for store in stores:
@@ -128,11 +160,18 @@ async def test_no_message_is_embedded_twice(any_database_uri: str | None) -> Non
 async def test_vectors_are_deleted_with_their_messages(store: MemoryStore) -> None:
     """And counted; those of another session stay."""
     one, other = (
-        CondensedMemory.from_defaults(name, user_id=name, chat_store=store, embed_model=Meanings(), **SMALL)
+        CondensedMemory.from_defaults(
+            name, user_id=name, chat_store=store, embed_model=Meanings(), **SMALL
+        )
         for name in ("chat", "other")
     )
     for memory in (one, other):
-        await say(memory, user("Look."), calling(("1", "lookup", {"of": "pets"})), result("1", "a wauwau"))
+        await say(
+            memory,
+            user("Look."),
+            calling(("1", "lookup", {"of": "pets"})),
+            result("1", "a wauwau"),
+        )
         await say(memory, assistant("Done."))
         await begin(memory)
         await ask(memory)
@@ -159,7 +198,9 @@ async def test_vectors_are_deleted_with_their_messages(store: MemoryStore) -> No
     assert await stored(store, "other") == set()
 
 
-async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(store: MemoryStore) -> None:
+async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(
+    store: MemoryStore,
+) -> None:
     """Even if another message has its number by now."""
     await store.add_message("chat", user("one"), MessageStatus.ARCHIVED)
     page = await store.readers.unread("chat", "")
@@ -190,11 +231,16 @@ async def test_rows_that_have_the_ids_of_deleted_ones_are_not_taken_for_them(
     open_memory: OpenMemory, call: str
 ) -> None:
     """What is found for a question is read later; by then SQLite may have given its rows to other messages."""
-    memory = open_memory(**SMALL, embed_model=(model := Disturbed(gate=asyncio.Event())))
+    memory = open_memory(
+        **SMALL, embed_model=(model := Disturbed(gate=asyncio.Event()))
+    )
     model.gate.set()
     await begin(memory)
     await ask(memory)
-    talk = [user(f"Another doggo, {i}." if i == 50 else f"Another talk, {i}.") for i in range(60)]
+    talk = [
+        user(f"Another doggo, {i}." if i == 50 else f"Another talk, {i}.")
+        for i in range(60)
+    ]
 
     async def replace() -> None:
         await memory.sql_store.log.append("chat", talk, len, replace=True)
@@ -203,7 +249,12 @@ async def test_rows_that_have_the_ids_of_deleted_ones_are_not_taken_for_them(
     if call == "recall":
         assert recalled(sent_text(await memory.aget("puppy?"))) == []
     else:
-        found = await memory.condensed_block.asearch("puppy?", session_id="chat", most=100)
-        said = {row.id: row.message.content for row in (await memory.sql_store.readers.unread("chat", "")).rows}
+        found = await memory.condensed_block.asearch(
+            "puppy?", session_id="chat", most=100
+        )
+        said = {
+            row.id: row.message.content
+            for row in (await memory.sql_store.readers.unread("chat", "")).rows
+        }
         assert [said[one.row_ids[0]] for one in found] == [one.text for one in found]
         assert HOUND not in said.values()

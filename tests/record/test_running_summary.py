@@ -12,10 +12,23 @@ from hypothesis import strategies as st
 from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore, TokenCounter
+from llama_index_memory_ext import (
+    CondensedMemory,
+    CondensedMemoryBlock,
+    MemoryStore,
+    TokenCounter,
+)
 from llama_index_memory_ext.record.summary import summary_room
 from llama_index_memory_ext.store.tables import Seen
-from tests.conversation import assistant, calling, of_today, record, result, sent_text, user
+from tests.conversation import (
+    assistant,
+    calling,
+    of_today,
+    record,
+    result,
+    sent_text,
+    user,
+)
 from tests.databases import OpenStore
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, fail, say, serve
@@ -23,7 +36,11 @@ from tests.record.conftest import OpenBlock
 from tests.scripted_models import StartModel, client_without_connections
 
 COUNTER = TokenCounter()
-SIX_KEEP_TWO: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize": True}
+SIX_KEEP_TWO: dict[str, Any] = {
+    "max_messages": 6,
+    "keep_messages": 2,
+    "summarize": True,
+}
 
 
 def is_for_summary(messages: list[Message]) -> bool:
@@ -35,12 +52,22 @@ def count_up(messages: list[Message], tools: list[str]) -> Message:
     if not is_for_summary(messages):
         return say("The answer.")
     text = messages[-1]["content"]
-    before = text.split("<summary_so_far>\n")[1].split("\n</summary_so_far>")[0].replace("(none)", "")
-    return say(f"{before}[{', '.join(said for role, said in record(text) if role != 'tool')}]")
+    before = (
+        text.split("<summary_so_far>\n")[1]
+        .split("\n</summary_so_far>")[0]
+        .replace("(none)", "")
+    )
+    return say(
+        f"{before}[{', '.join(said for role, said in record(text) if role != 'tool')}]"
+    )
 
 
 def turns(first: int, last: int) -> list[ChatMessage]:
-    return [message for i in range(first, last + 1) for message in (user(f"question {i}"), assistant(f"answer {i}"))]
+    return [
+        message
+        for i in range(first, last + 1)
+        for message in (user(f"question {i}"), assistant(f"answer {i}"))
+    ]
 
 
 async def shown(block: CondensedMemoryBlock) -> str:
@@ -49,7 +76,9 @@ async def shown(block: CondensedMemoryBlock) -> str:
 
 
 def summary_in(text: str) -> str:
-    return text.partition("<conversation_summary>")[2].partition("</conversation_summary>")[0]
+    return text.partition("<conversation_summary>")[2].partition(
+        "</conversation_summary>"
+    )[0]
 
 
 async def test_after_six_messages_two_are_kept_and_the_others_summed_up(
@@ -70,13 +99,18 @@ async def test_after_six_messages_two_are_kept_and_the_others_summed_up(
     assert [said for _, said in record(text)] == ["question 4", "answer 4"]
     await block.aput(turns(5, 7), session_id="chat")
     text = await shown(block)
-    assert summary_in(text) == f"{first}[question 4, answer 4, question 5, answer 5, question 6, answer 6]"
+    assert (
+        summary_in(text)
+        == f"{first}[question 4, answer 4, question 5, answer 5, question 6, answer 6]"
+    )
     assert [said for _, said in record(text)] == ["question 7", "answer 7"]
     assert len(server.requests) == 2
     assert server.refusals == []
 
 
-async def test_a_turn_does_not_wait_for_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_turn_does_not_wait_for_the_summary(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """Until it is there, as much is shown as there is room for."""
     may_answer = threading.Event()
 
@@ -89,7 +123,9 @@ async def test_a_turn_does_not_wait_for_the_summary(open_memory: OpenMemory, sta
     await memory.aput_messages([*turns(1, 4), user("question 5")])
     text = sent_text(await memory.aget())
     assert summary_in(text) == ""
-    assert [said for _, said in record(text)] == [said for _, said in record_of(turns(2, 4))]
+    assert [said for _, said in record(text)] == [
+        said for _, said in record_of(turns(2, 4))
+    ]
     may_answer.set()
     await memory.condensed_block.await_jobs("chat")
     text = sent_text(await memory.aget())
@@ -98,14 +134,22 @@ async def test_a_turn_does_not_wait_for_the_summary(open_memory: OpenMemory, sta
     assert len(server.requests) == 1
 
 
-async def test_what_an_earlier_version_has_kept_beside_the_summary_does_no_harm(open_store: OpenStore) -> None:
+async def test_what_an_earlier_version_has_kept_beside_the_summary_does_no_harm(
+    open_store: OpenStore,
+) -> None:
     """It kept the end of a message that only partly fitted."""
     store = open_store()
     await store.log.append("chat", turns(1, 3), len)
-    state = {"summary": "They talked.", "partial": '<message role="assistant">1</message>\n', "summarised": 2}
+    state = {
+        "summary": "They talked.",
+        "partial": '<message role="assistant">1</message>\n',
+        "summarised": 2,
+    }
     page = await store.readers.page("chat", "condensed_memory", Seen(), limit=10)
     place = page.rows[1].id
-    assert await store.readers.move("chat", "condensed_memory", epoch=page.epoch, old=0, new=place, state=state)
+    assert await store.readers.move(
+        "chat", "condensed_memory", epoch=page.epoch, old=0, new=place, state=state
+    )
     block = CondensedMemoryBlock(store=store, token_limit=2_000, max_messages=5)
     for last in (3, 4):
         text = await block.aget([], session_id="chat")
@@ -134,7 +178,9 @@ async def test_what_is_no_summary_never_replaces_a_good_one(
 ) -> None:
     """And nothing is lost: the next one that succeeds has all that was said meanwhile."""
     fails = False
-    llm, _ = start_model(lambda messages, tools: BAD[kind]() if fails else count_up(messages, tools))
+    llm, _ = start_model(
+        lambda messages, tools: BAD[kind]() if fails else count_up(messages, tools)
+    )
     block = open_block(llm=llm, retry_seconds=1e-3, **SIX_KEEP_TWO)
     await block.aput(turns(1, 4), session_id="chat")
     good = summary_in(await shown(block))
@@ -153,7 +199,9 @@ async def test_what_is_no_summary_never_replaces_a_good_one(
     assert [said for _, said in record(text)] == ["question 8", "answer 8"]
 
 
-async def test_the_summary_is_there_after_a_restart(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_the_summary_is_there_after_a_restart(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """Also where no model is there any more, or summing up has been turned off."""
     llm, server = start_model(count_up)
     memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
@@ -168,7 +216,9 @@ async def test_the_summary_is_there_after_a_restart(open_memory: OpenMemory, sta
     assert len(server.requests) == 1
 
 
-async def test_two_workers_have_one_result(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_two_workers_have_one_result(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """Both may ask the model; each message is in the summary once."""
     both_asked = threading.Barrier(2)
 
@@ -177,7 +227,10 @@ async def test_two_workers_have_one_result(open_memory: OpenMemory, start_model:
         return count_up(messages, tools)
 
     llm, server = start_model(at_once)
-    one, two = (open_memory(llm=llm, extract_facts=False, recall_token_limit=0, **SIX_KEEP_TWO) for _ in range(2))
+    one, two = (
+        open_memory(llm=llm, extract_facts=False, recall_token_limit=0, **SIX_KEEP_TWO)
+        for _ in range(2)
+    )
     await one.aput_messages(turns(1, 5))
     await two.aflush()
     await one.aflush()
@@ -188,9 +241,13 @@ async def test_two_workers_have_one_result(open_memory: OpenMemory, start_model:
     assert all(texts[0].count(f"question {i}") == 1 for i in range(1, 6))
 
 
-async def test_a_token_limit_is_summed_up_in_steps(open_block: OpenBlock, start_model: StartModel) -> None:
+async def test_a_token_limit_is_summed_up_in_steps(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
     """And within the limit, summary included."""
-    llm, server = start_model(lambda messages, tools: say("They count questions and answers."))
+    llm, server = start_model(
+        lambda messages, tools: say("They count questions and answers.")
+    )
     block = open_block(llm=llm, token_limit=600, summarize=True)
     for i in range(60):
         await block.aput(turns(i, i), session_id="chat")
@@ -200,18 +257,29 @@ async def test_a_token_limit_is_summed_up_in_steps(open_block: OpenBlock, start_
     assert 3 <= len(server.requests) <= 12
 
 
-async def test_a_long_history_is_summed_up_a_batch_at_a_time(open_block: OpenBlock, start_model: StartModel) -> None:
+async def test_a_long_history_is_summed_up_a_batch_at_a_time(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
     """Calls and their results stay together, and one failure loses nothing of what is done."""
     failing = {3}
     llm, server = start_model(
-        lambda messages, tools: say("") if len(server.requests) in failing else count_up(messages, tools)
+        lambda messages, tools: (
+            say("") if len(server.requests) in failing else count_up(messages, tools)
+        )
     )
-    block = open_block(llm=llm, retry_seconds=1e-3, summary_token_limit=40_000, **SIX_KEEP_TWO)
+    block = open_block(
+        llm=llm, retry_seconds=1e-3, summary_token_limit=40_000, **SIX_KEEP_TWO
+    )
     long = "word " * 400
     messages = [
         message
         for i in range(60)
-        for message in (user(f"question {i}"), calling((f"c{i}", "read", {})), result(f"c{i}", long), assistant("ok"))
+        for message in (
+            user(f"question {i}"),
+            calling((f"c{i}", "read", {})),
+            result(f"c{i}", long),
+            assistant("ok"),
+        )
     ]
     await block.aput(messages, session_id="chat")
     await shown(block)
@@ -226,12 +294,21 @@ async def test_a_long_history_is_summed_up_a_batch_at_a_time(open_block: OpenBlo
     assert all(COUNTER.count(str(request)) < 60_000 for request in server.requests)
 
 
-async def test_it_is_kept_in_every_database(store: MemoryStore, start_model: StartModel) -> None:
+async def test_it_is_kept_in_every_database(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     """Together with what is recalled, for two memories of one session that take turns."""
     llm, server = start_model(count_up)
-    options: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0, "recall_token_limit": 500}
+    options: dict[str, Any] = {
+        "extract_facts": False,
+        "facts_token_limit": 0,
+        "recall_token_limit": 500,
+    }
     memories = [
-        CondensedMemory.from_defaults("chat", chat_store=store, llm=llm, **options, **SIX_KEEP_TWO) for _ in range(2)
+        CondensedMemory.from_defaults(
+            "chat", chat_store=store, llm=llm, **options, **SIX_KEEP_TWO
+        )
+        for _ in range(2)
     ]
     for i in range(1, 11):
         await memories[i % 2].aput_messages(turns(i, i))
@@ -241,19 +318,32 @@ async def test_it_is_kept_in_every_database(store: MemoryStore, start_model: Sta
         text = sent_text(await memory.aget(input="What was question 2?"))
         verbatim, _, earlier = text.partition("<earlier_messages")
         told = summary_in(text) + "".join(said for _, said in record(verbatim))
-        assert all(told.count(f"question {i},") + told.count(f"question {i}answer") == 1 for i in range(1, 11))
+        assert all(
+            told.count(f"question {i},") + told.count(f"question {i}answer") == 1
+            for i in range(1, 11)
+        )
         assert "question 2\n" in earlier
     assert server.refusals == []
 
 
-async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_what_changes_least_stands_first(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     """Instructions, summary, messages, what was recalled for the question, facts, and the question."""
     llm, _ = start_model(count_up)
-    options: dict[str, Any] = {"extract_facts": False, "include_system": True, "recall_token_limit": 300}
+    options: dict[str, Any] = {
+        "extract_facts": False,
+        "include_system": True,
+        "recall_token_limit": 300,
+    }
     memory = open_memory(llm=llm, **options, **SIX_KEEP_TWO)
     await memory.facts.aadd("Counts questions")
     await memory.aput_messages(
-        [ChatMessage(role="system", content="Be kind."), *turns(1, 5), user("Question 1 again?")]
+        [
+            ChatMessage(role="system", content="Be kind."),
+            *turns(1, 5),
+            user("Question 1 again?"),
+        ]
     )
     await memory.condensed_block.await_jobs("chat")
     text = sent_text(await memory.aget())
@@ -270,9 +360,15 @@ async def test_what_changes_least_stands_first(open_memory: OpenMemory, start_mo
     assert "Be kind" not in summary_in(text)
 
 
-async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model: StartModel) -> None:
+async def test_a_reset_forgets_the_summary(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
     llm, _ = start_model(count_up)
-    for clear in (CondensedMemory.areset, CondensedMemory.aforget, lambda memory: memory.aset([])):
+    for clear in (
+        CondensedMemory.areset,
+        CondensedMemory.aforget,
+        lambda memory: memory.aset([]),
+    ):
         memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
         await memory.aput_messages(turns(1, 5))
         await memory.aflush()
@@ -283,7 +379,9 @@ async def test_a_reset_forgets_the_summary(open_memory: OpenMemory, start_model:
 
 
 async def test_without_a_model_of_its_own_it_asks_that_of_the_settings(
-    open_plain_memory: OpenPlainMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
+    open_plain_memory: OpenPlainMemory,
+    start_model: StartModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a plain Memory, too."""
     llm, _ = start_model(count_up)
@@ -301,17 +399,23 @@ def test_synchronous_calls_wait_for_the_summary(database_uri: str) -> None:
     with serve(count_up) as server:
         llm = client_without_connections(server)
         options: dict[str, Any] = {"extract_facts": False, **SIX_KEEP_TWO}
-        memory = CondensedMemory.from_defaults("chat", llm=llm, async_database_uri=database_uri, **options)
+        memory = CondensedMemory.from_defaults(
+            "chat", llm=llm, async_database_uri=database_uri, **options
+        )
         memory.put_messages([*turns(1, 4), user("question 5")])
         assert "question 3, answer 3]" in summary_in(sent_text(memory.get()))
         memory.close()
 
 
-async def test_the_state_is_kept_per_session(open_block: OpenBlock, start_model: StartModel) -> None:
+async def test_the_state_is_kept_per_session(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
     llm, _ = start_model(count_up)
     block = open_block(llm=llm, **SIX_KEEP_TWO)
     for session_id in ("ann", "bob"):
-        await block.aput([user(f"I am {session_id}"), *turns(1, 4)], session_id=session_id)
+        await block.aput(
+            [user(f"I am {session_id}"), *turns(1, 4)], session_id=session_id
+        )
     for session_id, other in (("ann", "bob"), ("bob", "ann")):
         await block.await_jobs(session_id)
         text = await block.aget([], session_id=session_id)
@@ -319,12 +423,20 @@ async def test_the_state_is_kept_per_session(open_block: OpenBlock, start_model:
         assert other not in text
 
 
-async def test_a_batch_that_is_refused_is_made_smaller(open_block: OpenBlock, start_model: StartModel) -> None:
+async def test_a_batch_that_is_refused_is_made_smaller(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
     """So that all before the message that a model refuses is summed up in the end."""
     llm, server = start_model(
-        lambda messages, tools: say("") if "question 30" in str(messages[-1]["content"]) else count_up(messages, tools)
+        lambda messages, tools: (
+            say("")
+            if "question 30" in str(messages[-1]["content"])
+            else count_up(messages, tools)
+        )
     )
-    block = open_block(llm=llm, retry_seconds=1e-6, summary_token_limit=20_000, **SIX_KEEP_TWO)
+    block = open_block(
+        llm=llm, retry_seconds=1e-6, summary_token_limit=20_000, **SIX_KEEP_TWO
+    )
     await block.aput(turns(1, 40), session_id="chat")
     for _ in range(16):
         await shown(block)
@@ -341,28 +453,48 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
     """Where its window is not known; the answer is bounded."""
     too_long = fail(400, "This model's maximum context length is 1500 tokens.")
     llm, server = start_model(
-        lambda messages, tools: too_long if COUNTER.count(str(messages)) > 1_500 else say("The user counts to 3.")
+        lambda messages, tools: (
+            too_long
+            if COUNTER.count(str(messages)) > 1_500
+            else say("The user counts to 3.")
+        )
     )
     block = open_block(llm=llm, summary_token_limit=300, **SIX_KEEP_TWO)
-    await block.aput([user(f"I count to 3. {'one two three ' * 3_000}"), *turns(1, 5)], session_id="chat")
+    await block.aput(
+        [user(f"I count to 3. {'one two three ' * 3_000}"), *turns(1, 5)],
+        session_id="chat",
+    )
     for _ in range(6):
         await block.aflush("chat")
     assert await block.asummary("chat") == "The user counts to 3."
     assert {body["max_tokens"] for body in server.bodies} == {700}
 
 
-@given(window=st.integers(0, 300_000), token_limit=st.integers(1, 4_000), halved=st.integers(0, 13))
-def test_a_request_for_a_summary_fits_into_the_window(window: int, token_limit: int, halved: int) -> None:
+@given(
+    window=st.integers(0, 300_000),
+    token_limit=st.integers(1, 4_000),
+    halved=st.integers(0, 13),
+)
+def test_a_request_for_a_summary_fits_into_the_window(
+    window: int, token_limit: int, halved: int
+) -> None:
     batch, answer = summary_room(window, 500, token_limit=token_limit, halved=halved)
-    assert 500 + token_limit + max(batch, 200) + answer <= max(0.85 * window, 500 + token_limit) + 300
+    assert (
+        500 + token_limit + max(batch, 200) + answer
+        <= max(0.85 * window, 500 + token_limit) + 300
+    )
     more = summary_room(None, 500, token_limit=token_limit)
     assert batch <= more[0] == 8_000
     assert answer <= more[1]
 
 
-async def test_flushing_tries_again_at_once(open_block: OpenBlock, start_model: StartModel) -> None:
+async def test_flushing_tries_again_at_once(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
     fails = [True]
-    llm, _ = start_model(lambda messages, tools: say("") if fails else count_up(messages, tools))
+    llm, _ = start_model(
+        lambda messages, tools: say("") if fails else count_up(messages, tools)
+    )
     block = open_block(llm=llm, retry_seconds=3600.0, **SIX_KEEP_TWO)
     await block.aput(turns(1, 4), session_id="chat")
     assert summary_in(await shown(block)) == ""
@@ -371,18 +503,26 @@ async def test_flushing_tries_again_at_once(open_block: OpenBlock, start_model: 
     assert "question 3, answer 3]" in await block.asummary("chat")
 
 
-@pytest.mark.parametrize("again", [{"summarize": False}, {"summarize": False, "summary_token_limit": 4_000}])
+@pytest.mark.parametrize(
+    "again", [{"summarize": False}, {"summarize": False, "summary_token_limit": 4_000}]
+)
 async def test_an_old_summary_leaves_room(
     open_memory: OpenMemory, start_model: StartModel, again: dict[str, Any]
 ) -> None:
     """Whatever has been turned off since."""
     long = "A long talk: " + " ".join(f"part{i}" for i in range(600))
     llm, _ = start_model(lambda messages, tools: say(long))
-    options: dict[str, Any] = {"llm": llm, "extract_facts": False, "condensed_token_limit": 2_000}
+    options: dict[str, Any] = {
+        "llm": llm,
+        "extract_facts": False,
+        "condensed_token_limit": 2_000,
+    }
     options |= {"include_system": True, **SIX_KEEP_TWO}
     memory = open_memory(**options)
     instructions = ChatMessage(role="system", content="Be kind. " * 500)
-    await memory.aput_messages([instructions, user(long), *turns(1, 6), user("question 7")])
+    await memory.aput_messages(
+        [instructions, user(long), *turns(1, 6), user("question 7")]
+    )
     await memory.aflush()
     text = sent_text(await open_memory(**{**options, **again}).aget())
     assert "question 7" in text

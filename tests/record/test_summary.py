@@ -32,35 +32,68 @@ from tests.scripted_models import StartModel
 from tests.search.test_embeddings import in_event_loop
 
 COUNTER = TokenCounter()
-GRAINS = ("rye", "wheat", "spelt", "barley", "oat", "corn", "rice", "millet", "teff", "emmer", "durum", "malt", "bran")
-LONG = "The user is Logan, a baker from Porto, who plans to open a second shop in May. " + "".join(
-    f"He bakes {grain} bread on day {i} of the month. " for i, grain in enumerate(GRAINS, 10)
+GRAINS = (
+    "rye",
+    "wheat",
+    "spelt",
+    "barley",
+    "oat",
+    "corn",
+    "rice",
+    "millet",
+    "teff",
+    "emmer",
+    "durum",
+    "malt",
+    "bran",
+)
+LONG = (
+    "The user is Logan, a baker from Porto, who plans to open a second shop in May. "
+    + "".join(
+        f"He bakes {grain} bread on day {i} of the month. "
+        for i, grain in enumerate(GRAINS, 10)
+    )
 )
 
 
 def entries_of(*messages: ChatMessage) -> list[Entry]:
-    entries = (entry_of(i, message, COUNTER, PROMPT_TAGS) for i, message in enumerate(messages))
+    entries = (
+        entry_of(i, message, COUNTER, PROMPT_TAGS) for i, message in enumerate(messages)
+    )
     return [entry for entry in entries if entry is not None]
 
 
 def rows_of(*messages: ChatMessage) -> list[LogRow]:
-    return [LogRow(i, message.role.value, storable(message)) for i, message in enumerate(messages)]
+    return [
+        LogRow(i, message.role.value, storable(message))
+        for i, message in enumerate(messages)
+    ]
 
 
 # ---- which answers are a summary -----------------------------------------------------------------------
 
 
 TRIP = (
-    user("I am Ann. I plan a trip to Lisbon with my sister Mia from 3 to 10 May 2026, for 1,800 euros."),
-    assistant("The Hotel Tejo costs 92 euros a night, booking number HT-48213. I'm sorry, I cannot open their page."),
-    user("I'm allergic to nuts. The page says: Error 404. Please find a hotel near Alfama."),
+    user(
+        "I am Ann. I plan a trip to Lisbon with my sister Mia from 3 to 10 May 2026, for 1,800 euros."
+    ),
+    assistant(
+        "The Hotel Tejo costs 92 euros a night, booking number HT-48213. I'm sorry, I cannot open their page."
+    ),
+    user(
+        "I'm allergic to nuts. The page says: Error 404. Please find a hotel near Alfama."
+    ),
 )
 TRIP_SO_FAR = (
     "The user Ann plans a trip to Lisbon with her sister Mia from 3 to 10 May 2026 for 1,800 euros. "
     "She is allergic to nuts. The assistant found the Hotel Tejo for 92 euros a night (booking number HT-48213). "
     "Ann has not decided on the hotel."
 )
-TERRA = (user("Which restaurant is open on Sunday?"), assistant("Terra is open."), user("Then I take Terra."))
+TERRA = (
+    user("Which restaurant is open on Sunday?"),
+    assistant("Terra is open."),
+    user("Then I take Terra."),
+)
 TOLD = [
     "The user Ann plans a trip to Lisbon.",
     "Ann goes to Lisbon on 2026-05-03. Her budget is 1800 euros.",
@@ -85,7 +118,9 @@ def test_a_summary_is_taken_as_it_is(reply: str) -> None:
 
 
 def test_german_nouns_are_no_names() -> None:
-    said = user("Ich heiße Jonas und suche mit meiner Frau eine Wohnung in Leipzig, zwei Zimmer. Hilfst du mir dabei?")
+    said = user(
+        "Ich heiße Jonas und suche mit meiner Frau eine Wohnung in Leipzig, zwei Zimmer. Hilfst du mir dabei?"
+    )
     assert checked_summary(GERMAN, "", text_of(said), COUNTER) == GERMAN
 
 
@@ -106,13 +141,24 @@ def test_german_nouns_are_no_names() -> None:
     ],
 )
 def test_what_models_put_around_a_summary_is_left_out(reply: str) -> None:
-    assert checked_summary(reply, "", text_of(user("I am Logan.")), COUNTER) == "The user is Logan."
+    assert (
+        checked_summary(reply, "", text_of(user("I am Logan.")), COUNTER)
+        == "The user is Logan."
+    )
 
 
 def test_our_tags_come_back_as_they_were_said() -> None:
     """In the prompt they are escaped, and a model copies what it reads; talk of them is no copy of the prompt."""
-    for said in ("The user closes </message> himself.", "His files have a <transcript> and <summary_so_far>."):
-        assert checked_summary(escape_tags(said, PROMPT_TAGS), "", text_of(user(said)), COUNTER) == said
+    for said in (
+        "The user closes </message> himself.",
+        "His files have a <transcript> and <summary_so_far>.",
+    ):
+        assert (
+            checked_summary(
+                escape_tags(said, PROMPT_TAGS), "", text_of(user(said)), COUNTER
+            )
+            == said
+        )
 
 
 REFUSALS = [
@@ -143,7 +189,9 @@ NOTHING = ["", "\n\t ", "<think>\nHm.\n</think>\n\n", "<think>I do not", "```\n\
 def test_what_is_no_summary_is_refused(reply: str, previous: str) -> None:
     text = f"<think>Hm.</think>\n{reply}"
     with pytest.raises(SummaryReplyError) as refused:
-        checked_summary(text, previous, text_of(*TERRA, user(LONG), assistant("OK.")), COUNTER)
+        checked_summary(
+            text, previous, text_of(*TERRA, user(LONG), assistant("OK.")), COUNTER
+        )
     assert refused.value.reply == text
 
 
@@ -153,14 +201,22 @@ def test_a_refusal_whose_words_were_said_is_no_summary(reply: str) -> None:
     """After a long conversation a summary has some words of it, and a name, a number or a speaker."""
     words = "sorry can help talk about hurt people hope well may please try again later OK since "
     with pytest.raises(SummaryReplyError):
-        checked_summary(reply, "", text_of(user(words + LONG), *TRIP, *TERRA, user(GERMAN)), COUNTER)
+        checked_summary(
+            reply, "", text_of(user(words + LONG), *TRIP, *TERRA, user(GERMAN)), COUNTER
+        )
 
 
-WELL = " ".join(f"The user visits {grain} farms near {grain.upper()} town with friends." for grain in GRAINS)
+WELL = " ".join(
+    f"The user visits {grain} farms near {grain.upper()} town with friends."
+    for grain in GRAINS
+)
 LOOPS = {
     "one sentence": "The user likes green tea in the morning. " * 30,
-    "two sentences": "The user likes green tea. The assistant says that it is good. " * 20,
-    "a list that counts up": "".join(f"{i}. The user likes green tea.\n" for i in range(1, 40)),
+    "two sentences": "The user likes green tea. The assistant says that it is good. "
+    * 20,
+    "a list that counts up": "".join(
+        f"{i}. The user likes green tea.\n" for i in range(1, 40)
+    ),
     "after a good beginning": f"{WELL} {'The user likes green tea. ' * 40}",
     "without spaces": "用户喜欢喝绿茶，助手说这很好。" * 20,
     "Thai": "ผู้ใช้ชอบชาเขียว " * 30,
@@ -168,11 +224,21 @@ LOOPS = {
 }
 GOOD = {
     "prose": WELL,
-    "a list": "\n".join(f"{i}. The user has asked for {grain} bread." for i, grain in enumerate(GRAINS)),
+    "a list": "\n".join(
+        f"{i}. The user has asked for {grain} bread." for i, grain in enumerate(GRAINS)
+    ),
     "a table": "| day | bread | euros | paid |\n|---|---|---|---|\n"
-    + "\n".join(f"| 2026-05-{i:02} | {grain} | {i * 7} | yes |" for i, grain in enumerate(GRAINS, 10)),
-    "formulas": "\n".join(f"x{i} = (a + b) * {i} + {grain}" for i, grain in enumerate(GRAINS)),
-    "dates": "\n".join(f"- On {i} May 2026 the user bakes {grain} bread." for i, grain in enumerate(GRAINS, 3)),
+    + "\n".join(
+        f"| 2026-05-{i:02} | {grain} | {i * 7} | yes |"
+        for i, grain in enumerate(GRAINS, 10)
+    ),
+    "formulas": "\n".join(
+        f"x{i} = (a + b) * {i} + {grain}" for i, grain in enumerate(GRAINS)
+    ),
+    "dates": "\n".join(
+        f"- On {i} May 2026 the user bakes {grain} bread."
+        for i, grain in enumerate(GRAINS, 3)
+    ),
 }
 
 
@@ -191,14 +257,18 @@ def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
     """Unless a message is about it, or the summary before fills its room."""
     hotel = "The assistant found the Hotel Tejo for 92 euros a night (booking number HT-48213). "
     reply = f"{TRIP_SO_FAR.replace(hotel, '')} The user takes Terra on Sunday."
-    cancelled = user("I cancel booking number HT-48213 at the Hotel Tejo for 92 euros a night.")
+    cancelled = user(
+        "I cancel booking number HT-48213 at the Hotel Tejo for 92 euros a night."
+    )
     for token_limit, said, is_kept in (
         (0, TERRA, True),
         (1_000, TERRA, True),
         (120, TERRA, False),
         (0, (*TERRA, cancelled), False),
     ):
-        text = checked_summary(reply, TRIP_SO_FAR, text_of(*said), COUNTER, token_limit=token_limit)
+        text = checked_summary(
+            reply, TRIP_SO_FAR, text_of(*said), COUNTER, token_limit=token_limit
+        )
         assert text.startswith(TRIP_SO_FAR) is is_kept
         assert text.endswith("The user takes Terra on Sunday.")
 
@@ -212,17 +282,26 @@ def test_a_name_or_a_number_that_an_answer_drops_is_kept() -> None:
         ("is allergic to nuts", "is allergic to"),
     ],
 )  # fmt: skip
-def test_what_was_known_stays_where_an_answer_changes_it_and_nobody_said_so(old: str, new: str) -> None:
+def test_what_was_known_stays_where_an_answer_changes_it_and_nobody_said_so(
+    old: str, new: str
+) -> None:
     reply = TRIP_SO_FAR.replace(old, new)
     assert checked_summary(reply, TRIP_SO_FAR, text_of(*TERRA), COUNTER) == TRIP_SO_FAR
-    with_news = checked_summary(f"{reply} The user takes Terra on Sunday.", TRIP_SO_FAR, text_of(*TERRA), COUNTER)
+    with_news = checked_summary(
+        f"{reply} The user takes Terra on Sunday.",
+        TRIP_SO_FAR,
+        text_of(*TERRA),
+        COUNTER,
+    )
     assert with_news.startswith(TRIP_SO_FAR)
     assert with_news.endswith("The user takes Terra on Sunday.")
 
 
 def test_what_was_known_is_corrected_where_somebody_said_so() -> None:
     said = text_of(user("I'm not allergic to nuts after all, and we have 2,100 euros."))
-    reply = TRIP_SO_FAR.replace("is allergic", "is not allergic").replace("1,800", "2,100")
+    reply = TRIP_SO_FAR.replace("is allergic", "is not allergic").replace(
+        "1,800", "2,100"
+    )
     assert checked_summary(reply, TRIP_SO_FAR, said, COUNTER) == reply
 
 
@@ -230,17 +309,31 @@ def test_the_whole_sentences_of_an_answer_that_was_cut_off_are_added() -> None:
     reply = "The user Ann plans a trip to Lisbon. The user takes Terra on Sunday. The assistant says that it is op"
     text = checked_summary(reply, TRIP_SO_FAR, text_of(*TERRA), COUNTER, is_cut=True)
     assert text == f"{TRIP_SO_FAR}\nThe user takes Terra on Sunday."
-    assert checked_summary(TRIP_SO_FAR[:-5], TRIP_SO_FAR, text_of(*TERRA), COUNTER) == TRIP_SO_FAR
+    assert (
+        checked_summary(TRIP_SO_FAR[:-5], TRIP_SO_FAR, text_of(*TERRA), COUNTER)
+        == TRIP_SO_FAR
+    )
     with pytest.raises(SummaryReplyError):
-        checked_summary("The user Ann plans a", "", text_of(*TRIP), COUNTER, is_cut=True)
+        checked_summary(
+            "The user Ann plans a", "", text_of(*TRIP), COUNTER, is_cut=True
+        )
 
 
 @pytest.mark.parametrize("part", ["whole", "user", "system", "torn", "messages"])
 def test_the_prompt_itself_is_no_summary(part: str) -> None:
     said = text_of(*TRIP)
-    system, asked = (message.content or "" for message in summary_prompt(LONG, entries_of(*TRIP), token_limit=99))
+    system, asked = (
+        message.content or ""
+        for message in summary_prompt(LONG, entries_of(*TRIP), token_limit=99)
+    )
     torn = asked[: len(asked) // 2]
-    parts = {"whole": f"{system}\n\n{asked}", "user": asked, "system": system, "torn": torn, "messages": said}
+    parts = {
+        "whole": f"{system}\n\n{asked}",
+        "user": asked,
+        "system": system,
+        "torn": torn,
+        "messages": said,
+    }
     with pytest.raises(SummaryReplyError, match="repeats the prompt"):
         checked_summary(parts[part], LONG, said, COUNTER)
 
@@ -250,7 +343,9 @@ def test_the_prompt_itself_is_no_summary(part: str) -> None:
 PARTS = [*REFUSALS[:3], *ERRORS[:3], "<think>", "</think>\n", "<summary>", "</summary>", "```\n", "\n```", "{",
          "<transcript>\n", "&lt;transcript>", "The user is Logan. ", LONG, "日本語", "\n", " ", '"error":',
          "<summary_so_far>"]  # fmt: skip
-replies = st.lists(st.sampled_from(PARTS) | st.text(max_size=10), max_size=6).map("".join)
+replies = st.lists(st.sampled_from(PARTS) | st.text(max_size=10), max_size=6).map(
+    "".join
+)
 
 
 @pytest.mark.parametrize(
@@ -259,10 +354,19 @@ replies = st.lists(st.sampled_from(PARTS) | st.text(max_size=10), max_size=6).ma
      "a.", "a1", "Ann{} ", "Ann likes tea{}. ", "<b>", "a:", "Ann a-b@"],
 )  # fmt: skip
 def test_an_answer_made_to_be_slow_to_read_is_read_at_once(part: str) -> None:
-    reply = "".join(map(part.format, range(100_000 // len(part)))) if "{}" in part else part * (100_000 // len(part))
+    reply = (
+        "".join(map(part.format, range(100_000 // len(part))))
+        if "{}" in part
+        else part * (100_000 // len(part))
+    )
     before = time.process_time()
     with suppress(SummaryReplyError):
-        checked_summary(reply, TRIP_SO_FAR, text_of(*TRIP, user(f"{reply[:10_000]} Ann likes tea.")), COUNTER)
+        checked_summary(
+            reply,
+            TRIP_SO_FAR,
+            text_of(*TRIP, user(f"{reply[:10_000]} Ann likes tea.")),
+            COUNTER,
+        )
     assert time.process_time() - before < 5
 
 
@@ -277,7 +381,9 @@ def test_the_prompt_holds_the_summary_so_far_and_the_messages_in_their_order() -
         result("call_1", "a hailstorm"),
         assistant("Bad weather."),
     ]
-    system, asked = summary_prompt("The user is Logan.", entries_of(*messages), token_limit=100)
+    system, asked = summary_prompt(
+        "The user is Logan.", entries_of(*messages), token_limit=100
+    )
     assert (system.role, asked.role) == (MessageRole.SYSTEM, MessageRole.USER)
     assert asked.content == (
         "<summary_so_far>\nThe user is Logan.\n</summary_so_far>\n"
@@ -342,13 +448,19 @@ async def ask(
     """The summary, and what the model was sent."""
     llm, server = start_model(lambda messages, tools: answer)
     entries = entries_of(user("I am Logan."))
-    text = await ask_for_summary(llm, previous, entries, token_limit=token_limit, counter=COUNTER)
+    text = await ask_for_summary(
+        llm, previous, entries, token_limit=token_limit, counter=COUNTER
+    )
     assert server.refusals == []
     return text, server.requests
 
 
 async def test_the_answer_of_the_model_is_the_summary(start_model: StartModel) -> None:
-    text, requests = await ask(start_model, say("<think>He says so.</think>The user is Logan."), "He likes tea.")
+    text, requests = await ask(
+        start_model,
+        say("<think>He says so.</think>The user is Logan."),
+        "He likes tea.",
+    )
     assert text == "He likes tea.\nThe user is Logan."
     (request,) = requests
     assert [message["role"] for message in request] == ["system", "user"]
@@ -357,11 +469,11 @@ async def test_the_answer_of_the_model_is_the_summary(start_model: StartModel) -
 
 
 @pytest.mark.parametrize("limit", [30, 99, 100])
-async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(start_model: StartModel, limit: int) -> None:
+async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(
+    start_model: StartModel, limit: int
+) -> None:
     """Else none would be taken any more."""
-    answer = (
-        "The user is Logan, a baker from Porto, who opens a second shop in May; he has asked for the weather there."
-    )
+    answer = "The user is Logan, a baker from Porto, who opens a second shop in May; he has asked for the weather there."
     text, _ = await ask(start_model, say(answer), LONG * 3, token_limit=limit)
     assert text == answer
 
@@ -377,7 +489,9 @@ async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(start_model: Sta
         {"role": "assistant", "content": None},
     ],
 )
-async def test_what_the_provider_refuses_or_filters_is_no_summary(start_model: StartModel, answer: Message) -> None:
+async def test_what_the_provider_refuses_or_filters_is_no_summary(
+    start_model: StartModel, answer: Message
+) -> None:
     with pytest.raises(SummaryReplyError):
         await ask(start_model, answer)
 
@@ -392,13 +506,21 @@ def parrot(reply: str) -> MockLLM:
     return Parrot(max_tokens=None)
 
 
-@given(reply=replies, previous=st.sampled_from(["", "Logan.", LONG]), limit=st.integers(1, 300))
+@given(
+    reply=replies,
+    previous=st.sampled_from(["", "Logan.", LONG]),
+    limit=st.integers(1, 300),
+)
 @example(reply="\U00013000" * 50, previous="", limit=1)
-async def test_a_summary_is_never_longer_than_its_limit(reply: str, previous: str, limit: int) -> None:
+async def test_a_summary_is_never_longer_than_its_limit(
+    reply: str, previous: str, limit: int
+) -> None:
     """Whatever the model says."""
     entries = entries_of(user("Hi."))
     with suppress(SummaryReplyError):
-        text = await ask_for_summary(parrot(reply), previous, entries, token_limit=limit, counter=COUNTER)
+        text = await ask_for_summary(
+            parrot(reply), previous, entries, token_limit=limit, counter=COUNTER
+        )
         assert COUNTER.count(text) <= limit
         assert limit < 10 or re.search(r"\w", text)
 
@@ -414,5 +536,7 @@ async def test_a_long_answer_does_not_hold_up_the_event_loop() -> None:
     reply = "".join(f"Ann likes tea{i}. " for i in range(5_000))
     counter = as_counter(tokenize)
     said = entries_of(user(reply))
-    assert await ask_for_summary(parrot(reply), reply, said, token_limit=20_000, counter=counter)
+    assert await ask_for_summary(
+        parrot(reply), reply, said, token_limit=20_000, counter=counter
+    )
     assert in_loop == []

@@ -35,13 +35,20 @@ def entries(notation: str, counter: TokenCounter = WORDS) -> list[Entry]:
 
 def message(part: str, row_id: int) -> ChatMessage:
     return ChatMessage(
-        role=ROLES[part[0]], content=" ".join(f"w{row_id}.{place}" for place in range(int(part[1:] or 1)))
+        role=ROLES[part[0]],
+        content=" ".join(f"w{row_id}.{place}" for place in range(int(part[1:] or 1))),
     )
 
 
-def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any) -> Window:
+def limits(
+    tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any
+) -> Window:
     most, keep = options.get("max_messages"), options.get("keep_messages")
-    return Window(Seen(), Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)), counter)
+    return Window(
+        Seen(),
+        Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)),
+        counter,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,18 +63,22 @@ def limits(tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: An
         ("a t t t t t t t t t t u", {"tokens": 40}, [4]),
     ],
 )
-def test_a_message_over_its_share_is_clipped(notation: str, options: dict[str, Any], tokens: list[int]) -> None:
+def test_a_message_over_its_share_is_clipped(
+    notation: str, options: dict[str, Any], tokens: list[int]
+) -> None:
     shown = limits(**options).within_shares(entries(notation))
     assert len(shown) == len(tokens)
     for entry, most in zip(shown, tokens, strict=True):
         assert most * 0.7 <= entry.tokens <= most
 
 
-notations = st.lists(st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15).map(
-    lambda parts: " ".join(f"{letter}{words}" for letter, words in parts)
-)
+notations = st.lists(
+    st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15
+).map(lambda parts: " ".join(f"{letter}{words}" for letter, words in parts))
 any_limits = st.builds(
-    lambda most, keep, **options: limits(max_messages=most, keep_messages=keep and most and min(keep, most), **options),
+    lambda most, keep, **options: limits(
+        max_messages=most, keep_messages=keep and most and min(keep, most), **options
+    ),
     most=st.none() | st.integers(1, 10),
     keep=st.none() | st.integers(1, 10),
     tokens=st.integers(60, 300),
@@ -77,12 +88,16 @@ any_limits = st.builds(
 
 
 @given(rules=any_limits, notation=notations)
-def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Window, notation: str) -> None:
+def test_shares_keep_every_unit_within_what_a_cut_leaves(
+    rules: Window, notation: str
+) -> None:
     """And no message is lost where its tags have room."""
     given_entries = entries(notation, rules.counter)
     shown = rules.within_shares(given_entries)
     for unit in tool_call_groups(shown):
-        assert sum(entry.tokens for entry in unit) <= int(rules.limits.tokens * rules.limits.keep_ratio)
+        assert sum(entry.tokens for entry in unit) <= int(
+            rules.limits.tokens * rules.limits.keep_ratio
+        )
     rows = {entry.row_id for entry in shown}
     for unit in tool_call_groups(given_entries):
         ids = {entry.row_id for entry in unit}
@@ -93,7 +108,9 @@ def test_shares_keep_every_unit_within_what_a_cut_leaves(rules: Window, notation
 
 
 @given(rules=any_limits, notation=notations, low=st.booleans())
-def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Window, notation: str, low: bool) -> None:
+def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
+    rules: Window, notation: str, low: bool
+) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
     most = rules.limits.kept if low else rules.limits
     kept = replace(rules, kept=before).evicted(most).kept
@@ -108,7 +125,9 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(rules: Windo
 
 
 @given(rules=any_limits, notation=notations)
-def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(rules: Window, notation: str) -> None:
+def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(
+    rules: Window, notation: str
+) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
     kept = replace(rules, kept=before).fitted().kept
     assert bool(kept) == bool(before)

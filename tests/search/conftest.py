@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from tests.databases import any_database_uri, database_uri, postgres_server, postgres_uri
+from tests.databases import (
+    any_database_uri,
+    database_uri,
+    postgres_server,
+    postgres_uri,
+)
 
 __all__ = ["any_database_uri", "database_uri", "postgres_server", "postgres_uri"]

@@ -15,8 +15,14 @@ OTHERS = """我住在上海,喜欢喝茶 | 私は東京に住んでいます | �
 ENGLISH = """Has dogs named Pepper and Panda | Considers a dog in the city | Ann: I live at Google now | Ann: Is vegan
     | Bob: He lived there and went in May | Prefers testing, tests a test | Wohne bei Google | Die Hunde wohnen hier"""
 SENTENCES = [*(fact for facts, _ in KNOWN.values() for fact in facts)]
-SENTENCES += [" ".join(one.split()) for text in (OTHERS, ENGLISH) for one in text.split("|")]
-QUESTIONS = [*(asked for _, questions in KNOWN.values() for asked in questions), "I'm vegan now.", "I'm at Google now."]
+SENTENCES += [
+    " ".join(one.split()) for text in (OTHERS, ENGLISH) for one in text.split("|")
+]
+QUESTIONS = [
+    *(asked for _, questions in KNOWN.values() for asked in questions),
+    "I'm vegan now.",
+    "I'm at Google now.",
+]
 # One word alone does not tell its language; then that of the documents counts.
 WORDS = sorted({word for text in (*SENTENCES, *QUESTIONS) for word in text.split()})
 DOCUMENTS = 160
@@ -49,7 +55,9 @@ class Index:
             self.left |= {document.id: document for document in made}
         else:
             self.ranker.remove(map(str, numbers))
-            self.left = {name: one for name, one in self.left.items() if int(name) not in numbers}
+            self.left = {
+                name: one for name, one in self.left.items() if int(name) not in numbers
+            }
 
     def differences(self, question: str) -> int:
         """How many documents are found otherwise than by a new index.
@@ -59,8 +67,14 @@ class Index:
         """
         new = TfidfRanker(languages=self.languages)
         new.add(self.left.values())
-        found, expected = dict(self.ranker.similarities(question)), dict(new.similarities(question))
-        return sum(abs(found.get(one, 0.0) - expected.get(one, 0.0)) > 1.5e-9 for one in found | expected)
+        found, expected = (
+            dict(self.ranker.similarities(question)),
+            dict(new.similarities(question)),
+        )
+        return sum(
+            abs(found.get(one, 0.0) - expected.get(one, 0.0)) > 1.5e-9
+            for one in found | expected
+        )
 
 
 def _document(number: int, texts: tuple[str, ...]) -> Document:
@@ -73,18 +87,31 @@ def _document(number: int, texts: tuple[str, ...]) -> Document:
 def drawn(chance: random.Random) -> Operation:
     """An operation: mostly about one document, and at times about many."""
     what, first = chance.random(), chance.randrange(DOCUMENTS)
-    last = min(first + (chance.randrange(DOCUMENTS) if chance.random() < 0.02 else 0), DOCUMENTS - 1)
+    last = min(
+        first + (chance.randrange(DOCUMENTS) if chance.random() < 0.02 else 0),
+        DOCUMENTS - 1,
+    )
     if what < 0.4:
         return Operation(question=text(chance, QUESTIONS))
-    return Operation((text(chance, SENTENCES), text(chance, SENTENCES)) if what < 0.7 else (), first, last)
+    return Operation(
+        (text(chance, SENTENCES), text(chance, SENTENCES)) if what < 0.7 else (),
+        first,
+        last,
+    )
 
 
 def text(chance: random.Random, whole: list[str]) -> str:
     """A whole text, or a few words of any."""
-    return chance.choice(whole) if chance.random() < 0.6 else " ".join(chance.choices(WORDS, k=chance.randrange(6)))
+    return (
+        chance.choice(whole)
+        if chance.random() < 0.6
+        else " ".join(chance.choices(WORDS, k=chance.randrange(6)))
+    )
 
 
-def count_differences(operations: int, languages: tuple[str, ...] | None, seed: int) -> int:
+def count_differences(
+    operations: int, languages: tuple[str, ...] | None, seed: int
+) -> int:
     """How many differences there are in so many operations, looked for with each question."""
     index, wrong, chance = Index(languages), 0, random.Random(seed)  # noqa: S311 - no secret is made of it
     for operation in (drawn(chance) for _ in range(operations)):

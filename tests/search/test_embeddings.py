@@ -53,7 +53,9 @@ class Meanings(BaseEmbedding):
         if self.failing or self.refused in query:
             raise ConnectionError(f"cannot embed {query}")
         words = query.lower().strip("?").split()
-        vectors = [vector_of_word(MEANINGS.get(word, word), self.size) for word in words]
+        vectors = [
+            vector_of_word(MEANINGS.get(word, word), self.size) for word in words
+        ]
         return [float(number) for number in np.sum(vectors, axis=0)]
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
@@ -96,11 +98,14 @@ def vector_of(text: str) -> np.ndarray[Any, Any]:
 
 
 FACTS = [
-    Fact(content=content, confidence=0.8) for content in ("Has a small dog", "Drives a red car", "Plays the old piano")
+    Fact(content=content, confidence=0.8)
+    for content in ("Has a small dog", "Drives a red car", "Plays the old piano")
 ]
 
 
-def ranker_of(model: BaseEmbedding, facts: list[Fact] = FACTS, **options: Any) -> EmbeddingRanker:
+def ranker_of(
+    model: BaseEmbedding, facts: list[Fact] = FACTS, **options: Any
+) -> EmbeddingRanker:
     ranker = EmbeddingRanker(model, **options)
     ranker.add(map(document_of, facts))
     return ranker
@@ -129,11 +134,17 @@ async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> No
     cosines = {name: max(cosine - everywhere, 0) for name, cosine in cosines.items()}
     lexical = words.similarities(question)
     expected = {
-        fact.id: (cosines[fact.id] / max(cosines.values()) + lexical.get(fact.id, 0) / max(lexical.values())) / 2
+        fact.id: (
+            cosines[fact.id] / max(cosines.values())
+            + lexical.get(fact.id, 0) / max(lexical.values())
+        )
+        / 2
         for fact in FACTS
     }
     found = ranker.similarities(question)
-    assert {fact.id: found.get(fact.id, 0.0) for fact in FACTS} == pytest.approx(expected, abs=1e-5)
+    assert {fact.id: found.get(fact.id, 0.0) for fact in FACTS} == pytest.approx(
+        expected, abs=1e-5
+    )
     assert all(0 < value <= 1 for value in found.values())
 
 
@@ -154,10 +165,20 @@ async def test_a_question_with_nothing_to_go_by_is_not_embedded(question: str) -
     assert not ranker.similarities(question)
 
 
-@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=30))
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=30
+    )
+)
 @settings(max_examples=30)
-async def test_a_ranker_answers_for_the_documents_that_are_left(steps: list[tuple[bool, int, int]]) -> None:
-    model, texts, left = Meanings(), ("a wauwau", "a motorwagen", "a medicus", "old wauwau"), dict[str, Document]()
+async def test_a_ranker_answers_for_the_documents_that_are_left(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    model, texts, left = (
+        Meanings(),
+        ("a wauwau", "a motorwagen", "a medicus", "old wauwau"),
+        dict[str, Document](),
+    )
     ranker = EmbeddingRanker(model)
     for adding, number, place in steps:
         if adding:
@@ -173,7 +194,9 @@ async def test_a_ranker_answers_for_the_documents_that_are_left(steps: list[tupl
     new.add(left.values())
     await new.aprepare(["old doggo", "car"])
     for question in ("old doggo", "car"):
-        assert dict(ranker.similarities(question)) == pytest.approx(dict(new.similarities(question)), abs=1e-5)
+        assert dict(ranker.similarities(question)) == pytest.approx(
+            dict(new.similarities(question)), abs=1e-5
+        )
 
 
 async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> None:
@@ -183,7 +206,10 @@ async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> 
         def _get_query_embedding(self, query: str) -> list[float]:
             return [number + 5 for number in super()._get_query_embedding(query)]
 
-    facts = [*(Fact(content=f"number{i}", confidence=0.95) for i in range(50)), Fact(content="Some wauwau")]
+    facts = [
+        *(Fact(content=f"number{i}", confidence=0.95) for i in range(50)),
+        Fact(content="Some wauwau"),
+    ]
     ranker = ranker_of(Narrow(), facts)
     await ranker.aprepare(["Some dog"])
     assert first(facts, "Some dog", ranker) == "Some wauwau"
@@ -192,7 +218,9 @@ async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> 
 # ---- a model that is slow or fails -----------------------------------------------------------------------
 
 
-async def test_a_model_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_fails_costs_no_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Words alone decide then; one line is logged, without any text, and after a pause it is tried again."""
     patient = ranker_of(model := Meanings(failing=True, asked=[]), retry_seconds=3600)
     assert [await patient.aprepare([one]) for one in ("doggo", "car")] == [False, False]
@@ -230,22 +258,30 @@ async def test_what_is_under_way_ends_with_the_ranker() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_forgetting_a_user_cancels_no_embedding_of_another_user(database_uri: str) -> None:
+async def test_forgetting_a_user_cancels_no_embedding_of_another_user(
+    database_uri: str,
+) -> None:
     async with aclosing(MemoryStore(database_uri)) as store:
         ranker = ranker_of(
-            Awaited(gate=asyncio.Event()), wait_seconds=0.01, keeper=KeptVectors(store.database, "bob", "a model")
+            Awaited(gate=asyncio.Event()),
+            wait_seconds=0.01,
+            keeper=KeptVectors(store.database, "bob", "a model"),
         )
         store.jobs.watch(ranker)
         await ranker.aprepare()
         running = asyncio.all_tasks()
-        ann = CondensedMemory.from_defaults("of ann", user_id="ann", chat_store=store, extract_facts=False)
+        ann = CondensedMemory.from_defaults(
+            "of ann", user_id="ann", chat_store=store, extract_facts=False
+        )
         await ann.aforget(vacuum=False)
         assert asyncio.all_tasks() >= running
         await store.jobs.stop({"bob"})
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_being_embedded() -> None:
+async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_being_embedded() -> (
+    None
+):
     facts = [Fact(content=f"number{i} of many") for i in range(40)] + FACTS
     model = Meanings(refused="number3 ", asked=[], embed_batch_size=8)
     ranker = ranker_of(model, facts, retry_seconds=1e-9)
@@ -258,15 +294,27 @@ async def test_one_text_that_the_model_refuses_does_not_keep_the_others_from_bei
     assert model.asked == ["number3 of many"]
 
 
-@pytest.mark.parametrize(("model", "in_thread"), [(Meanings(in_thread=[]), True), (Awaited(in_thread=[]), False)])
-async def test_a_model_that_computes_does_so_in_a_thread(model: Meanings, in_thread: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "in_thread"),
+    [(Meanings(in_thread=[]), True), (Awaited(in_thread=[]), False)],
+)
+async def test_a_model_that_computes_does_so_in_a_thread(
+    model: Meanings, in_thread: bool
+) -> None:
     """One that awaits a network is awaited."""
     await ranker_of(model).aprepare(["doggo"])
     assert set(model.in_thread) == {in_thread}
 
 
 @pytest.mark.parametrize(
-    "vectors", [[[1.0] * i for i in (1, 2, 3)], [[]] * 3, [[float("nan")]] * 3, [[1.0]] * 2, [[[1.0]]] * 3]
+    "vectors",
+    [
+        [[1.0] * i for i in (1, 2, 3)],
+        [[]] * 3,
+        [[float("nan")]] * 3,
+        [[1.0]] * 2,
+        [[[1.0]]] * 3,
+    ],
 )
 async def test_what_are_no_vectors_is_no_answer(vectors: Any) -> None:
     """Of different lengths, empty, no numbers, or too few."""
@@ -313,14 +361,20 @@ async def open_block(any_database_uri: str | None) -> AsyncIterator[OpenBlock]:
 
         def open_one(**options: Any) -> RelevantFactsBlock:
             if any_database_uri is not None or not shared:
-                shared.append(MemoryStore(any_database_uri) if any_database_uri else MemoryStore())
+                shared.append(
+                    MemoryStore(any_database_uri) if any_database_uri else MemoryStore()
+                )
                 stack.push_async_callback(shared[-1].aclose)
-            return RelevantFactsBlock(store=shared[-1], user_id="ann", extract_facts=False, **options)
+            return RelevantFactsBlock(
+                store=shared[-1], user_id="ann", extract_facts=False, **options
+            )
 
         yield open_one
 
 
-async def with_facts(block: RelevantFactsBlock, facts: Sequence[Fact] = FACTS) -> RelevantFactsBlock:
+async def with_facts(
+    block: RelevantFactsBlock, facts: Sequence[Fact] = FACTS
+) -> RelevantFactsBlock:
     for fact in facts:
         await block.book().aadd(fact)
     return block
@@ -328,13 +382,20 @@ async def with_facts(block: RelevantFactsBlock, facts: Sequence[Fact] = FACTS) -
 
 async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
     lines = await block.aget([ChatMessage(content=question)], session_id="chat")
-    return [fact.content for line in lines.splitlines() for fact in FACTS if fact.content in line]
+    return [
+        fact.content
+        for line in lines.splitlines()
+        for fact in FACTS
+        if fact.content in line
+    ]
 
 
 async def stored(block: RelevantFactsBlock) -> int:
     assert block.store is not None
     query = text("SELECT count(*) FROM llama_index_memory_embeddings")
-    return await block.store.database.run(lambda conn: int(conn.execute(query).scalar_one()), writes=False)
+    return await block.store.database.run(
+        lambda conn: int(conn.execute(query).scalar_one()), writes=False
+    )
 
 
 async def test_no_fact_is_embedded_twice(open_block: OpenBlock) -> None:
@@ -345,9 +406,13 @@ async def test_no_fact_is_embedded_twice(open_block: OpenBlock) -> None:
     await asyncio.gather(*(ask(one, "Which doggo?") for one in [block, *blocks]))
     for question in ("Which doggo?", "Which motorwagen?"):
         await ask(block, question)
-    assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "Which doggo?", "Which motorwagen?"])
+    assert sorted(model.asked) == sorted(
+        [*(fact.content for fact in FACTS), "Which doggo?", "Which motorwagen?"]
+    )
     again = Meanings(asked=[])
-    assert (await ask(open_block(embed_model=again), "Which doggo?"))[0] == "Has a small dog"
+    assert (await ask(open_block(embed_model=again), "Which doggo?"))[
+        0
+    ] == "Has a small dog"
     assert again.asked == ["Which doggo?"]
 
 
@@ -375,7 +440,9 @@ async def test_each_model_has_vectors_of_its_own(open_block: OpenBlock) -> None:
     await (block := open_block(embed_model=Meanings())).book().aadd(FACTS[0])
     await ask(block, "Which doggo?")
     other = Meanings(model_name="another", size=16, asked=[])
-    assert await ask(open_block(embed_model=other), "Which doggo?") == [FACTS[0].content]
+    assert await ask(open_block(embed_model=other), "Which doggo?") == [
+        FACTS[0].content
+    ]
     assert other.asked == ["Which doggo?", FACTS[0].content]
     assert await stored(block) == 2
     assert model_key(other) != model_key(Meanings())
@@ -400,20 +467,33 @@ async def test_a_fact_is_forgotten_with_its_vector(open_block: OpenBlock) -> Non
     assert await stored(block) == 0
 
 
-async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(open_block: OpenBlock) -> None:
+async def test_a_vector_that_comes_after_its_fact_was_forgotten_is_not_kept(
+    open_block: OpenBlock,
+) -> None:
     block = open_block(embed_model=Meanings())
     await block.book().aadd(FACTS[0])
     assert block.store is not None
-    await KeptVectors(block.store.database, "ann", "a model").write({FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")})
-    kept = await KeptVectors(block.store.database, "ann", "a model").read([FACTS[0].id, FACTS[1].id])
+    await KeptVectors(block.store.database, "ann", "a model").write(
+        {FACTS[0].id: ("", b"1"), FACTS[1].id: ("", b"2")}
+    )
+    kept = await KeptVectors(block.store.database, "ann", "a model").read(
+        [FACTS[0].id, FACTS[1].id]
+    )
     assert kept == {FACTS[0].id: ("", b"1")}
-    assert await KeptVectors(block.store.database, "bob", "a model").read([FACTS[0].id]) == {}
+    assert (
+        await KeptVectors(block.store.database, "bob", "a model").read([FACTS[0].id])
+        == {}
+    )
 
 
 @pytest.mark.parametrize("any_database_uri", [None])
-async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ever(open_block: OpenBlock) -> None:
+async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ever(
+    open_block: OpenBlock,
+) -> None:
     model = Meanings(failing=True)
-    block = open_block(ranker_factory=lambda: EmbeddingRanker(model, retry_seconds=1e-9))
+    block = open_block(
+        ranker_factory=lambda: EmbeddingRanker(model, retry_seconds=1e-9)
+    )
     await with_facts(block, [*FACTS, Fact(content="Never fails", confidence=0.81)])
     shown = await block.aget([ChatMessage(content="Which doggo?")], session_id="chat")
     assert "Never fails" in shown.splitlines()[0]
@@ -424,7 +504,9 @@ async def test_what_was_shown_while_the_model_failed_is_not_what_is_shown_for_ev
 async def test_many_facts_are_read_and_written_in_pages(open_block: OpenBlock) -> None:
     block = open_block(embed_model=Meanings(embed_batch_size=700))
     assert block.store is not None
-    await block.store.facts.write("ann", [Fact(content=f"number{i} of many") for i in range(1_201)])
+    await block.store.facts.write(
+        "ann", [Fact(content=f"number{i} of many") for i in range(1_201)]
+    )
     await ask(block, "number7")
     assert await stored(block) == 1_201
     again = Meanings(asked=[])

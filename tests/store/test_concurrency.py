@@ -18,12 +18,18 @@ from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
 
-BIG: dict[str, Any] = {"token_limit": 100_000, "condensed_token_limit": 90_000, "extract_facts": False}
+BIG: dict[str, Any] = {
+    "token_limit": 100_000,
+    "condensed_token_limit": 90_000,
+    "extract_facts": False,
+}
 
 
 @pytest.fixture
 async def memory(any_database_uri: str | None) -> AsyncIterator[CondensedMemory]:
-    async with CondensedMemory.from_defaults("chat", async_database_uri=any_database_uri, **BIG) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", async_database_uri=any_database_uri, **BIG
+    ) as memory:
         yield memory
 
 
@@ -40,7 +46,10 @@ async def test_no_concurrent_put_is_lost(memory: CondensedMemory) -> None:
             memory.get()
 
     for round_number in range(10):
-        await asyncio.gather(*(memory.aput(user(f"message {round_number}-{i}")) for i in range(20)), read())
+        await asyncio.gather(
+            *(memory.aput(user(f"message {round_number}-{i}")) for i in range(20)),
+            read(),
+        )
     await asyncio.gather(*(asyncio.to_thread(work, name) for name in range(4)))
     rows = [message.content for message in await memory.aget_all()]
     assert len(rows) == len(set(rows)) == 240
@@ -59,7 +68,9 @@ async def test_within_turns_concurrent_runs_get_each_its_own_answer(
     """Even with a tool call in each; and each finds the other's turn whole or not at all."""
 
     def model(messages: list[Message], tools: list[str]) -> Message:
-        question = [message for message in messages if message["role"] == "user"][-1]["content"].split("\n")[-1]
+        question = [message for message in messages if message["role"] == "user"][-1][
+            "content"
+        ].split("\n")[-1]
         if messages[-1]["role"] == "user":
             return call(("call_1", "echo", {"text": question}))
         return say(f"You asked: {messages[-1]['content']}")
@@ -129,14 +140,26 @@ async def test_a_turn_is_alone_in_every_thread(open_memory: OpenMemory) -> None:
                 await asyncio.sleep(0)
             inside.append(f"{name} out")
 
-    await asyncio.gather(*(asyncio.to_thread(asyncio.run, hold(str(i))) for i in range(5)), *map(hold, "abc"))
+    await asyncio.gather(
+        *(asyncio.to_thread(asyncio.run, hold(str(i))) for i in range(5)),
+        *map(hold, "abc"),
+    )
     assert len(inside) == 16
-    assert [one for one in inside if one in ("a in", "b in", "c in")] == ["a in", "b in", "c in"]
-    assert all(out == into.replace("in", "out") for into, out in zip(inside[::2], inside[1::2], strict=True))
+    assert [one for one in inside if one in ("a in", "b in", "c in")] == [
+        "a in",
+        "b in",
+        "c in",
+    ]
+    assert all(
+        out == into.replace("in", "out")
+        for into, out in zip(inside[::2], inside[1::2], strict=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_turn_of_a_loop_that_was_closed_is_over(open_memory: OpenMemory) -> None:
+async def test_a_turn_of_a_loop_that_was_closed_is_over(
+    open_memory: OpenMemory,
+) -> None:
     memory, entered = open_memory(), list[object]()
 
     async def stay() -> None:
@@ -159,7 +182,9 @@ async def test_a_turn_of_a_loop_that_was_closed_is_over(open_memory: OpenMemory)
         pass
 
 
-async def test_a_synchronous_call_does_not_wait_for_the_loop_that_it_blocks(memory: CondensedMemory) -> None:
+async def test_a_synchronous_call_does_not_wait_for_the_loop_that_it_blocks(
+    memory: CondensedMemory,
+) -> None:
     """Whatever its tasks are doing: what they have begun in the database ends without them."""
     for steps in range(8):
         task = asyncio.ensure_future(memory.aput(user(f"{steps} awaited")))
@@ -168,10 +193,14 @@ async def test_a_synchronous_call_does_not_wait_for_the_loop_that_it_blocks(memo
         memory.put(user(f"{steps} put"))
         await task
     rows = [message.content for message in await memory.aget_all()]
-    assert sorted(filter(None, rows)) == [f"{i} {how}" for i in range(8) for how in ("awaited", "put")]
+    assert sorted(filter(None, rows)) == [
+        f"{i} {how}" for i in range(8) for how in ("awaited", "put")
+    ]
 
 
-async def test_a_cancelled_put_keeps_its_message_and_the_session(memory: CondensedMemory) -> None:
+async def test_a_cancelled_put_keeps_its_message_and_the_session(
+    memory: CondensedMemory,
+) -> None:
     """Whenever the cancellation comes."""
     for steps in range(12):
         task = asyncio.ensure_future(memory.aput(user(f"message {steps}")))

@@ -67,7 +67,9 @@ else:
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
-async def test_what_a_child_writes_stays_when_its_parent_closes_the_memory(any_database_uri: str) -> None:
+async def test_what_a_child_writes_stays_when_its_parent_closes_the_memory(
+    any_database_uri: str,
+) -> None:
     await asyncio.to_thread(run, CLOSED_BY_PARENT, any_database_uri)
     assert await count(any_database_uri) == 9
 
@@ -109,7 +111,9 @@ else:
 
 
 @pytest.mark.parametrize("end", ["at once", "as programs do"])
-async def test_a_program_that_makes_itself_a_daemon_loses_nothing(database_uri: str, end: str) -> None:
+async def test_a_program_that_makes_itself_a_daemon_loses_nothing(
+    database_uri: str, end: str
+) -> None:
     """It has two stores on the file, and another program opens and closes the file."""
     await asyncio.to_thread(run, DAEMON, database_uri, end)
     assert await count(database_uri) == 10
@@ -143,7 +147,9 @@ memory.close()
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
-def test_a_child_that_is_forked_while_a_thread_writes_can_write(any_database_uri: str) -> None:
+def test_a_child_that_is_forked_while_a_thread_writes_can_write(
+    any_database_uri: str,
+) -> None:
     assert run(BUSY, any_database_uri) == f"{[0] * 6} 7\n"
 
 
@@ -227,7 +233,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-async def test_a_child_refuses_a_file_that_a_long_call_of_its_parent_has_open(database_uri: str) -> None:
+async def test_a_child_refuses_a_file_that_a_long_call_of_its_parent_has_open(
+    database_uri: str,
+) -> None:
     """Locks of SQLite would not hold there; the parent goes on."""
     assert await asyncio.to_thread(run, LONG_CALL, database_uri) == "7\n"
     assert await count(database_uri) == 2
@@ -237,7 +245,9 @@ async def test_a_subprocess_leaves_connections_as_they_are(database_uri: str) ->
     async with aclosing(MemoryStore(database_uri)) as store:
         await store.add_message("chat", user("one"))
         engine = store.database.engine
-        await asyncio.to_thread(subprocess.run, [sys.executable, "-S", "-c", ""], check=True)
+        await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-S", "-c", ""], check=True
+        )
         assert store.database.engine is engine is not None
 
 
@@ -271,10 +281,19 @@ async def test_an_application_that_gunicorn_loads_before_it_forks_loses_nothing(
     # The path of a socket must be short, and those of pytest are long.
     with TemporaryDirectory() as folder:
         place = f"{folder}/socket"
-        command = [sys.executable, "-m", "gunicorn", "--preload", "--workers=2", f"--bind=unix:{place}"]
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "--preload",
+            "--workers=2",
+            f"--bind=unix:{place}",
+        ]
         command += [f"--chdir={tmp_path}", "application:app"]
         environment = {**os.environ, "URI": database_uri, "HOME": folder}
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as server:
             assert server.stderr is not None
             next(line for line in server.stderr if "Listening at" in line)
             for _ in range(6):

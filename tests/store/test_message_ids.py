@@ -16,17 +16,26 @@ from tests.scripted_models import StartModel
 
 
 def known(message_id: Any, text: str = "Hello.") -> ChatMessage:
-    return ChatMessage(role="user", content=text, additional_kwargs={"message_id": message_id})
+    return ChatMessage(
+        role="user", content=text, additional_kwargs={"message_id": message_id}
+    )
 
 
 async def said(store: MemoryStore, session_id: str = "chat") -> list[str | None]:
-    return [message.content for message in await store.get_messages(session_id, status=None)]
+    return [
+        message.content for message in await store.get_messages(session_id, status=None)
+    ]
 
 
 async def test_a_message_that_is_put_again_is_passed_over(store: MemoryStore) -> None:
     """Also once it is archived, within one call, and by the calls of the host; the others of a call are written."""
     await store.log.append("chat", [known("a", "one"), known(None, "two")], len)
-    again = [known("a", "one"), known("b", "three"), known("b", "three"), known(None, "two")]
+    again = [
+        known("a", "one"),
+        known("b", "three"),
+        known("b", "three"),
+        known(None, "two"),
+    ]
     await store.log.append("chat", again, len)
     await store.add_message("chat", known("b", "three"))
     assert await store.log.append("chat", [known("a", "one")], len) == []
@@ -36,7 +45,9 @@ async def test_a_message_that_is_put_again_is_passed_over(store: MemoryStore) ->
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
-async def test_of_many_that_put_it_at_once_one_writes_it(any_database_uri: str, open_store: OpenStore) -> None:
+async def test_of_many_that_put_it_at_once_one_writes_it(
+    any_database_uri: str, open_store: OpenStore
+) -> None:
     """Through stores of their own, as several processes have."""
     stores = [open_store(any_database_uri) for _ in range(4)]
     await asyncio.gather(*(store.add_message("chat", known(7)) for store in stores))
@@ -61,12 +72,19 @@ async def test_a_history_with_ids_can_be_set_anew(store: MemoryStore) -> None:
     """Also by a program that leaves them out; what was changed counts then."""
     talk = [known("a", "one"), known("b", "two"), known("c", "three")]
     await store.set_messages("chat", talk)
-    ids = [row.id for row in (await store.readers.unread("chat", "", with_active=True)).rows]
-    await store.set_messages("chat", [user("one"), known("b", "2"), known("a", "one"), known("c", "three")])
+    ids = [
+        row.id
+        for row in (await store.readers.unread("chat", "", with_active=True)).rows
+    ]
+    await store.set_messages(
+        "chat", [user("one"), known("b", "2"), known("a", "one"), known("c", "three")]
+    )
     assert await said(store) == ["one", "2", "three"]
     await store.add_messages("chat", talk)
     assert await said(store) == ["one", "2", "three"]
-    assert (await store.readers.unread("chat", "", with_active=True)).rows[0].id == ids[0]
+    assert (await store.readers.unread("chat", "", with_active=True)).rows[0].id == ids[
+        0
+    ]
 
 
 async def test_with_other_words_the_first_stays_and_the_log_says_so(
@@ -81,7 +99,9 @@ async def test_with_other_words_the_first_stays_and_the_log_says_so(
     assert "secret" not in caplog.text
 
 
-@pytest.mark.parametrize("wrong", ["", " ", True, ["a"], {}, float("nan"), "x" * 256, 10**400])
+@pytest.mark.parametrize(
+    "wrong", ["", " ", True, ["a"], {}, float("nan"), "x" * 256, 10**400]
+)
 async def test_an_id_that_is_none_is_refused(wrong: Any, open_store: OpenStore) -> None:
     store = open_store()
     with pytest.raises(MessageError, match="message_id"):
@@ -89,13 +109,24 @@ async def test_an_id_that_is_none_is_refused(wrong: Any, open_store: OpenStore) 
     assert await said(store) == []
 
 
-async def test_an_id_is_neither_shown_nor_sent(store: MemoryStore, start_model: StartModel) -> None:
+async def test_an_id_is_neither_shown_nor_sent(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     """LlamaIndex sends all ``additional_kwargs`` of a message with calls in them; a refusal would say so."""
     llm, server = start_model(lambda messages, tools: say("Fine."))
-    memory = CondensedMemory.from_defaults("chat", chat_store=store, extract_facts=False)
-    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    memory = CondensedMemory.from_defaults(
+        "chat", chat_store=store, extract_facts=False
+    )
+    called = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
     question, answer = known("id 1"), result("c1", "Nothing.")
-    asking = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [called], "message_id": "id 2"})
+    asking = ChatMessage(
+        role="assistant",
+        additional_kwargs={"tool_calls": [called], "message_id": "id 2"},
+    )
     answer.additional_kwargs["message_id"] = "id 3"
     for _ in range(2):
         await memory.aput_messages([question, asking, answer])

@@ -14,7 +14,16 @@ from tests.conversation import user
 from tests.databases import OpenStore, ask, host_on
 from tests.store.conftest import WIDEN_IDS, run_script, structure
 
-ENDINGS = {"", "_sessions", "_owners", "_cursors", "_users", "_facts", "_embeddings", "_message_ids"}
+ENDINGS = {
+    "",
+    "_sessions",
+    "_owners",
+    "_cursors",
+    "_users",
+    "_facts",
+    "_embeddings",
+    "_message_ids",
+}
 PARTITIONED = {f"llama_index_memory{ending}" for ending in ENDINGS}
 BEYOND_32_BITS = 2**31
 
@@ -30,8 +39,18 @@ async def test_the_documented_tables_have_the_columns_and_indexes_of_the_store(
     """The page must say what the package would create, apart from the partitions and one primary key."""
     for one in (store, open_store(partitioned_uri, db_schema="whole")):
         await one.get_keys()
-    assert set(await ask(partitioned_uri, "SELECT relname FROM pg_class WHERE relkind = 'p'")) == PARTITIONED
-    documented, made = await structure(partitioned_uri), await structure(partitioned_uri, "whole")
+    assert (
+        set(
+            await ask(
+                partitioned_uri, "SELECT relname FROM pg_class WHERE relkind = 'p'"
+            )
+        )
+        == PARTITIONED
+    )
+    documented, made = (
+        await structure(partitioned_uri),
+        await structure(partitioned_uri, "whole"),
+    )
     for name in PARTITIONED:
         assert documented[name][0] == made[name][0]
         assert sorted(documented[name][1].values()) == sorted(made[name][1].values())
@@ -42,16 +61,38 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
 ) -> None:
     """And nobody else is."""
     for i in range(20):
-        await store.log.append(f"ann {i}", [user("I like tea.")], len, opening=Opening("ann"), readers=["facts"])
-        await store.log.append(f"bob {i}", [user("I like figs.")], len, opening=Opening("bob"), readers=["facts"])
+        await store.log.append(
+            f"ann {i}",
+            [user("I like tea.")],
+            len,
+            opening=Opening("ann"),
+            readers=["facts"],
+        )
+        await store.log.append(
+            f"bob {i}",
+            [user("I like figs.")],
+            len,
+            opening=Opening("bob"),
+            readers=["facts"],
+        )
     for who in ("ann", "bob"):
-        facts, unread = [Fact(id=who[0], content="Likes tea")], await store.readers.unread(f"{who} 1", "facts")
-        place: dict[str, Any] = {"session_id": f"{who} 1", "reader": "facts", "unread": unread}
+        facts, unread = (
+            [Fact(id=who[0], content="Likes tea")],
+            await store.readers.unread(f"{who} 1", "facts"),
+        )
+        place: dict[str, Any] = {
+            "session_id": f"{who} 1",
+            "reader": "facts",
+            "unread": unread,
+        }
         assert await store.facts.write_extracted(who, facts, NOTHING_READ, **place)
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})
     assert len(await store.users.read_by("facts", pending=True)) == 38
     assert len(await store.sessions("ann")) == 20
-    assert len(set(await ask(partitioned_uri, "SELECT tableoid FROM llama_index_memory"))) == 4
+    assert (
+        len(set(await ask(partitioned_uri, "SELECT tableoid FROM llama_index_memory")))
+        == 4
+    )
     counts = {"messages": 20, "cursors": 40, "facts": 1, "embeddings": 1}
     assert await store.forget_user("ann") == counts
     assert await store.sessions("ann") == []
@@ -67,7 +108,9 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
     [("postgres", False), ("partitioned", False), ("postgres", True)],
     indirect=["any_database_uri"],
 )
-async def test_ids_have_64_bits(any_database_uri: str, open_store: OpenStore, *, is_hosts: bool) -> None:
+async def test_ids_have_64_bits(
+    any_database_uri: str, open_store: OpenStore, *, is_hosts: bool
+) -> None:
     """Messages with ids beyond 32 bits are written, read by a cursor, and deleted by id; a host's table is widened."""
     uri, store = any_database_uri, open_store(any_database_uri)
     if is_hosts:
@@ -75,13 +118,19 @@ async def test_ids_have_64_bits(any_database_uri: str, open_store: OpenStore, *,
             await host.add_message("other", user("from the host"))
         await run_script(uri, WIDEN_IDS)
     await store.get_keys()
-    await run_script(uri, f"SELECT setval('llama_index_memory_id_seq', {BEYOND_32_BITS})")
+    await run_script(
+        uri, f"SELECT setval('llama_index_memory_id_seq', {BEYOND_32_BITS})"
+    )
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     page = await store.readers.unread("chat", "reader")
     ids = [row.id for row in page.rows]
     assert ids == [BEYOND_32_BITS + 1, BEYOND_32_BITS + 2]
-    assert await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=ids[0])
-    assert [row.id for row in (await store.readers.unread("chat", "reader")).rows] == ids[1:]
+    assert await store.readers.move(
+        "chat", "reader", epoch=page.epoch, old=0, new=ids[0]
+    )
+    assert [
+        row.id for row in (await store.readers.unread("chat", "reader")).rows
+    ] == ids[1:]
     deleted = await store.delete_message("chat", ids[1])
     assert deleted is not None
     assert deleted.content == "two"

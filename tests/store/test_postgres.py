@@ -36,16 +36,25 @@ SUMMING_UP: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize"
 async def end_connections(uri: str) -> None:
     """As a restart of the server does."""
     others = "WHERE pid <> pg_backend_pid() AND datname = current_database()"
-    await ask(uri, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {others}")  # noqa: S608
+    await ask(
+        uri, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {others}"
+    )
 
 
 async def run_workers(code: str, *arguments: list[str]) -> list[str]:
     """What each process prints; the last one may be killed."""
     workers = [
-        subprocess.Popen([sys.executable, "-c", code, *each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, *each],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for each in arguments
     ]
-    ended = [await asyncio.to_thread(worker.communicate, timeout=500) for worker in workers]
+    ended = [
+        await asyncio.to_thread(worker.communicate, timeout=500) for worker in workers
+    ]
     for worker, (_, errors) in zip(workers, ended, strict=True):
         assert worker.returncode in (0, -signal.SIGKILL), errors
         assert errors == ""
@@ -91,7 +100,11 @@ asyncio.run(main(*sys.argv[1:5]))
 
 def model(messages: list[Message], tools: list[str]) -> Message:
     """Learns what a user likes and uses, and sums up by writing all down again."""
-    return learner(messages, tools) if tools == ["report_facts"] else count_up(messages, tools)
+    return (
+        learner(messages, tools)
+        if tools == ["report_facts"]
+        else count_up(messages, tools)
+    )
 
 
 @pytest.mark.timeout(600)
@@ -102,11 +115,17 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
     with serve(model) as server:
         options = [postgres_uri, server.api_base]
         printed = await run_workers(
-            WORKER, *([*options, name, killed_at, json.dumps(SUMMING_UP)] for name, killed_at in KILLED_AT.items())
+            WORKER,
+            *(
+                [*options, name, killed_at, json.dumps(SUMMING_UP)]
+                for name, killed_at in KILLED_AT.items()
+            ),
         )
         llm = client_without_connections(server)
         one, two = (
-            CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm, **SUMMING_UP)
+            CondensedMemory.from_defaults(
+                "chat", user_id="ann", chat_store=store, llm=llm, **SUMMING_UP
+            )
             for _ in range(2)
         )
         await one.aflush()
@@ -119,7 +138,11 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
     assert len(rows) == len(set(rows))
     for name in KILLED_AT:
         mine = [row for row in rows if re.search(rf"\b{name}\d", row)]
-        said = [text for i in range(8) for text in (f"I use {name}{i}.", f"So {name}{i} it is.")]
+        said = [
+            text
+            for i in range(8)
+            for text in (f"I use {name}{i}.", f"So {name}{i} it is.")
+        ]
         assert all(row.endswith(text) for row, text in zip(mine, said, strict=False))
         assert 0 < len(mine) < 16 if name == "killed" else len(mine) == 16
 
@@ -133,10 +156,14 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
     uses = re.findall(r"I (use) (\w+)", str(rows))
     likes = set(re.findall(r"I (like) (\w+)", str(rows)))
     facts = await one.facts.alist(with_retired=True)
-    assert sorted(fact.content for fact in facts) == sorted(f"{verb.title()}s {what}" for verb, what in [*uses, *likes])
+    assert sorted(fact.content for fact in facts) == sorted(
+        f"{verb.title()}s {what}" for verb, what in [*uses, *likes]
+    )
     reader = one.facts_block.reader_of("chat")
     # An answer that comes behind the words of others waits for the next words of the user's.
-    unread = (await store.readers.unread("chat", reader, with_active=True, limit=9)).rows
+    unread = (
+        await store.readers.unread("chat", reader, with_active=True, limit=9)
+    ).rows
     assert "user" not in [row.role for row in unread]
     assert server.refusals == []
     await store.aclose()
@@ -150,12 +177,20 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
 ) -> None:
     """With facts, embeddings, summaries and recall: nothing holds a connection while it asks for another."""
     llm, server = start_model(model)
-    engine = create_async_engine(postgres_uri, pool_size=1, max_overflow=0, pool_timeout=60)
+    engine = create_async_engine(
+        postgres_uri, pool_size=1, max_overflow=0, pool_timeout=60
+    )
     store = open_store(async_engine=engine)
-    options: dict[str, Any] = {**SUMMING_UP, "recall_token_limit": 500, "embed_model": MockEmbedding(embed_dim=8)}
+    options: dict[str, Any] = {
+        **SUMMING_UP,
+        "recall_token_limit": 500,
+        "embed_model": MockEmbedding(embed_dim=8),
+    }
 
     async def talk(name: int) -> str:
-        memory = CondensedMemory.from_defaults(f"s{name}", user_id=f"u{name % 5}", chat_store=store, llm=llm, **options)
+        memory = CondensedMemory.from_defaults(
+            f"s{name}", user_id=f"u{name % 5}", chat_store=store, llm=llm, **options
+        )
         for i in range(4):
             async with memory.turn():
                 await memory.aput(user(f"I use number{name}{i}."))
@@ -165,7 +200,9 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
         await memory.aput(user(f"What about number{name}0?"))
         return sent_text(await memory.aget())
 
-    prompts = await asyncio.wait_for(asyncio.gather(*(talk(name) for name in range(20))), 240)
+    prompts = await asyncio.wait_for(
+        asyncio.gather(*(talk(name) for name in range(20))), 240
+    )
     for name, prompt in enumerate(prompts):
         assert all(f"I use number{name}{i}." in prompt for i in range(4))
         others = set(re.findall(r"I use number(\d+)\.", prompt))
@@ -193,15 +230,24 @@ async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(
         stores = [MemoryStore(async_engine=engine) for _ in range(3)]
         await stores[0].add_message("chat", user("first"))
         for i in range(5):
-            writing = (store.log.append("chat", [user(f"{name} {i}")], len) for name, store in enumerate(stores))
+            writing = (
+                store.log.append("chat", [user(f"{name} {i}")], len)
+                for name, store in enumerate(stores)
+            )
             await asyncio.gather(*writing)
         with pytest.raises(ZeroDivisionError):
-            await stores[0].log.append("chat", [user("half")], lambda queue: 1 // 0, replace=True)
+            await stores[0].log.append(
+                "chat", [user("half")], lambda queue: 1 // 0, replace=True
+            )
         assert await stores[0].count_messages("chat", None) == 16
         assert await stores[0].vacuum()
         async with engine.connect() as connection:
             # Of a connection without transactions SQLAlchemy says what the server would do.
-            assert await connection.get_isolation_level() in (level, "READ COMMITTED", "SERIALIZABLE")
+            assert await connection.get_isolation_level() in (
+                level,
+                "READ COMMITTED",
+                "SERIALIZABLE",
+            )
 
 
 async def test_connections_that_the_server_has_ended_cost_one_call_at_most(
@@ -210,15 +256,26 @@ async def test_connections_that_the_server_has_ended_cost_one_call_at_most(
     """A restart of the server. By an address or with ``pool_pre_ping`` not even one; what was acknowledged stays."""
 
     def lent(*, ping: bool) -> MemoryStore:
-        engine = create_async_engine(postgres_uri, pool_size=2, pool_pre_ping=ping, hide_parameters=True)
+        engine = create_async_engine(
+            postgres_uri, pool_size=2, pool_pre_ping=ping, hide_parameters=True
+        )
         return open_store(async_engine=engine)
 
-    for i, (store, failures) in enumerate(((open_store(postgres_uri), 0), (lent(ping=True), 0), (lent(ping=False), 1))):
-        memory = CondensedMemory.from_defaults(f"chat {i}", chat_store=store, **NO_FACTS)
+    for i, (store, failures) in enumerate(
+        ((open_store(postgres_uri), 0), (lent(ping=True), 0), (lent(ping=False), 1))
+    ):
+        memory = CondensedMemory.from_defaults(
+            f"chat {i}", chat_store=store, **NO_FACTS
+        )
         await memory.aput(user("message 0"))
         await end_connections(postgres_uri)
         outcomes = [
-            (await asyncio.gather(memory.aput(user(f"message {i}")), return_exceptions=True))[0] for i in (1, 2)
+            (
+                await asyncio.gather(
+                    memory.aput(user(f"message {i}")), return_exceptions=True
+                )
+            )[0]
+            for i in (1, 2)
         ]
         errors = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
         assert len(errors) == failures
@@ -232,7 +289,9 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
 ) -> None:
     """The next call works."""
     engine = create_async_engine(postgres_uri, pool_size=1, max_overflow=0)
-    memory = CondensedMemory.from_defaults("chat", chat_store=open_store(async_engine=engine), **NO_FACTS)
+    memory = CondensedMemory.from_defaults(
+        "chat", chat_store=open_store(async_engine=engine), **NO_FACTS
+    )
     await memory.aput_messages([user("one"), assistant("two")])
     ended: list[str] = []
 
@@ -242,10 +301,16 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
             ended.append(statement)
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    with pytest.raises(StoreError, match="The connection was lost: look whether it was stored"):
+    with pytest.raises(
+        StoreError, match="The connection was lost: look whether it was stored"
+    ):
         await memory.aput(user("lost"))
     await memory.aput(user("three"))
-    assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
+    assert [message.content for message in await memory.aget_all()] == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
@@ -255,11 +320,17 @@ async def test_an_impatient_server_costs_a_call_and_no_row(
     """While somebody else holds the lock of the session; the call can be made again."""
     # By another name of the same table: within a process, writers of one store wait for each other without a server.
     holder = open_store(postgres_uri, db_schema="public")
-    impatient = create_async_engine(postgres_uri, connect_args={"server_settings": {setting: "200"}})
-    memory = CondensedMemory.from_defaults("chat", chat_store=open_store(async_engine=impatient), **NO_FACTS)
+    impatient = create_async_engine(
+        postgres_uri, connect_args={"server_settings": {setting: "200"}}
+    )
+    memory = CondensedMemory.from_defaults(
+        "chat", chat_store=open_store(async_engine=impatient), **NO_FACTS
+    )
     await memory.aput(user("one"))
     async with holding(holder, "chat"):
-        with pytest.raises(StoreError, match=r"has refused Log\.append: .*timeout") as error:
+        with pytest.raises(
+            StoreError, match=r"has refused Log\.append: .*timeout"
+        ) as error:
             await memory.aput(user("two"))
     assert isinstance(error.value.__cause__, DBAPIError)
     await memory.aput(user("two"))
@@ -269,15 +340,25 @@ async def test_an_impatient_server_costs_a_call_and_no_row(
 # ---- other places --------------------------------------------------------------------------------------
 
 
-async def test_tables_of_another_schema_and_name_are_apart(postgres_uri: str, open_store: OpenStore) -> None:
+async def test_tables_of_another_schema_and_name_are_apart(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     """Two applications in one database; names that need quoting; each has a version of its own."""
     places: list[dict[str, Any]]
-    places = [{}, {"db_schema": "agents"}, {"db_schema": "Other Agents", "table_name": "chat-table"}]
+    places = [
+        {},
+        {"db_schema": "agents"},
+        {"db_schema": "Other Agents", "table_name": "chat-table"},
+    ]
     stores = [open_store(postgres_uri, **place) for place in places]
     for i, store in enumerate(stores):
         assert await store.read_schema_version() is None
         await store.facts.write("ann", [Fact(content=f"Likes place {i}")])
         await store.add_message("chat", user(f"I like place {i}."))
     for i, store in enumerate(stores):
-        assert [fact.content for fact in (await store.facts.read("ann")).facts] == [f"Likes place {i}"]
-        assert [message.content for message in await store.get_messages("chat")] == [f"I like place {i}."]
+        assert [fact.content for fact in (await store.facts.read("ann")).facts] == [
+            f"Likes place {i}"
+        ]
+        assert [message.content for message in await store.get_messages("chat")] == [
+            f"I like place {i}."
+        ]

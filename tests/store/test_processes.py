@@ -43,22 +43,42 @@ memory.close()
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        code,
+        *arguments,
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize(
     ("any_database_uri", "when"),
-    [("memory", "used before"), ("file", "not used before"), ("file", "used before"), ("postgres", "used before")],
+    [
+        ("memory", "used before"),
+        ("file", "not used before"),
+        ("file", "used before"),
+        ("postgres", "used before"),
+    ],
     indirect=["any_database_uri"],
 )
-def test_children_of_a_fork_and_their_parent_go_on(any_database_uri: str | None, when: str) -> None:
+def test_children_of_a_fork_and_their_parent_go_on(
+    any_database_uri: str | None, when: str
+) -> None:
     """As in prefork servers. A database in memory is copied."""
     done = run(FORKED, any_database_uri or "", when)
     assert (done.returncode, done.stderr) == (0, "")
     counted = int(done.stdout.split()[-1])
-    assert counted == 3 + (when == "used before") + (0 if any_database_uri is None else 15)
+    assert counted == 3 + (when == "used before") + (
+        0 if any_database_uri is None else 15
+    )
 
 
 LEFT = """
@@ -78,7 +98,9 @@ asyncio.run(main())
 """
 
 
-async def test_a_write_under_way_is_stored_at_the_end_of_the_program(database_uri: str) -> None:
+async def test_a_write_under_way_is_stored_at_the_end_of_the_program(
+    database_uri: str,
+) -> None:
     done = await asyncio.to_thread(run, LEFT, database_uri)
     assert done.returncode == 0, done.stderr
     store = MemoryStore(database_uri)
@@ -111,10 +133,14 @@ began_to_end = time.monotonic()
 """
 
 
-async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(own_server: OwnServer) -> None:
+async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
+    own_server: OwnServer,
+) -> None:
     """For longer than three seconds."""
     command = [sys.executable, "-W", "ignore", "-c", FROZEN, own_server.uri]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert (await asyncio.to_thread(process.stdout.readline)) == "ready\n"
@@ -125,31 +151,51 @@ async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(own_serve
             assert await asyncio.to_thread(process.wait, 60) == 0
 
 
-async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_read(tmp_path: Path) -> None:
+async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_read(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "memory.db"
     async with CondensedMemory.from_defaults(
         "chat", async_database_uri=f"sqlite:///{file}", extract_facts=False
     ) as memory:
         await memory.aput_messages([user("one"), assistant("two")])
     uri = f"sqlite:///file:{file}?mode=ro&uri=true"
-    async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
+    async with CondensedMemory.from_defaults(
+        "chat", async_database_uri=uri, extract_facts=False
+    ) as memory:
         assert record(sent_text(await memory.aget()))[-1] == ("assistant", "two")
     assert memory.sql_store.database.engine is None
-    with pytest.raises(StoreError, match=r"has refused Log\.append: attempt to write a readonly database\. .*who may"):
-        async with CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False) as memory:
+    with pytest.raises(
+        StoreError,
+        match=r"has refused Log\.append: attempt to write a readonly database\. .*who may",
+    ):
+        async with CondensedMemory.from_defaults(
+            "chat", async_database_uri=uri, extract_facts=False
+        ) as memory:
             await memory.aput(user("three"))
     assert memory.sql_store.database.engine is None
 
 
-async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(database_uri: str) -> None:
+async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(
+    database_uri: str,
+) -> None:
     """A file that may not grow is as full as a disk."""
     store = MemoryStore(database_uri)
     store.database.set_up = "PRAGMA max_page_count = 60"
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, extract_facts=False)
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", chat_store=store, extract_facts=False
+    )
     await memory.aput_messages([user("one"), assistant("two")])
-    with pytest.raises(StoreError, match=r"Log\.append: database or disk is full\. Nothing was changed\. Free twice"):
+    with pytest.raises(
+        StoreError,
+        match=r"Log\.append: database or disk is full\. Nothing was changed\. Free twice",
+    ):
         await memory.aput(user("long " * 100_000))
     await memory.aput(user("three"))
-    assert [message.content for message in await memory.aget_all()] == ["one", "two", "three"]
+    assert [message.content for message in await memory.aget_all()] == [
+        "one",
+        "two",
+        "three",
+    ]
     assert (await memory.aforget())["messages"] == 3
     await store.aclose()

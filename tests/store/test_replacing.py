@@ -27,7 +27,9 @@ async def unread(store: MemoryStore, reader: str = "reader") -> list[str | None]
     return [row.message.content for row in page.rows]
 
 
-async def leave_behind(store: MemoryStore, count: int, state: Any = None, reader: str = "reader") -> None:
+async def leave_behind(
+    store: MemoryStore, count: int, state: Any = None, reader: str = "reader"
+) -> None:
     """Move the reader's cursor behind so many of the rows that there are."""
     page = await store.readers.unread("chat", reader, with_active=True)
     ids = [row.id for row in await rows_of(store)]
@@ -39,12 +41,19 @@ def keep_two(messages: Sequence[ChatMessage]) -> int:
     return max(len(messages) - 2, 0)
 
 
-async def test_the_same_history_keeps_its_rows_and_is_not_unread_again(store: MemoryStore) -> None:
+async def test_the_same_history_keeps_its_rows_and_is_not_unread_again(
+    store: MemoryStore,
+) -> None:
     """Also where LlamaIndex has written the session into a message meanwhile."""
     await store.log.append("chat", TALK, keep_two)
     await leave_behind(store, 3)
     before = await rows_of(store)
-    again = [ChatMessage(role=one.role, content=one.content, additional_kwargs={"session_id": "chat"}) for one in TALK]
+    again = [
+        ChatMessage(
+            role=one.role, content=one.content, additional_kwargs={"session_id": "chat"}
+        )
+        for one in TALK
+    ]
     assert await store.log.append("chat", again, keep_two, replace=True) == []
     assert await rows_of(store) == before
     assert await unread(store) == ["four"]
@@ -59,7 +68,9 @@ async def test_what_is_written_anew_is_unread(store: MemoryStore) -> None:
     assert await unread(store) == []
     await store.log.append("chat", [user("five"), assistant("six")], len)
     assert await unread(store) == ["five", "six"]
-    await store.log.append("chat", [TALK[0], assistant("another"), *TALK[2:]], len, replace=True)
+    await store.log.append(
+        "chat", [TALK[0], assistant("another"), *TALK[2:]], len, replace=True
+    )
     assert (await rows_of(store))[0] == first
     assert await unread(store) == ["another", "three", "four"]
 
@@ -68,21 +79,37 @@ async def test_a_replaced_history_is_archived_as_planned(store: MemoryStore) -> 
     """Rows of the log become active again and the other way round; only what is new in the log is told."""
     await store.log.append("chat", TALK, keep_two)
     assert await store.log.append("chat", TALK[:-1], keep_two, replace=True) == []
-    assert [row.status for row in await rows_of(store)] == ["archived", "active", "active"]
-    told = await store.log.append("chat", [*TALK[:-1], assistant("4"), user("5")], keep_two, replace=True)
+    assert [row.status for row in await rows_of(store)] == [
+        "archived",
+        "active",
+        "active",
+    ]
+    told = await store.log.append(
+        "chat", [*TALK[:-1], assistant("4"), user("5")], keep_two, replace=True
+    )
     assert [message.content for message in told] == ["two", "three"]
-    assert [row.status for row in await rows_of(store)] == ["archived"] * 3 + ["active"] * 2
+    assert [row.status for row in await rows_of(store)] == ["archived"] * 3 + [
+        "active"
+    ] * 2
     await store.set_messages("chat", TALK, MessageStatus.ACTIVE)
     assert len(await store.get_messages("chat")) == 4
 
 
-@pytest.mark.parametrize("change", ["delete_message", "delete_oldest_messages", "delete_messages"])
-async def test_a_deletion_moves_cursors_back_to_the_last_row_that_is_left(store: MemoryStore, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["delete_message", "delete_oldest_messages", "delete_messages"]
+)
+async def test_a_deletion_moves_cursors_back_to_the_last_row_that_is_left(
+    store: MemoryStore, change: str
+) -> None:
     await store.log.append("chat", TALK, lambda messages: 3)
     await leave_behind(store, 4)
     await leave_behind(store, 1, reader="another")
     last = (await rows_of(store))[-1].id
-    arguments = {"delete_message": last, "delete_oldest_messages": 1, "delete_messages": MessageStatus.ACTIVE}
+    arguments = {
+        "delete_message": last,
+        "delete_oldest_messages": 1,
+        "delete_messages": MessageStatus.ACTIVE,
+    }
     await getattr(store, change)("chat", arguments[change])
     assert await unread(store) == []
     await store.add_message("chat", user("new"))
@@ -90,18 +117,25 @@ async def test_a_deletion_moves_cursors_back_to_the_last_row_that_is_left(store:
     assert await unread(store, "another") == ["two", "three", "new"]
 
 
-async def test_what_was_made_of_all_rows_is_void_when_one_of_them_is_deleted(store: MemoryStore) -> None:
+async def test_what_was_made_of_all_rows_is_void_when_one_of_them_is_deleted(
+    store: MemoryStore,
+) -> None:
     """Its words would be in it still; of a row behind the cursor they are not."""
     await store.log.append("chat", TALK, len)
     await leave_behind(store, 3, {"summary": "They counted."})
     ids = [row.id for row in await rows_of(store)]
     await store.delete_message("chat", ids[3])
-    assert await store.readers.state("chat", "reader") == (ids[2], {"summary": "They counted."})
+    assert await store.readers.state("chat", "reader") == (
+        ids[2],
+        {"summary": "They counted."},
+    )
     await store.delete_message("chat", ids[0])
     assert await store.readers.state("chat", "reader") == (0, None)
 
 
-async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_left(store: MemoryStore) -> None:
+async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_left(
+    store: MemoryStore,
+) -> None:
     await store.log.append("chat", [*TALK, *TALK], len)
     ids = [row.id for row in await rows_of(store)]
     notes = [[ids[0], ids[1], "x"], [ids[2], ids[3], "y"], [ids[6], ids[7], "z"]]
@@ -116,11 +150,18 @@ async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_lef
 
 async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None:
     """But for the call whose result is gone, whose words are in its vector."""
-    talk = [user("one"), calling(("c", "f", {})), result("c", "secret"), assistant("four")]
+    talk = [
+        user("one"),
+        calling(("c", "f", {})),
+        result("c", "secret"),
+        assistant("four"),
+    ]
     await store.log.append("chat", talk, len)
     page = await store.readers.unread("chat", "", with_active=True)
     ids = [str(row.id) for row in page.rows]
-    await KeptVectors.of_messages(store.readers, "chat", page.epoch, "m").write(dict.fromkeys(ids[:2], ("d", b"v")))
+    await KeptVectors.of_messages(store.readers, "chat", page.epoch, "m").write(
+        dict.fromkeys(ids[:2], ("d", b"v"))
+    )
     await store.log.append("chat", talk[:3], len, replace=True)
     epoch = (await store.readers.unread("chat", "")).epoch
     assert epoch != page.epoch
@@ -130,19 +171,25 @@ async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None
     assert sorted(await vectors.read(ids)) == ids[:1]
 
 
-async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(store: MemoryStore) -> None:
+async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(
+    store: MemoryStore,
+) -> None:
     """It is read again, and what was read before it is not."""
     await store.log.append("chat", TALK, len)
     await leave_behind(store, 2)
     page = await store.readers.unread("chat", "reader")
     await store.delete_message("chat", page.rows[-1].id)
-    moved = await store.readers.move("chat", "reader", epoch=page.epoch, old=page.position, new=page.rows[-1].id)
+    moved = await store.readers.move(
+        "chat", "reader", epoch=page.epoch, old=page.position, new=page.rows[-1].id
+    )
     assert not moved
     assert await unread(store) == ["three"]
 
 
 @pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
-async def test_what_the_plain_host_has_written_is_kept_too(store: MemoryStore, any_database_uri: str) -> None:
+async def test_what_the_plain_host_has_written_is_kept_too(
+    store: MemoryStore, any_database_uri: str
+) -> None:
     """Before we have ever written to the session, and between."""
     async with host_on(any_database_uri) as host:
         await host.add_messages("chat", TALK[:3])

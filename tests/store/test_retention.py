@@ -23,15 +23,26 @@ DAY = 86_400 * 10**9
 NOTHING = {"messages": 0, "facts": 0, "unread": 0}
 
 
-def on(store: MemoryStore, session_id: str = "chat", user_id: str | None = "ann", **options: Any) -> CondensedMemory:
+def on(
+    store: MemoryStore,
+    session_id: str = "chat",
+    user_id: str | None = "ann",
+    **options: Any,
+) -> CondensedMemory:
     options.setdefault("extract_facts", "llm" in options)
-    return CondensedMemory.from_defaults(session_id, user_id=user_id, chat_store=store, **options)
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 async def age(store: MemoryStore, session_id: str, days: float) -> None:
     """Make all that is stored of a session so many days older."""
     rows = store.database.tables.rows
-    older = update(rows).where(rows.c.key == session_id).values(timestamp=rows.c.timestamp - int(days * DAY))
+    older = (
+        update(rows)
+        .where(rows.c.key == session_id)
+        .values(timestamp=rows.c.timestamp - int(days * DAY))
+    )
 
     def write(conn: Connection) -> None:
         conn.execute(older)
@@ -40,37 +51,53 @@ async def age(store: MemoryStore, session_id: str, days: float) -> None:
 
 
 async def said(store: MemoryStore, session_id: str = "chat") -> list[str]:
-    return [str(message.content) for message in await store.get_messages(session_id, None)]
+    return [
+        str(message.content) for message in await store.get_messages(session_id, None)
+    ]
 
 
 def turn(word: str) -> list[ChatMessage]:
     return [user(f"Tell {word}."), assistant(f"Told {word}.")]
 
 
-async def test_turns_that_are_older_go_and_younger_ones_stay(store: MemoryStore) -> None:
+async def test_turns_that_are_older_go_and_younger_ones_stay(
+    store: MemoryStore,
+) -> None:
     memory = on(store)
     await memory.aput_messages([*turn("one"), *turn("two")])
     await age(store, "chat", 91)
     await memory.aput_messages([*turn("three"), user("Now?")])
     assert await store.aretain(days=90) == {"messages": 4, "facts": 0, "unread": 0}
     assert await said(store) == ["Tell three.", "Told three.", "Now?"]
-    assert [text for _, text in record(sent_text(await memory.aget()))] == ["Tell three.", "Told three."]
+    assert [text for _, text in record(sent_text(await memory.aget()))] == [
+        "Tell three.",
+        "Told three.",
+    ]
     assert await store.aretain(days=90) == NOTHING
     assert await store.aretain() == NOTHING
 
 
 @pytest.mark.parametrize(("most", "left"), [(5, 5), (4, 3), (3, 3), (2, 1), (1, 1)])
-async def test_of_more_messages_than_so_many_the_oldest_turns_go(store: MemoryStore, most: int, left: int) -> None:
+async def test_of_more_messages_than_so_many_the_oldest_turns_go(
+    store: MemoryStore, most: int, left: int
+) -> None:
     """A turn goes as a whole, and the question that is being answered stays."""
     await on(store).aput_messages([*turn("one"), *turn("two"), user("Now?")])
     assert (await store.aretain(messages=most))["messages"] == 5 - left
-    assert await said(store) == ["Tell one.", "Told one.", "Tell two.", "Told two.", "Now?"][5 - left :]
+    assert (
+        await said(store)
+        == ["Tell one.", "Told one.", "Tell two.", "Told two.", "Now?"][5 - left :]
+    )
 
 
-async def test_the_turn_that_goes_on_stays_however_old_it_is(store: MemoryStore) -> None:
+async def test_the_turn_that_goes_on_stays_however_old_it_is(
+    store: MemoryStore,
+) -> None:
     """Also where its question has moved into the log already."""
     memory = on(store)
-    await memory.aput_messages([*turn("one"), user("Look."), calling(("c1", "look", {}))])
+    await memory.aput_messages(
+        [*turn("one"), user("Look."), calling(("c1", "look", {}))]
+    )
     await memory.aflush()
     await memory.aput(result("c1", "Seen."))
     await age(store, "chat", 10)
@@ -79,7 +106,9 @@ async def test_the_turn_that_goes_on_stays_however_old_it_is(store: MemoryStore)
     assert len(await said(store)) == 3
 
 
-async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(store: MemoryStore) -> None:
+async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(
+    store: MemoryStore,
+) -> None:
     for name in ("one", "two"):
         memory = on(store, name)
         await memory.aput_messages(turn("it"))
@@ -92,16 +121,27 @@ async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(s
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"days": 0}, {"days": -1}, {"days": 40_000}, {"messages": 0}, {"days": 1, "session_ids": "chat"}]
+    "wrong",
+    [
+        {"days": 0},
+        {"days": -1},
+        {"days": 40_000},
+        {"messages": 0},
+        {"days": 1, "session_ids": "chat"},
+    ],
 )
-async def test_what_is_out_of_range_is_refused(store: MemoryStore, wrong: dict[str, Any]) -> None:
+async def test_what_is_out_of_range_is_refused(
+    store: MemoryStore, wrong: dict[str, Any]
+) -> None:
     await on(store).aput_messages([*turn("one"), *turn("two")])
     with pytest.raises(SettingError, match="retain takes days above 0"):
         await store.aretain(**wrong)
     assert len(await said(store)) == 4
 
 
-async def test_unread_messages_stay_until_they_are_read_or_named(store: MemoryStore, start_model: StartModel) -> None:
+async def test_unread_messages_stay_until_they_are_read_or_named(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     llm, server = start_model(learner)
     memory = on(store, llm=llm, extract_every_turns=50)
     await memory.aput_messages(talk("tea"))
@@ -117,13 +157,19 @@ async def test_unread_messages_stay_until_they_are_read_or_named(store: MemorySt
     await memory.sql_store.archive_oldest_messages("chat", 2)
     await age(store, "chat", 2)
     assert (await store.aretain(days=1))["unread"] == 2
-    assert await store.aretain(days=1, unread=True) == {"messages": 2, "facts": 0, "unread": 0}
+    assert await store.aretain(days=1, unread=True) == {
+        "messages": 2,
+        "facts": 0,
+        "unread": 0,
+    }
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
     await memory.facts_block.aclose()
 
 
-async def test_what_was_read_is_not_read_again(store: MemoryStore, start_model: StartModel) -> None:
+async def test_what_was_read_is_not_read_again(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     llm, server = start_model(learner)
     memory = on(store, llm=llm)
     await memory.aput_messages(talk("tea", "milk", "rain"))
@@ -132,11 +178,18 @@ async def test_what_was_read_is_not_read_again(store: MemoryStore, start_model: 
     await memory.aput_messages(talk("snow"))
     await memory.aflush()
     assert likes(server.requests) == [["tea", "milk", "rain"], ["snow"]]
-    assert await contents(memory) == ["Likes milk", "Likes rain", "Likes snow", "Likes tea"]
+    assert await contents(memory) == [
+        "Likes milk",
+        "Likes rain",
+        "Likes snow",
+        "Likes tea",
+    ]
     await memory.facts_block.aclose()
 
 
-async def test_facts_stay_and_lose_the_words_of_what_is_gone(store: MemoryStore, start_model: StartModel) -> None:
+async def test_facts_stay_and_lose_the_words_of_what_is_gone(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     """The text around the next fact begins with the message before it, which is gone."""
     llm, _ = start_model(learner)
     memory = on(store, llm=llm, retire_with_messages=True)
@@ -145,10 +198,24 @@ async def test_facts_stay_and_lose_the_words_of_what_is_gone(store: MemoryStore,
     assert (await store.aretain(messages=4))["facts"] == 2
     facts = {fact.content: fact for fact in await memory.facts.alist()}
     tea, milk, rain = (facts[f"Likes {one}"] for one in ("tea", "milk", "rain"))
-    assert (tea.quote, tea.source, tea.message_ids, tea.session_id) == ("", "", (), None)
-    assert (milk.quote, milk.source, len(milk.message_ids), milk.session_id) == ("I like milk", "", 1, "chat")
+    assert (tea.quote, tea.source, tea.message_ids, tea.session_id) == (
+        "",
+        "",
+        (),
+        None,
+    )
+    assert (milk.quote, milk.source, len(milk.message_ids), milk.session_id) == (
+        "I like milk",
+        "",
+        1,
+        "chat",
+    )
     assert rain.source
-    assert [bool(one.words_deleted_at) for one in (tea, milk, rain)] == [True, True, False]
+    assert [bool(one.words_deleted_at) for one in (tea, milk, rain)] == [
+        True,
+        True,
+        False,
+    ]
     await memory.aput(user("What do I like?"))
     await memory.aget()
     assert len(await memory.facts.alist()) == 3
@@ -159,9 +226,18 @@ def summarising(messages: list[Message], tools: list[str]) -> Message:
     return say("The user told of apples, bread and cheese.")
 
 
-async def test_a_summary_of_what_is_gone_goes_too(store: MemoryStore, start_model: StartModel) -> None:
+async def test_a_summary_of_what_is_gone_goes_too(
+    store: MemoryStore, start_model: StartModel
+) -> None:
     llm, _ = start_model(summarising)
-    memory = on(store, llm=llm, extract_facts=False, summarize=True, max_messages=3, keep_messages=2)
+    memory = on(
+        store,
+        llm=llm,
+        extract_facts=False,
+        summarize=True,
+        max_messages=3,
+        keep_messages=2,
+    )
     await memory.aput_messages([*turn("apples"), *turn("bread"), *turn("cheese")])
     await memory.aflush()
     assert await memory.condensed_block.asummary("chat")
@@ -173,7 +249,9 @@ async def test_in_a_shared_session_the_facts_of_all_lose_their_words(
     store: MemoryStore, start_model: StartModel
 ) -> None:
     llm, _ = start_model(learner)
-    ann, bob = (on(store, user_id=name, shared=True, llm=llm) for name in ("ann", "bob"))
+    ann, bob = (
+        on(store, user_id=name, shared=True, llm=llm) for name in ("ann", "bob")
+    )
     await ann.aput_messages(talk("tea"))
     await bob.aput_messages(talk("milk"))
     await ann.aflush()
@@ -189,7 +267,9 @@ async def test_two_at_once_and_a_writer_end_well(store: MemoryStore) -> None:
     memory = on(store)
     await memory.aput_messages([*turn("one"), *turn("two"), *turn("three")])
     counts = await asyncio.gather(
-        store.aretain(messages=2, vacuum=False), store.aretain(messages=2, vacuum=False), memory.aput(user("Now?"))
+        store.aretain(messages=2, vacuum=False),
+        store.aretain(messages=2, vacuum=False),
+        memory.aput(user("Now?")),
     )
     assert [one["messages"] for one in counts[:2] if one].count(0) <= 1
     assert (await said(store))[-1] == "Now?"
@@ -207,11 +287,17 @@ async def test_no_byte_of_it_is_left_in_the_file(
     await memory.aput_messages(talk(*words))
     await memory.aflush()
     await memory.aget()
-    texts = {text for word in words[:2] for text in (f"I like {word}.", f"I like {word}")}
+    texts = {
+        text for word in words[:2] for text in (f"I like {word}.", f"I like {word}")
+    }
     before = search_file(file, texts, ())
     assert before["left"] + before["elsewhere"] == len(texts)
     await store.aretain(messages=2)
-    assert search_file(file, texts, ()) == {"searched": len(texts), "left": 0, "elsewhere": 0}
+    assert search_file(file, texts, ()) == {
+        "searched": len(texts),
+        "left": 0,
+        "elsewhere": 0,
+    }
     assert search_file(file, {"I like obelisks."}, ())["elsewhere"] == 1
     assert len(await memory.facts.alist()) == 3
     await memory.facts_block.aclose()

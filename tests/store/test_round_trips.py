@@ -22,17 +22,26 @@ async def connections_to(uri: str) -> int:
     return int((await ask(uri, query))[0])
 
 
-async def test_a_turn_takes_few_statements(postgres_uri: str, open_store: OpenStore) -> None:
+async def test_a_turn_takes_few_statements(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     """With facts of the user; a commit is one, and a prompt takes one alone."""
     store = open_store(postgres_uri, pool_size=1)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, **NO_FACTS)
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", chat_store=store, **NO_FACTS
+    )
     await memory.facts.aadd("Likes tea")
     asked: list[object] = []
     for kind in ("before_cursor_execute", "commit"):
         event.listen(store.database.engine, kind, lambda *given: asked.append(given))
     counts = []
     for i in range(4):
-        for call in (memory.aput(user(f"question {i}")), memory.aget(), memory.aget(), memory.aput(assistant("Fine."))):
+        for call in (
+            memory.aput(user(f"question {i}")),
+            memory.aget(),
+            memory.aget(),
+            memory.aput(assistant("Fine.")),
+        ):
             asked.clear()
             await call
             counts.append(len(asked))
@@ -56,15 +65,26 @@ async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
     assert sorted(await other.users.read_by("facts", pending=True)) == ["chat", "new"]
     await other.forget_user("ann", vacuum=False)
     await store.log.append("chat", said, None, **reader)
-    assert await other.users.read_by("facts", pending=True) == await other.users.keys("ann") == ["chat"]
+    assert (
+        await other.users.read_by("facts", pending=True)
+        == await other.users.keys("ann")
+        == ["chat"]
+    )
     await other.set_messages("chat", said)
     await store.log.append("chat", said, None, **reader)
     assert await other.users.read_by("facts", pending=True) == ["chat"]
 
 
-async def test_what_others_have_changed_is_seen_in_the_next_prompt(store: MemoryStore) -> None:
+async def test_what_others_have_changed_is_seen_in_the_next_prompt(
+    store: MemoryStore,
+) -> None:
     """Messages, facts, a cut and a deletion, though one glance tells what has changed."""
-    options: dict[str, Any] = {"user_id": "ann", "chat_store": store, "max_messages": 60, **NO_FACTS}
+    options: dict[str, Any] = {
+        "user_id": "ann",
+        "chat_store": store,
+        "max_messages": 60,
+        **NO_FACTS,
+    }
     one, other = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
     await one.aput_messages([user("first"), assistant("yes"), user("second")])
     await one.aget()
@@ -87,7 +107,9 @@ async def test_what_others_have_changed_is_seen_in_the_next_prompt(store: Memory
     assert "Likes tea" not in shown
 
 
-async def test_closed_loops_share_a_connection_and_leave_no_warning(postgres_uri: str) -> None:
+async def test_closed_loops_share_a_connection_and_leave_no_warning(
+    postgres_uri: str,
+) -> None:
     """Also those that are merely closed, without what ``asyncio.run`` does at the end."""
     store = MemoryStore(postgres_uri)
 

@@ -27,8 +27,12 @@ def said(messages: list[ChatMessage]) -> list[str | None]:
     return [message.content for message in messages]
 
 
-async def read(store: MemoryStore, seen: Seen | None = None, **options: int) -> list[str | None]:
-    page = await store.readers.page("chat", "reader", seen or Seen(), **{"limit": 10, **options})  # type: ignore[arg-type]
+async def read(
+    store: MemoryStore, seen: Seen | None = None, **options: int
+) -> list[str | None]:
+    page = await store.readers.page(
+        "chat", "reader", seen or Seen(), **{"limit": 10, **options}
+    )  # type: ignore[arg-type]
     return said([row.message for row in page.rows])
 
 
@@ -44,7 +48,11 @@ async def test_it_keeps_messages_as_the_host_store_does(store: MemoryStore) -> N
     assert await store.count_messages("chat") == 3
     assert said(await store.archive_oldest_messages("chat", 1)) == ["one"]
     assert said(await store.get_messages("chat")) == ["two", "three"]
-    assert said(await store.get_messages("chat", status=None)) == ["one", "two", "three"]
+    assert said(await store.get_messages("chat", status=None)) == [
+        "one",
+        "two",
+        "three",
+    ]
     assert said(await store.get_messages("chat", MessageStatus.ARCHIVED)) == ["one"]
     assert said(await store.delete_oldest_messages("chat", 1)) == ["two"]
     assert said(await store.delete_oldest_messages("nobody", 1)) == []
@@ -55,7 +63,9 @@ async def test_it_keeps_messages_as_the_host_store_does(store: MemoryStore) -> N
     assert sorted(await store.get_keys()) == ["other"]
 
 
-async def test_appending_moves_the_planned_messages_into_the_log(store: MemoryStore) -> None:
+async def test_appending_moves_the_planned_messages_into_the_log(
+    store: MemoryStore,
+) -> None:
     """The old ones, and those of the batch itself; what was moved comes back."""
     await store.add_messages("chat", [user("one"), assistant("two")])
     queues = []
@@ -64,7 +74,9 @@ async def test_appending_moves_the_planned_messages_into_the_log(store: MemorySt
         queues.append(said(list(queue)))  # type: ignore[call-overload]
         return 3
 
-    flushed = await store.log.append("chat", [user("three"), user("four")], all_but_the_last)
+    flushed = await store.log.append(
+        "chat", [user("three"), user("four")], all_but_the_last
+    )
     assert queues == [["one", "two", "three", "four"]]
     assert said(flushed) == ["one", "two", "three"]
     assert said(await store.get_messages("chat")) == ["four"]
@@ -73,12 +85,23 @@ async def test_appending_moves_the_planned_messages_into_the_log(store: MemorySt
 
 async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> None:
     """In pages, from the newest row backwards."""
-    await store.add_messages("chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED)
+    await store.add_messages(
+        "chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED
+    )
     page = await store.readers.page("chat", "reader", Seen(), limit=2)
-    assert (said([row.message for row in page.rows]), page.fresh, page.more) == (["3", "4"], True, True)
+    assert (said([row.message for row in page.rows]), page.fresh, page.more) == (
+        ["3", "4"],
+        True,
+        True,
+    )
     assert await read(store, limit=2, before=page.rows[0].id) == ["1", "2"]
-    before = await store.readers.page("chat", "reader", Seen(page.epoch, 0, page.rows[0].id - 1), limit=2)
-    assert (said([row.message for row in before.rows]), before.more) == (["3", "4"], False)
+    before = await store.readers.page(
+        "chat", "reader", Seen(page.epoch, 0, page.rows[0].id - 1), limit=2
+    )
+    assert (said([row.message for row in before.rows]), before.more) == (
+        ["3", "4"],
+        False,
+    )
     seen = Seen(page.epoch, page.position, page.rows[-1].id)
     await store.add_message("chat", user("active"))
     assert await read(store, seen) == []
@@ -86,69 +109,124 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
     assert await read(store, seen) == ["active"]
 
 
-async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(store: MemoryStore) -> None:
+async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
+    store: MemoryStore,
+) -> None:
     """Of two workers that move it, one succeeds; what was made of the rows before moves with it."""
     await store.log.append("chat", [user("one"), user("two"), user("three")], len)
-    page, move = await store.readers.page("chat", "reader", Seen(), limit=10), store.readers.move
+    page, move = (
+        await store.readers.page("chat", "reader", Seen(), limit=10),
+        store.readers.move,
+    )
     assert await store.readers.state("chat", "reader") == (0, None)
-    ids, states = [row.id for row in page.rows], [{"summary": "They said \u65e5\u672c \U0001f600."}, {"summary": "x"}]
-    moves = [move("chat", "reader", epoch=page.epoch, old=0, new=ids[i], state=states[i]) for i in range(2)]
+    ids, states = (
+        [row.id for row in page.rows],
+        [{"summary": "They said \u65e5\u672c \U0001f600."}, {"summary": "x"}],
+    )
+    moves = [
+        move("chat", "reader", epoch=page.epoch, old=0, new=ids[i], state=states[i])
+        for i in range(2)
+    ]
     moved = (await asyncio.gather(*moves)).index(True)
     assert await read(store) == ["two", "three"][moved:]
     assert await store.readers.state("chat", "reader") == (ids[moved], states[moved])
-    assert await store.readers.state("chat", "another") == await store.readers.state("other", "reader") == (0, None)
-    assert len((await store.readers.page("chat", "another", Seen(), limit=10)).rows) == 3
-    assert await move("chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved])
+    assert (
+        await store.readers.state("chat", "another")
+        == await store.readers.state("other", "reader")
+        == (0, None)
+    )
+    assert (
+        len((await store.readers.page("chat", "another", Seen(), limit=10)).rows) == 3
+    )
+    assert await move(
+        "chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved]
+    )
     assert await store.readers.state("chat", "reader") == (ids[moved], None)
     await store.delete_messages("chat")
     assert await store.readers.state("chat", "reader") == (0, None)
 
 
-async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(store: MemoryStore) -> None:
+async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(
+    store: MemoryStore,
+) -> None:
     """In their order, each with the time of its writing, active ones too; those of others never."""
-    await store.log.append("chat", [user(f"message {i}") for i in range(6)], lambda messages: 5)
+    await store.log.append(
+        "chat", [user(f"message {i}") for i in range(6)], lambda messages: 5
+    )
     await store.log.append("other", [user("not yours")], len)
     rows = (await store.readers.unread("chat", "reader", after=0, limit=10)).rows
     assert said([row.message for row in rows]) == [f"message {i}" for i in range(5)]
-    found = await store.readers.rows("chat", [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6])
-    assert said([row.message for row in found]) == ["message 1", "message 3", "message 5"]
+    found = await store.readers.rows(
+        "chat", [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6]
+    )
+    assert said([row.message for row in found]) == [
+        "message 1",
+        "message 3",
+        "message 5",
+    ]
     assert all(1e18 < row.timestamp < 1e19 for row in found)
-    behind = (await store.readers.unread("chat", "reader", after=rows[2].id, limit=1)).rows
+    behind = (
+        await store.readers.unread("chat", "reader", after=rows[2].id, limit=1)
+    ).rows
     assert said([row.message for row in behind]) == ["message 3"]
 
 
-@pytest.mark.parametrize("change", ["delete_messages", "set_messages", "delete_message"])
-async def test_a_reader_learns_that_rows_it_has_seen_are_gone(store: MemoryStore, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["delete_messages", "set_messages", "delete_message"]
+)
+async def test_a_reader_learns_that_rows_it_has_seen_are_gone(
+    store: MemoryStore, change: str
+) -> None:
     """And its cursor starts again."""
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     page = await store.readers.page("chat", "reader", Seen(), limit=10)
     seen = Seen(page.epoch, 0, page.rows[-1].id)
-    await store.readers.move("chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id)
-    arguments: Any = {"set_messages": [[user("new")]], "delete_message": [page.rows[0].id]}.get(change, [])
+    await store.readers.move(
+        "chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id
+    )
+    arguments: Any = {
+        "set_messages": [[user("new")]],
+        "delete_message": [page.rows[0].id],
+    }.get(change, [])
     await getattr(store, change)("chat", *arguments)
     page = await store.readers.page("chat", "reader", seen, limit=10)
     assert (page.fresh, page.position, page.rows) == (False, 0, [])
 
 
-async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(database_uri: str, open_store: OpenStore) -> None:
+async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(
+    database_uri: str, open_store: OpenStore
+) -> None:
     """The host knows nothing of epochs, and SQLite gives the ids of deleted rows away again."""
     ours = open_store(database_uri)
     await ours.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     page = await ours.readers.page("chat", "reader", Seen(), limit=10)
     async with host_on(database_uri) as host:
         await host.delete_messages("chat")
-    assert not (await ours.readers.page("chat", "reader", Seen(page.epoch, 0, page.rows[-1].id), limit=10)).fresh
+    assert not (
+        await ours.readers.page(
+            "chat", "reader", Seen(page.epoch, 0, page.rows[-1].id), limit=10
+        )
+    ).fresh
 
 
 async def test_a_row_that_this_host_cannot_read_does_not_close_the_session(
-    database_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, open_store: OpenStore
+    database_uri: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    open_store: OpenStore,
 ) -> None:
     """It may come from a newer version, with kinds of blocks that this one does not know."""
     store = open_store(database_uri)
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as connection:
-        newer = json.dumps({"role": "user", "blocks": [{"block_type": "hologram", "secret": "x"}]})
-        connection.execute("UPDATE llama_index_memory SET data = ? WHERE id = 1", (newer,))
+    with closing(
+        sqlite3.connect(tmp_path / "memory.db", isolation_level=None)
+    ) as connection:
+        newer = json.dumps(
+            {"role": "user", "blocks": [{"block_type": "hologram", "secret": "x"}]}
+        )
+        connection.execute(
+            "UPDATE llama_index_memory SET data = ? WHERE id = 1", (newer,)
+        )
     assert await read(store) == ["[unreadable message]", "two"]
     assert "hologram" not in caplog.text
 
@@ -156,21 +234,50 @@ async def test_a_row_that_this_host_cannot_read_does_not_close_the_session(
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
-        ("sqlite:chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
-        ("sqlite+aiosqlite:/data/chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:////data/chat.db'"),
-        ("sqlite://chat.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'"),
+        (
+            "chat.db",
+            "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'",
+        ),
+        (
+            "sqlite:chat.db",
+            "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'",
+        ),
+        (
+            "sqlite+aiosqlite:/data/chat.db",
+            "must be a SQLAlchemy address such as 'sqlite+aiosqlite:////data/chat.db'",
+        ),
+        (
+            "sqlite://chat.db",
+            "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///chat.db'",
+        ),
         ("", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
-        ("password=hunter2 dbname=z.db", "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'"),
-        ("postgre://me:hunter2@host/db", "or 'postgresql+asyncpg://user@host/database'"),
-        ("sqlite+aiosqlite:///chat.db?timout=5", "knows no option 'timout', which async_database_uri has"),
-        ("postgresql+asyncpg://me:hunter2@host/db?sslmod=require", "Did you mean 'sslmode'?"),
+        (
+            "password=hunter2 dbname=z.db",
+            "must be a SQLAlchemy address such as 'sqlite+aiosqlite:///memory.db'",
+        ),
+        (
+            "postgre://me:hunter2@host/db",
+            "or 'postgresql+asyncpg://user@host/database'",
+        ),
+        (
+            "sqlite+aiosqlite:///chat.db?timout=5",
+            "knows no option 'timout', which async_database_uri has",
+        ),
+        (
+            "postgresql+asyncpg://me:hunter2@host/db?sslmod=require",
+            "Did you mean 'sslmode'?",
+        ),
         ("postgresql://me:hunter2@host/db?xyzzy=1", "It knows application_name, "),
-        ("mysql+aiomysql://me:hunter2@host/db", "SQLite or PostgreSQL; the address names 'mysql'"),
+        (
+            "mysql+aiomysql://me:hunter2@host/db",
+            "SQLite or PostgreSQL; the address names 'mysql'",
+        ),
         ("nosuch://me:hunter2@host/db", "must be a SQLAlchemy address"),
     ],
 )
-def test_an_address_that_cannot_work_is_refused_with_the_way_out(uri: str, says: str) -> None:
+def test_an_address_that_cannot_work_is_refused_with_the_way_out(
+    uri: str, says: str
+) -> None:
     with pytest.raises(StoreError) as error:
         MemoryStore(uri)
     assert says in str(error.value)
@@ -179,18 +286,29 @@ def test_an_address_that_cannot_work_is_refused_with_the_way_out(uri: str, says:
 
 def test_no_password_leaves_the_store() -> None:
     store = MemoryStore("postgresql+asyncpg://me:hunter2@host/db")
-    for shown in (repr(store), str(store), json.dumps(store.model_dump()), str(pickle.dumps(store))):
+    for shown in (
+        repr(store),
+        str(store),
+        json.dumps(store.model_dump()),
+        str(pickle.dumps(store)),
+    ):
         assert "hunter2" not in shown
     assert str(store.database.url.password) == "hunter2"
 
 
-async def test_a_store_can_be_copied_and_pickled(database_uri: str, open_store: OpenStore) -> None:
+async def test_a_store_can_be_copied_and_pickled(
+    database_uri: str, open_store: OpenStore
+) -> None:
     """A copy is itself; what travels opens its own connections. One in memory dumps its rows as the host does."""
     store, in_memory = open_store(database_uri, table_name="t"), open_store()
     assert copy.deepcopy(store) is store
     for one in (store, in_memory):
         await one.add_message("chat", user("one"))
-        twin = pickle.loads(pickle.dumps(store)) if one is store else MemoryStore(**one.model_dump())
+        twin = (
+            pickle.loads(pickle.dumps(store))
+            if one is store
+            else MemoryStore(**one.model_dump())
+        )
         assert said(await twin.get_messages("chat")) == ["one"]
         await twin.aclose()
 
@@ -203,7 +321,12 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
     engine = create_async_engine(any_database_uri or "sqlite+aiosqlite:///:memory:")
     store = open_store(async_engine=engine) if lends else open_store(any_database_uri)
     assert await store.delete_message(key="chat", idx=7) is None
-    assert await store.facts.change("chat", lambda facts: [*facts.values()], ["no such fact"]) == []
+    assert (
+        await store.facts.change(
+            "chat", lambda facts: [*facts.values()], ["no such fact"]
+        )
+        == []
+    )
     await store.add_messages(key="chat", messages=[])
     assert await store.log.append("chat", [], len) == []
     assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)
@@ -218,7 +341,10 @@ async def test_a_closed_store_opens_again_and_what_was_lent_is_not_closed(
     database_uri: str, open_store: OpenStore, *, lends: bool
 ) -> None:
     engine = create_async_engine(database_uri)
-    pool, store = engine.pool, open_store(async_engine=engine) if lends else open_store(database_uri)
+    pool, store = (
+        engine.pool,
+        open_store(async_engine=engine) if lends else open_store(database_uri),
+    )
     await store.add_message("chat", user("one"))
     await store.aclose()
     await store.aclose()
@@ -226,7 +352,9 @@ async def test_a_closed_store_opens_again_and_what_was_lent_is_not_closed(
     assert said(await store.get_messages("chat")) == ["one"]
 
 
-async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: str) -> None:
+async def test_a_store_that_is_dropped_open_says_how_to_close_it(
+    database_uri: str,
+) -> None:
     store = MemoryStore(database_uri)
     await store.add_message("chat", user("one"))
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
@@ -237,8 +365,14 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(database_uri: s
 @pytest.mark.parametrize(
     ("query", "index"),
     [
-        ("llama_index_memory WHERE key='chat' AND status='archived' AND id > 5", "ix_llama_index_memory_log"),
-        ("llama_index_memory_owners WHERE user_id='ann'", "ix_llama_index_memory_owners_user"),
+        (
+            "llama_index_memory WHERE key='chat' AND status='archived' AND id > 5",
+            "ix_llama_index_memory_log",
+        ),
+        (
+            "llama_index_memory_owners WHERE user_id='ann'",
+            "ix_llama_index_memory_owners_user",
+        ),
     ],
 )
 async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_index(
@@ -247,6 +381,8 @@ async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_i
     """However long the session is, and however many there are; the host's own query reads all rows of a session."""
 
     def explain(conn: Connection) -> str:
-        return str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN SELECT key FROM {query}").all())  # noqa: S608
+        return str(
+            conn.exec_driver_sql(f"EXPLAIN QUERY PLAN SELECT key FROM {query}").all()
+        )
 
     assert f"INDEX {index}" in await open_store().database.run(explain, writes=False)

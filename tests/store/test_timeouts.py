@@ -15,7 +15,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError, StoreTimeoutError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryStore,
+    StoreError,
+    StoreTimeoutError,
+)
 from llama_index_memory_ext.models.offline import OfflineModel
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore, ask
@@ -43,14 +48,23 @@ async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_store
     await memory.aput_messages([user("one"), assistant("two")])
     loop = asyncio.get_running_loop()
     with own_server.frozen():
-        for call in (memory.aget(), memory.aput(user("three")), memory.aput(user("four"))):
+        for call in (
+            memory.aget(),
+            memory.aput(user("three")),
+            memory.aput(user("four")),
+        ):
             started = loop.time()
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(call, 0.3)
             assert loop.time() - started < 5
         assert "stored" not in caplog.text
     await store.aclose()
-    assert caplog.text.count("Log.append was completed after its caller had gone: it was stored.") == 2
+    assert (
+        caplog.text.count(
+            "Log.append was completed after its caller had gone: it was stored."
+        )
+        == 2
+    )
     assert await contents(memory) == ["one", "two", "three", "four"]
     assert "three" not in caplog.text
 
@@ -59,15 +73,27 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
     own_server: OwnServer, open_store: OpenStore
 ) -> None:
     """Also the first call of a store, which has to connect; the error says what to do."""
-    store, late, idle = (open_store(own_server.uri, operation_timeout=1) for _ in range(3))
+    store, late, idle = (
+        open_store(own_server.uri, operation_timeout=1) for _ in range(3)
+    )
     await idle.get_messages("chat")
     memory, first = memory_on(store), memory_on(late)
     await memory.aput(user("one"))
-    lent = open_store(async_engine=create_async_engine(own_server.url, poolclass=NullPool), operation_timeout=1)
+    lent = open_store(
+        async_engine=create_async_engine(own_server.url, poolclass=NullPool),
+        operation_timeout=1,
+    )
     await lent.get_messages("chat")
     with own_server.frozen():
-        for call in (memory.aget(), memory.aput(user("lost")), first.aput(user("lost")), lent.count_messages("chat")):
-            with pytest.raises(StoreTimeoutError, match=r"within 1 s .*operation_timeout=") as error:
+        for call in (
+            memory.aget(),
+            memory.aput(user("lost")),
+            first.aput(user("lost")),
+            lent.count_messages("chat"),
+        ):
+            with pytest.raises(
+                StoreTimeoutError, match=r"within 1 s .*operation_timeout="
+            ) as error:
                 await asyncio.wait_for(call, 20)
             assert "lost" not in str(error.value)
         assert error.value.operation == "Users.count"
@@ -75,14 +101,23 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
         await asyncio.wait_for(idle.aclose(), 20)
     await memory.aput(user("two"))
     await first.aput(user("three"))
-    assert [text for text in await contents(memory) if text != "lost"] == ["one", "two", "three"]
+    assert [text for text in await contents(memory) if text != "lost"] == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
-async def test_the_server_ends_what_nobody_waits_for_any_more(postgres_uri: str, open_store: OpenStore) -> None:
+async def test_the_server_ends_what_nobody_waits_for_any_more(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
     """And so frees its locks; a second after the caller has gone, who has time enough to open the database here."""
 
     def show(conn: Connection) -> list[object]:
-        return [conn.exec_driver_sql(f"SHOW {kind}_timeout").scalar() for kind in ("statement", "lock")]
+        return [
+            conn.exec_driver_sql(f"SHOW {kind}_timeout").scalar()
+            for kind in ("statement", "lock")
+        ]
 
     store = open_store(postgres_uri, operation_timeout=60)
     assert await store.database.run(show, writes=False) == ["61s", "0"]
@@ -90,9 +125,16 @@ async def test_the_server_ends_what_nobody_waits_for_any_more(postgres_uri: str,
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_write_whose_caller_has_gone_is_waited_for_by_closing_and_logged_if_it_fails(
-    postgres_uri: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture, *, fails: bool
+    postgres_uri: str,
+    open_store: OpenStore,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    fails: bool,
 ) -> None:
-    store, other = open_store(postgres_uri), open_store(postgres_uri, db_schema="public")
+    store, other = (
+        open_store(postgres_uri),
+        open_store(postgres_uri, db_schema="public"),
+    )
     memory = memory_on(store)
     await memory.aput(user("one"))
     ending = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -110,7 +152,9 @@ async def test_a_write_whose_caller_has_gone_is_waited_for_by_closing_and_logged
     assert "my secret" not in caplog.text
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["a new process", "a session that is open"])
+@pytest.mark.parametrize(
+    "is_new", [True, False], ids=["a new process", "a session that is open"]
+)
 async def test_a_locked_file_is_waited_for_as_long_as_said_and_others_go_on(
     database_uri: str, open_store: OpenStore, *, is_new: bool
 ) -> None:
@@ -121,9 +165,15 @@ async def test_a_locked_file_is_waited_for_as_long_as_said_and_others_go_on(
     if not is_new:
         await memory.aput(user("one"))
     loop = asyncio.get_running_loop()
-    with closing(sqlite3.connect(str(make_url(database_uri).database), isolation_level=None)) as locker:
+    with closing(
+        sqlite3.connect(str(make_url(database_uri).database), isolation_level=None)
+    ) as locker:
         locker.execute("BEGIN EXCLUSIVE")
-        for call in (memory.aput(user("two")), memory.aget()) if is_new else (memory.aput(user("two")),):
+        for call in (
+            (memory.aput(user("two")), memory.aget())
+            if is_new
+            else (memory.aput(user("two")),)
+        ):
             started = loop.time()
             with pytest.raises(StoreTimeoutError, match="locked by another program"):
                 await call
@@ -139,15 +189,25 @@ async def test_a_locked_file_is_waited_for_as_long_as_said_and_others_go_on(
 
 
 @pytest.mark.parametrize(
-    "limits", [{"operation_timeout": 0}, {"operation_timeout": float("nan")}, {"pool_size": 0}, {"pool_size": True}]
+    "limits",
+    [
+        {"operation_timeout": 0},
+        {"operation_timeout": float("nan")},
+        {"pool_size": 0},
+        {"pool_size": True},
+    ],
 )
-def test_limits_with_which_nothing_could_be_stored_are_refused(limits: dict[str, Any]) -> None:
+def test_limits_with_which_nothing_could_be_stored_are_refused(
+    limits: dict[str, Any],
+) -> None:
     with pytest.raises(StoreError, match=f"{next(iter(limits))} must be"):
         MemoryStore(**limits)
 
 
 def test_limits_and_the_error_travel_with_a_pickle() -> None:
-    store = MemoryStore("sqlite+aiosqlite:///memory.db", operation_timeout=5, pool_size=3)
+    store = MemoryStore(
+        "sqlite+aiosqlite:///memory.db", operation_timeout=5, pool_size=3
+    )
     copy = pickle.loads(pickle.dumps(store))
     assert (copy.operation_timeout, copy.pool_size, copy.database.seconds) == (5, 3, 5)
     error = pickle.loads(pickle.dumps(StoreTimeoutError("Log.append", 5, writes=False)))

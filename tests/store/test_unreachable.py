@@ -12,7 +12,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from llama_index_memory_ext import CondensedMemory, MemoryExtError, MemoryStore, StoreError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryExtError,
+    MemoryStore,
+    StoreError,
+)
 from llama_index_memory_ext.errors import is_no_answer
 from tests.conversation import user
 from tests.databases import OpenStore
@@ -29,17 +34,31 @@ PASSWORD = "hunter2"  # noqa: S105 - of nobody
         f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?ssl=require",
     ],
 )
-async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str) -> None:
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
-    for call in (memory.aput(user("my secret")), memory.aget("my secret"), memory.sql_store.read_schema_version()):
+async def test_a_server_that_is_not_there_is_named_without_the_password(
+    uri: str,
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=uri, extract_facts=False
+    )
+    for call in (
+        memory.aput(user("my secret")),
+        memory.aget("my secret"),
+        memory.sql_store.read_schema_version(),
+    ):
         with pytest.raises(
-            StoreError, match=r"^The database at postgresql\+asyncpg://.*memory.* cannot be used: "
+            StoreError,
+            match=r"^The database at postgresql\+asyncpg://.*memory.* cannot be used: ",
         ) as error:
             await call
         said = str(error.value)
         assert "\n" not in said
-        assert "See whether it is there, and whether the address, the user and the password are right." in said
-        assert not {PASSWORD, "my secret"} & set(said.replace("@", " ").replace(":", " ").split())
+        assert (
+            "See whether it is there, and whether the address, the user and the password are right."
+            in said
+        )
+        assert not {PASSWORD, "my secret"} & set(
+            said.replace("@", " ").replace(":", " ").split()
+        )
         assert PASSWORD not in said
         assert isinstance(error.value.__cause__, OperationalError)
         # Of a job in the background it is not the turn's fault.
@@ -49,27 +68,44 @@ async def test_a_server_that_is_not_there_is_named_without_the_password(uri: str
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"database": "no_such"}, 'database "no_such" does not exist'), ({"username": "nobody_here"}, "nobody_here")],
+    [
+        ({"database": "no_such"}, 'database "no_such" does not exist'),
+        ({"username": "nobody_here"}, "nobody_here"),
+    ],
     ids=["database", "user"],
 )
 @pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])
 async def test_what_the_server_refuses_is_told(
-    postgres_uri: str, wrong: dict[str, Any], said: str, open_store: OpenStore, *, lends: bool
+    postgres_uri: str,
+    wrong: dict[str, Any],
+    said: str,
+    open_store: OpenStore,
+    *,
+    lends: bool,
 ) -> None:
     uri = make_url(postgres_uri).set(**wrong).render_as_string(hide_password=False)
-    store = open_store(async_engine=create_async_engine(uri)) if lends else open_store(uri)
+    store = (
+        open_store(async_engine=create_async_engine(uri)) if lends else open_store(uri)
+    )
     with pytest.raises(StoreError, match=f"cannot be used: .*{said}"):
         await store.get_messages("chat")
 
 
-async def test_a_file_that_cannot_be_opened_is_named_and_used_once_it_can(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_opened_is_named_and_used_once_it_can(
+    tmp_path: Path,
+) -> None:
     """In a folder that is missing, and where a folder has its name."""
     file = tmp_path / "no/memory.db"
-    memory = CondensedMemory.from_defaults("chat", async_database_uri=f"sqlite:///{file}", extract_facts=False)
+    memory = CondensedMemory.from_defaults(
+        "chat", async_database_uri=f"sqlite:///{file}", extract_facts=False
+    )
     with pytest.raises(StoreError, match=r"needs a folder .*/no': create it first"):
         await memory.aget()
     file.mkdir(parents=True)
-    with pytest.raises(StoreError, match=r"memory\.db cannot be used: unable to open database file\. See") as error:
+    with pytest.raises(
+        StoreError,
+        match=r"memory\.db cannot be used: unable to open database file\. See",
+    ) as error:
         await memory.aput(user("one"))
     assert "sqlalche.me" not in str(error.value)
     file.rmdir()
@@ -78,13 +114,19 @@ async def test_a_file_that_cannot_be_opened_is_named_and_used_once_it_can(tmp_pa
     await memory.aclose()
 
 
-def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     uri = f"postgresql+asyncpg://ann:{PASSWORD}@host/memory"
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for open_one in (MemoryStore, lambda uri: CondensedMemory.from_defaults("chat", async_database_uri=uri)):
+    for open_one in (
+        MemoryStore,
+        lambda uri: CondensedMemory.from_defaults("chat", async_database_uri=uri),
+    ):
         opens: Callable[[str], object] = open_one
         with pytest.raises(
-            StoreError, match=r'cannot be used: it needs psycopg\. pip install "llama-index-memory-ext\[postgres\]"'
+            StoreError,
+            match=r'cannot be used: it needs psycopg\. pip install "llama-index-memory-ext\[postgres\]"',
         ) as error:
             opens(uri)
         assert PASSWORD not in str(error.value)

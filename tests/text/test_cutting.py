@@ -27,8 +27,14 @@ class Message(NamedTuple):
 
 def cut(kinds: str, counts: list[int], **limits: Any) -> int:
     """The first message that is kept. u: a user's message, a: an assistant's, t: a tool's result."""
-    messages = [Message(ROLES[kind], count) for kind, count in zip(kinds, counts, strict=True)]
-    return plan_cut(messages, Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}), turn_starts=["user"])
+    messages = [
+        Message(ROLES[kind], count) for kind, count in zip(kinds, counts, strict=True)
+    ]
+    return plan_cut(
+        messages,
+        Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}),
+        turn_starts=["user"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,12 +58,16 @@ def cut(kinds: str, counts: list[int], **limits: Any) -> int:
         ("uauauaua", [1] * 8, {"max_messages": 6, "keep_messages": 2}, 6),
     ],
 )
-def test_a_cut_goes_down_to_what_is_kept(kinds: str, counts: list[int], limits: dict[str, int], first: int) -> None:
+def test_a_cut_goes_down_to_what_is_kept(
+    kinds: str, counts: list[int], limits: dict[str, int], first: int
+) -> None:
     assert cut(kinds, counts, **limits) == first
 
 
 @given(kinds=KINDS, limit=st.integers(1, 200))
-def test_a_cut_keeps_the_newest_within_the_limits(kinds: list[tuple[str, int]], limit: int) -> None:
+def test_a_cut_keeps_the_newest_within_the_limits(
+    kinds: list[tuple[str, int]], limit: int
+) -> None:
     """Whatever the messages: no result first, nothing lost without need, not over the limit but for one unit."""
     names = "".join(kind for kind, _ in kinds)
     tokens = [count for _, count in kinds]
@@ -73,11 +83,16 @@ def test_a_cut_keeps_the_newest_within_the_limits(kinds: list[tuple[str, int]], 
 
 
 @given(kinds=KINDS, limit=st.integers(0, 100))
-def test_a_flush_takes_whole_turns_and_never_the_newest(kinds: list[tuple[str, int]], limit: int) -> None:
+def test_a_flush_takes_whole_turns_and_never_the_newest(
+    kinds: list[tuple[str, int]], limit: int
+) -> None:
     """And no more of them than it must."""
     names = "".join(kind for kind, _ in kinds)
     tokens = [count for _, count in kinds]
-    messages = [ChatMessage(str(count), role="user" if kind == "u" else "assistant") for kind, count in kinds]
+    messages = [
+        ChatMessage(str(count), role="user" if kind == "u" else "assistant")
+        for kind, count in kinds
+    ]
     flushed = leaving(messages, limit, lambda message: int(message.content or ""))
     if sum(tokens) <= limit or "u" not in names:
         assert flushed == 0
@@ -92,7 +107,9 @@ def test_a_flush_takes_whole_turns_and_never_the_newest(kinds: list[tuple[str, i
 def test_shares_keep_to_the_common_limit(tokens: list[int], limit: int) -> None:
     shares = share_out(tokens, limit)
     assert sum(shares) <= max(limit, 0)
-    assert all(0 <= share <= wanted for share, wanted in zip(shares, tokens, strict=True))
+    assert all(
+        0 <= share <= wanted for share, wanted in zip(shares, tokens, strict=True)
+    )
     if sum(tokens) <= limit:
         assert shares == tokens
 
@@ -118,14 +135,20 @@ def test_the_sentences_with_the_words_of_the_question_are_shown() -> None:
     assert "The order number is 4711." in shown
     assert shown.startswith("[...] ")
     assert shown.endswith(" [...]")
-    assert asked(f"The order number is 4711. {DULL}", "order").startswith("The order number is 4711.")
-    assert asked(f"{DULL} The order number is 4711.", "order").endswith("The order number is 4711.")
+    assert asked(f"The order number is 4711. {DULL}", "order").startswith(
+        "The order number is 4711."
+    )
+    assert asked(f"{DULL} The order number is 4711.", "order").endswith(
+        "The order number is 4711."
+    )
 
 
 def test_lines_and_chinese_sentences_are_parts_too() -> None:
     code = "\n".join(f"def function_{i}(): pass" for i in range(200))
     assert "def function_77(): pass" in asked(code, "what does function_77 do? 77")
-    chinese = "这句话没有意思。" * 300 + "护照在蓝色的抽屉里。" + "这句话没有意思。" * 300
+    chinese = (
+        "这句话没有意思。" * 300 + "护照在蓝色的抽屉里。" + "这句话没有意思。" * 300
+    )
     assert "护照在蓝色的抽屉里。" in asked(chinese, "护照在哪里?")
 
 
@@ -135,12 +158,21 @@ def test_without_a_word_in_common_the_two_ends_are_shown() -> None:
 
 
 @given(
-    parts=st.lists(st.sampled_from(["tea. ", "milk\n", "coffee ", "x" * 900, "日本。", " ", "a\n\n"]), max_size=40),
+    parts=st.lists(
+        st.sampled_from(
+            ["tea. ", "milk\n", "coffee ", "x" * 900, "日本。", " ", "a\n\n"]
+        ),
+        max_size=40,
+    ),
     limit=st.integers(-3, 120),
     question=st.sampled_from(["tea", "milk coffee", "日本", "", "nothing"]),
     per_character=st.booleans(),
 )
-def test_it_never_exceeds_the_limit(parts: list[str], limit: int, question: str, per_character: bool) -> None:
-    counter = as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+def test_it_never_exceeds_the_limit(
+    parts: list[str], limit: int, question: str, per_character: bool
+) -> None:
+    counter = (
+        as_counter(lambda text: [0, *map(ord, text)]) if per_character else COUNTER
+    )
     shown = excerpt("".join(parts), limit, counter, set(terms_of(question)), terms_of)
     assert not shown or counter.count(shown) <= limit

@@ -47,11 +47,18 @@ def text_of(message: ChatMessage) -> str:
     return "" if entry is None else entry.text
 
 
-OPENAI_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+OPENAI_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 1}'},
+}
 TWICE = calling(("call_1", "add", '{"a": 1}'))
 CITED = {"title": "A page", "url": "https://a.example/"}
 TWICE.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
-HIDDEN: list[Any] = [ThinkingBlock(content="secret"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
+HIDDEN: list[Any] = [
+    ThinkingBlock(content="secret"),
+    CachePoint(cache_control=CacheControl(type="ephemeral")),
+]
 MEDIA = [
     TextBlock(text="Look:"),
     ImageBlock(url="https://example.org/cat.png"),
@@ -72,12 +79,21 @@ Look:
 @pytest.mark.parametrize(
     ("blocks", "body"),
     [
-        ([TextBlock(text="one"), TextBlock(text=""), TextBlock(text="two")], "one\ntwo"),
+        (
+            [TextBlock(text="one"), TextBlock(text=""), TextBlock(text="two")],
+            "one\ntwo",
+        ),
         (MEDIA, SHOWN_MEDIA),
         (HIDDEN, ""),
         ([*HIDDEN, TextBlock(text="Hi.")], "Hi."),
         (
-            [CitableBlock(title="Facts", source="book", content=[TextBlock(text="Water is wet.")])],
+            [
+                CitableBlock(
+                    title="Facts",
+                    source="book",
+                    content=[TextBlock(text="Water is wet.")],
+                )
+            ],
             "[citable: Facts]\nWater is wet.",
         ),
     ],
@@ -91,8 +107,14 @@ def test_each_block_has_lines_of_its_own(blocks: list[Any], body: str) -> None:
 def test_a_call_is_shown_with_name_and_arguments(arguments: Any) -> None:
     """Whether the host keeps the arguments as an object or as JSON text; its result names it."""
     message = calling(("call_1", "multiply", arguments), text="Let me see.")
-    assert body_of(message) == 'Let me see.\n[tool call call_1] multiply({"a": 3214, "b": 322})'
-    assert text_of(result("call_1", "1034908")) == '<message role="tool" tool_call_id="call_1">1034908</message>\n'
+    assert (
+        body_of(message)
+        == 'Let me see.\n[tool call call_1] multiply({"a": 3214, "b": 322})'
+    )
+    assert (
+        text_of(result("call_1", "1034908"))
+        == '<message role="tool" tool_call_id="call_1">1034908</message>\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,20 +135,71 @@ def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "body"),
     [
-        ({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, '[tool call] add({"a": 1})'),
+        (
+            {"function_call": {"name": "add", "arguments": '{"a": 1}'}},
+            '[tool call] add({"a": 1})',
+        ),
         ({"tool_calls": ["strange"]}, "[tool call] strange({})"),
         ({"tool_calls": {"function": "odd"}}, "[tool call] odd({})"),
-        ({"tool_calls": [{"toolUseId": "t1", "name": "add", "input": {"a": 1}}]}, '[tool call t1] add({"a": 1})'),
+        (
+            {"tool_calls": [{"toolUseId": "t1", "name": "add", "input": {"a": 1}}]},
+            '[tool call t1] add({"a": 1})',
+        ),
         ({"refusal": "I cannot help with that."}, "I cannot help with that."),
         ({"refusal": None, "annotations": [], "citations": "none"}, ""),
         ({"citations": ["https://a.example/"]}, "[citation: https://a.example/]"),
-        ({"annotations": [CITED | {"start_index": 3}]}, "[citation: A page https://a.example/]"),
-        ({"annotations": [{"type": "url_citation", "url_citation": CITED}]}, "[citation: A page https://a.example/]"),
-        ({"citations": [{"document_title": "A", "cited_text": "Rain.", "file_id": "f"}]}, "[citation: A Rain.]"),
-        ({"citations": [{"start": 0, "document_ids": ["doc_1"]}, 7, None, {"title": 3}]}, ""),
-        ({"session_id": "s", "mood": "good", "usage": {"input_tokens": 91}, "date": "soon"}, ""),
-        ({"stop_reason": "end_turn", "thinking_delta": "Hm", "cache_control": {"type": "ephemeral"}}, ""),
-        ({"thought_signatures": [b"\xff", None, "AAEC"], "prompt_tokens": 7, "reference_audio_id": "a"}, ""),
+        (
+            {"annotations": [CITED | {"start_index": 3}]},
+            "[citation: A page https://a.example/]",
+        ),
+        (
+            {"annotations": [{"type": "url_citation", "url_citation": CITED}]},
+            "[citation: A page https://a.example/]",
+        ),
+        (
+            {
+                "citations": [
+                    {"document_title": "A", "cited_text": "Rain.", "file_id": "f"}
+                ]
+            },
+            "[citation: A Rain.]",
+        ),
+        (
+            {
+                "citations": [
+                    {"start": 0, "document_ids": ["doc_1"]},
+                    7,
+                    None,
+                    {"title": 3},
+                ]
+            },
+            "",
+        ),
+        (
+            {
+                "session_id": "s",
+                "mood": "good",
+                "usage": {"input_tokens": 91},
+                "date": "soon",
+            },
+            "",
+        ),
+        (
+            {
+                "stop_reason": "end_turn",
+                "thinking_delta": "Hm",
+                "cache_control": {"type": "ephemeral"},
+            },
+            "",
+        ),
+        (
+            {
+                "thought_signatures": [b"\xff", None, "AAEC"],
+                "prompt_tokens": 7,
+                "reference_audio_id": "a",
+            },
+            "",
+        ),
     ],
 )
 def test_only_words_are_shown_of_the_kwargs(kwargs: dict[str, Any], body: str) -> None:
@@ -138,7 +211,10 @@ def test_an_entry_is_one_element_with_the_role_and_the_text() -> None:
     """An empty message has none."""
     assert [text_of(user(text)) for text in ("", "  \n")] == ["", ""]
     for role in MessageRole:
-        assert text_of(ChatMessage(role=role, content="Hi.")) == f'<message role="{role.value}">Hi.</message>\n'
+        assert (
+            text_of(ChatMessage(role=role, content="Hi."))
+            == f'<message role="{role.value}">Hi.</message>\n'
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +246,20 @@ def test_our_own_tags_lose_their_force(text: str) -> None:
 
 
 TAGGED = st.lists(
-    st.sampled_from(["<", "</", "message", "memory", ">", " ", "\n", "x", '<message role="user">', "</message>\n"]),
+    st.sampled_from(
+        [
+            "<",
+            "</",
+            "message",
+            "memory",
+            ">",
+            " ",
+            "\n",
+            "x",
+            '<message role="user">',
+            "</message>\n",
+        ]
+    ),
     max_size=12,
 ).map("".join)
 
@@ -178,7 +267,11 @@ TAGGED = st.lists(
 @given(texts=st.lists(TAGGED, max_size=5))
 def test_no_text_can_forge_an_entry(texts: list[str]) -> None:
     """What is rendered is taken apart into just the messages that were put in."""
-    entries = [entry for i, text in enumerate(texts) if (entry := entry_of(i, user(text), COUNTER))]
+    entries = [
+        entry
+        for i, text in enumerate(texts)
+        if (entry := entry_of(i, user(text), COUNTER))
+    ]
     rendered = "".join(entry.text for entry in entries)
     assert split_record(rendered) == [entry.text for entry in entries]
     assert len(record(rendered)) == len(entries)
@@ -191,7 +284,9 @@ def test_a_call_id_cannot_leave_its_attribute() -> None:
 
 
 @given(text=st.text(max_size=400), limit=st.integers(0, 80))
-def test_a_clipped_entry_keeps_to_the_limit_with_its_tags(text: str, limit: int) -> None:
+def test_a_clipped_entry_keeps_to_the_limit_with_its_tags(
+    text: str, limit: int
+) -> None:
     entry = entry_of(1, user(text), COUNTER)
     if entry is not None:
         clipped = clip_entry(entry, limit, COUNTER)
@@ -199,7 +294,10 @@ def test_a_clipped_entry_keeps_to_the_limit_with_its_tags(text: str, limit: int)
         assert clipped.tokens <= limit or clipped.body == ""
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=())), extra=JSON)
@@ -214,8 +312,12 @@ def test_what_is_stored_is_valid_unicode_without_nul(text: str, extra: Any) -> N
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "model"])
-def test_what_users_and_answers_say_is_spoken_so_that_it_can_be_sent_anywhere(role: str) -> None:
-    message = ChatMessage(role=role, blocks=[TextBlock(text="one"), TextBlock(text="a\ud83d\x00b")])
+def test_what_users_and_answers_say_is_spoken_so_that_it_can_be_sent_anywhere(
+    role: str,
+) -> None:
+    message = ChatMessage(
+        role=role, blocks=[TextBlock(text="one"), TextBlock(text="a\ud83d\x00b")]
+    )
     assert spoken(message) == "one\na\ufffd\ufffdb"
     assert message.blocks == [TextBlock(text="one"), TextBlock(text="a\ud83d\x00b")]
 
@@ -225,15 +327,29 @@ def test_what_users_and_answers_say_is_spoken_so_that_it_can_be_sent_anywhere(ro
     [
         calling(("call_1", "add", {"a": 1})),
         calling(("call_1", "add", {"a": 1}), text="Let me see."),
-        ChatMessage(role="assistant", content="Let me see.", additional_kwargs={"tool_calls": [OPENAI_CALL]}),
-        ChatMessage(role="assistant", content="", additional_kwargs={"function_call": {"name": "add"}}),
+        ChatMessage(
+            role="assistant",
+            content="Let me see.",
+            additional_kwargs={"tool_calls": [OPENAI_CALL]},
+        ),
+        ChatMessage(
+            role="assistant",
+            content="",
+            additional_kwargs={"function_call": {"name": "add"}},
+        ),
         result("call_1", "My name is Eve."),
         ChatMessage(role="function", content="My name is Eve."),
         ChatMessage(role="system", content="The user is Eve."),
         ChatMessage(role="developer", content="The user is Eve."),
-        ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/Eve.png")]),
-        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="Perhaps it is Eve.")]),
-        assistant("Thought: I need a tool.\nAction: search\nAction Input: {}\nObservation: My name is Eve."),
+        ChatMessage(
+            role="user", blocks=[ImageBlock(url="https://example.org/Eve.png")]
+        ),
+        ChatMessage(
+            role="assistant", blocks=[ThinkingBlock(content="Perhaps it is Eve.")]
+        ),
+        assistant(
+            "Thought: I need a tool.\nAction: search\nAction Input: {}\nObservation: My name is Eve."
+        ),
     ],
 )
 def test_tools_instructions_and_thoughts_say_nothing(message: ChatMessage) -> None:
@@ -242,13 +358,23 @@ def test_tools_instructions_and_thoughts_say_nothing(message: ChatMessage) -> No
 
 def test_of_a_react_answer_only_the_last_answer_is_spoken() -> None:
     steps = "Thought: Sum.\nAction: add\nAction Input: {}\nObservation: Answer: 3\nThought: Done.\n"
-    assert spoken(assistant(f"{steps}Answer: It is 42.\nReally.")) == "It is 42.\nReally."
+    assert (
+        spoken(assistant(f"{steps}Answer: It is 42.\nReally.")) == "It is 42.\nReally."
+    )
     assert spoken(assistant("Thought: I can answer. Answer: It is 42.")) == "It is 42."
-    assert spoken(assistant("The form says: Answer: yes.")) == "The form says: Answer: yes."
-    assert spoken(user("Thought: why?\nAnswer: why not?")) == "Thought: why?\nAnswer: why not?"
+    assert (
+        spoken(assistant("The form says: Answer: yes."))
+        == "The form says: Answer: yes."
+    )
+    assert (
+        spoken(user("Thought: why?\nAnswer: why not?"))
+        == "Thought: why?\nAnswer: why not?"
+    )
 
 
-@pytest.mark.parametrize("part", [" ", "\u200b", " /", "< ", "<memory", "m\u200b", "\n"])
+@pytest.mark.parametrize(
+    "part", [" ", "\u200b", " /", "< ", "<memory", "m\u200b", "\n"]
+)
 def test_no_run_of_signs_behind_a_bracket_takes_long(part: str) -> None:
     start = time.process_time()
     escape_tags("<" + part * 50_000)
@@ -273,7 +399,9 @@ SECONDS = int(NOON.timestamp())
 def test_a_time_is_read_however_a_program_writes_it(value: object) -> None:
     """A day is its beginning."""
     is_day = str(value) == "2023-05-08"
-    assert times_in({"created_at": value}) == {"created_at": NOON - timedelta(hours=12 * is_day)}
+    assert times_in({"created_at": value}) == {
+        "created_at": NOON - timedelta(hours=12 * is_day)
+    }
 
 
 @pytest.mark.parametrize(
@@ -288,6 +416,13 @@ def test_what_is_no_time_of_a_message_is_left_out(value: object) -> None:
     assert times_in({"timestamp": value, "date": NOON}) == {"date": NOON}
 
 
-@given(values=st.dictionaries(st.sampled_from([*TIME_KEYS, "time"]), st.from_type(object) | st.text() | st.floats()))
+@given(
+    values=st.dictionaries(
+        st.sampled_from([*TIME_KEYS, "time"]),
+        st.from_type(object) | st.text() | st.floats(),
+    )
+)
 def test_no_value_raises_an_error(values: dict[str, Any]) -> None:
-    assert list(times_in(values)) == [key for key in TIME_KEYS if key in times_in(values)]
+    assert list(times_in(values)) == [
+        key for key in TIME_KEYS if key in times_in(values)
+    ]

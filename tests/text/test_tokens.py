@@ -28,7 +28,9 @@ MEGABYTE = 1_000_000
 def test_counts_are_those_of_tiktoken(name: str, text: str) -> None:
     """Special tokens count as the plain text that they are."""
     counter = TokenCounter(name)
-    counter.count("")  # tiktoken finds the vocabulary only after the counter has found it offline.
+    counter.count(
+        ""
+    )  # tiktoken finds the vocabulary only after the counter has found it offline.
     assert counter(text) == tiktoken.get_encoding(name).encode_ordinary(text)
 
 
@@ -38,22 +40,46 @@ def test_a_long_text_is_counted_in_pieces_that_add_up(separator: str) -> None:
     text = separator.join(["Word's", "3214", "été", "日本"] * 12_000)
     counter = TokenCounter()
     assert len(text) > 200_000
-    assert counter.count(text) == len(tiktoken.get_encoding("o200k_base").encode_ordinary(text))
+    assert counter.count(text) == len(
+        tiktoken.get_encoding("o200k_base").encode_ordinary(text)
+    )
 
 
 @pytest.mark.parametrize("name", ["o200k_base", "cl100k_base"])
-@given(texts=st.lists(st.text(alphabet=st.sampled_from("ab \n\t<>/=.1\u00a0日"), max_size=20), max_size=6))
+@given(
+    texts=st.lists(
+        st.text(alphabet=st.sampled_from("ab \n\t<>/=.1\u00a0日"), max_size=20),
+        max_size=6,
+    )
+)
 def test_lines_in_angle_brackets_add_up(name: str, texts: list[str]) -> None:
     """So a record need not be counted again as a whole."""
     counter = TokenCounter(name)
     entries = [f'<message role="user">{text}{CLOSING}' for text in texts]
     whole = "<memory>\n" + "".join(entries) + "</memory>\n"
-    assert counter.count(whole) == sum(map(counter.count, ["<memory>\n", *entries, "</memory>\n"]))
+    assert counter.count(whole) == sum(
+        map(counter.count, ["<memory>\n", *entries, "</memory>\n"])
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["a", "中", "\n", " ", "\t", "😀", ".", "\x00", "\ud83d", "Aa", "\u3000", "<|endoftext|>", "a ", "</message>"],
+    [
+        "a",
+        "中",
+        "\n",
+        " ",
+        "\t",
+        "😀",
+        ".",
+        "\x00",
+        "\ud83d",
+        "Aa",
+        "\u3000",
+        "<|endoftext|>",
+        "a ",
+        "</message>",
+    ],
 )
 def test_a_megabyte_of_anything_takes_less_than_a_second(text: str) -> None:
     """And never raises; the bound is loose because machines differ."""
@@ -85,9 +111,14 @@ def test_a_clipped_text_keeps_its_head_and_its_tail_and_says_what_is_missing() -
 
 
 @given(text=st.text(max_size=200), limit=st.integers(-2, 60))
-def test_the_end_of_a_text_is_as_long_as_the_limit_allows(text: str, limit: int) -> None:
+def test_the_end_of_a_text_is_as_long_as_the_limit_allows(
+    text: str, limit: int
+) -> None:
     """One character more would be over it; a text that fits comes back whole."""
-    for counter in (TokenCounter(), as_counter(lambda text: list(text.encode("utf-8", "surrogatepass")))):
+    for counter in (
+        TokenCounter(),
+        as_counter(lambda text: list(text.encode("utf-8", "surrogatepass"))),
+    ):
         end = counter.tail(text, limit)
         assert text.endswith(end)
         assert counter.count(end) <= max(limit, 0)
@@ -108,11 +139,16 @@ def test_the_end_of_a_long_text_is_found_with_few_counts() -> None:
         return text.split()
 
     text = "word " * 100_000 + "incomprehensibilities " * 100_000
-    assert as_counter(tokenize).tail(text, 50_000).split() == ["incomprehensibilities"] * 50_000
+    assert (
+        as_counter(tokenize).tail(text, 50_000).split()
+        == ["incomprehensibilities"] * 50_000
+    )
     assert len(counted) < 50
 
 
-def test_models_and_encodings_are_found_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_encodings_are_found_without_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Even where the cache folder that tiktoken is told to use is empty."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/nowhere")
     assert TokenCounter("gpt-4o").count("Hello, world") == 3
@@ -130,13 +166,23 @@ assert b"TIKTOKEN_CACHE_DIR" not in changed, changed
 """
 
 
-def test_loading_a_vocabulary_leaves_the_variable_alone_that_llama_index_sets_and_deletes() -> None:
+def test_loading_a_vocabulary_leaves_the_variable_alone_that_llama_index_sets_and_deletes() -> (
+    None
+):
     """Its own vocabulary may be loaded by another thread at that moment, which would go to the network without it."""
-    unset = {name: value for name, value in os.environ.items() if name != "TIKTOKEN_CACHE_DIR"}
-    subprocess.run([sys.executable, "-c", SEES_VARIABLES], env=unset, check=True, timeout=60)
+    unset = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TIKTOKEN_CACHE_DIR"
+    }
+    subprocess.run(
+        [sys.executable, "-c", SEES_VARIABLES], env=unset, check=True, timeout=60
+    )
 
 
-def test_an_unknown_encoding_warns_once_and_estimates(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_encoding_warns_once_and_estimates(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The estimate knows that a Chinese character is about a token."""
     counter = TokenCounter("no-such-model")
     with caplog.at_level(logging.WARNING):
@@ -154,18 +200,28 @@ def test_any_function_from_text_to_tokens_can_count(text: str, limit: int) -> No
     """Here a tokenizer with one token per character and one at the beginning of each text."""
     counter = as_counter(lambda text: [0, *text.encode("utf-8", "surrogatepass")])
     assert counter.count(text) == 1 + len(text.encode("utf-8", "surrogatepass"))
-    assert counter.clip(text, limit) == "" or counter.count(counter.clip(text, limit)) <= limit
+    assert (
+        counter.clip(text, limit) == ""
+        or counter.count(counter.clip(text, limit)) <= limit
+    )
 
 
 def test_a_counter_can_be_copied_and_pickled() -> None:
-    for twin in (copy.deepcopy(TokenCounter("gpt-4")), pickle.loads(pickle.dumps(TokenCounter("gpt-4")))):
+    for twin in (
+        copy.deepcopy(TokenCounter("gpt-4")),
+        pickle.loads(pickle.dumps(TokenCounter("gpt-4"))),
+    ):
         assert repr(twin) == "TokenCounter('gpt-4')"
         assert twin.count("Hello, world") == 3
 
 
 # ---- what fits -----------------------------------------------------------------------------------------
 
-LINES = st.lists(st.text(alphabet=st.sampled_from("ab \t<>/=.1\u00a0日"), max_size=20).map("<f>{}</f>\n".format))
+LINES = st.lists(
+    st.text(alphabet=st.sampled_from("ab \t<>/=.1\u00a0日"), max_size=20).map(
+        "<f>{}</f>\n".format
+    )
+)
 
 
 @given(lines=LINES, limit=st.integers(-5, 120))

@@ -16,7 +16,11 @@ from llama_index.llms.openai.utils import to_openai_message_dicts
 from llama_index_memory_ext import MessageError, TokenCounter, trim
 from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, calls_of, tool_call_groups
+from llama_index_memory_ext.text.tool_calls import (
+    RESULT_ROLES,
+    calls_of,
+    tool_call_groups,
+)
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import why_refused
 from tests.record.test_limits import PIXEL, messages
@@ -32,8 +36,13 @@ ROLES = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "t
 def read(line: str) -> ChatMessage:
     head, _, text = line.partition(":")
     role, *calls = head.split("+")
-    blocks: list[Any] = [TextBlock(text=part) for part in text.removeprefix(" ").split(" / ") if part]
-    blocks += [ToolCallBlock(tool_call_id=call, tool_name="f", tool_kwargs={}) for call in calls]
+    blocks: list[Any] = [
+        TextBlock(text=part) for part in text.removeprefix(" ").split(" / ") if part
+    ]
+    blocks += [
+        ToolCallBlock(tool_call_id=call, tool_name="f", tool_kwargs={})
+        for call in calls
+    ]
     kwargs = {"tool_call_id": role[1:]} if role.startswith("t") else {}
     return ChatMessage(role=ROLES[role[0]], blocks=blocks, additional_kwargs=kwargs)
 
@@ -41,13 +50,19 @@ def read(line: str) -> ChatMessage:
 def write(message: ChatMessage) -> str:
     head = message.role.value[0] + message.additional_kwargs.get("tool_call_id", "")
     calls = "".join(f"+{call.id}" for call in calls_of(message))
-    texts = [" ".join(block.text.split()) for block in message.blocks if isinstance(block, TextBlock)]
+    texts = [
+        " ".join(block.text.split())
+        for block in message.blocks
+        if isinstance(block, TextBlock)
+    ]
     return f"{head}{calls}: {' / '.join(texts)}".strip()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_case_of_the_table_gives_what_it_says(case: Case) -> None:
-    trimmed = trim(list(map(read, case.messages)), tokenizer_fn=str.split, **case.options)
+    trimmed = trim(
+        list(map(read, case.messages)), tokenizer_fn=str.split, **case.options
+    )
     assert list(map(write, trimmed)) == case.gives
 
 
@@ -56,7 +71,12 @@ def test_a_case_of_the_table_gives_what_it_says(case: Case) -> None:
 
 def test_without_a_limit_everything_comes_back_as_it_is() -> None:
     """The list is another one, the messages are the same."""
-    chat = [user("one"), calling(("1", "f", {})), result("1", "two"), assistant("three")]
+    chat = [
+        user("one"),
+        calling(("1", "f", {})),
+        result("1", "two"),
+        assistant("three"),
+    ]
     trimmed = trim(chat)
     assert trimmed is not chat
     assert [id(message) for message in trimmed] == [id(message) for message in chat]
@@ -65,7 +85,12 @@ def test_without_a_limit_everything_comes_back_as_it_is() -> None:
 
 def test_a_call_with_more_results_than_messages_are_left_stays_whole() -> None:
     """It may pass the number of messages, never the number of tokens."""
-    chat = [user("one"), calling(("1", "f", {}), ("2", "f", {})), result("1", "a"), result("2", "b")]
+    chat = [
+        user("one"),
+        calling(("1", "f", {}), ("2", "f", {})),
+        result("1", "a"),
+        result("2", "b"),
+    ]
     assert trim(chat, max_messages=2) == chat[1:]
 
 
@@ -81,13 +106,17 @@ def test_the_results_of_several_calls_share_the_room() -> None:
     assert all("tokens left out" in str(message.content) for message in trimmed[2:])
     assert 90 <= sum(message_tokens(message, COUNTER) for message in trimmed) <= 100
     chat = [calling(("1", "f", {"x": 1}), text="w " * 200), result("1", "w " * 200)]
-    assert [calls_of(message) for message in trim(chat, token_limit=80)] == [calls_of(message) for message in chat]
+    assert [calls_of(message) for message in trim(chat, token_limit=80)] == [
+        calls_of(message) for message in chat
+    ]
 
 
 def test_media_that_do_not_fit_are_left_out() -> None:
     """In a newest message; one that fits beside its text stays in its place."""
     picture = ImageBlock(image=PIXEL)
-    message = ChatMessage(role="user", blocks=[picture, TextBlock(text="What is this?"), picture])
+    message = ChatMessage(
+        role="user", blocks=[picture, TextBlock(text="What is this?"), picture]
+    )
     (trimmed,) = trim([message], token_limit=300)
     assert [block.block_type for block in trimmed.blocks] == ["image", "text"]
     (trimmed,) = trim([message], token_limit=100)
@@ -99,7 +128,10 @@ def test_media_that_do_not_fit_are_left_out() -> None:
 
 def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None:
     """OpenAI's messages hold each call twice, and old ones hold one function call."""
-    listed = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ("1", "2")]
+    listed = [
+        {"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for i in ("1", "2")
+    ]
     twice = calling(("1", "f", {}), ("2", "f", {}), text="look")
     twice.additional_kwargs["tool_calls"] = listed
     (message, answer) = trim([twice, result("2", "found")])
@@ -107,12 +139,21 @@ def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None
     assert message.additional_kwargs["tool_calls"] == listed[1:]
     assert twice.additional_kwargs["tool_calls"] == listed
 
-    in_kwargs = ChatMessage(role="assistant", content="look", additional_kwargs={"tool_calls": listed, "mood": "good"})
+    in_kwargs = ChatMessage(
+        role="assistant",
+        content="look",
+        additional_kwargs={"tool_calls": listed, "mood": "good"},
+    )
     (message,) = trim([in_kwargs])
     assert message.additional_kwargs == {"mood": "good"}
 
-    old = ChatMessage(role="assistant", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}})
-    found = ChatMessage(role="function", content="found", additional_kwargs={"name": "f"})
+    old = ChatMessage(
+        role="assistant",
+        additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}},
+    )
+    found = ChatMessage(
+        role="function", content="found", additional_kwargs={"name": "f"}
+    )
     assert trim([old, found]) == [old, found]
     assert trim([old]) == []
     assert answer.content == "found"
@@ -133,12 +174,24 @@ def test_a_long_history_is_not_counted_whole() -> None:
 # ---- what holds for all messages -----------------------------------------------------------------------
 
 ids = st.sampled_from(["1", "2", "3", "", None])
-calls = st.builds(ToolCallBlock, tool_call_id=ids, tool_name=st.sampled_from("fg"), tool_kwargs=st.just({"x": "a b"}))
-listed = st.fixed_dictionaries({"id": ids, "function": st.just({"name": "f", "arguments": "{}"})})
+calls = st.builds(
+    ToolCallBlock,
+    tool_call_id=ids,
+    tool_name=st.sampled_from("fg"),
+    tool_kwargs=st.just({"x": "a b"}),
+)
+listed = st.fixed_dictionaries(
+    {"id": ids, "function": st.just({"name": "f", "arguments": "{}"})}
+)
 callers = st.builds(
     ChatMessage,
     role=st.just("assistant"),
-    blocks=st.lists(st.one_of(calls, st.builds(TextBlock, text=st.sampled_from(["", "ok", "word " * 40]))), max_size=4),
+    blocks=st.lists(
+        st.one_of(
+            calls, st.builds(TextBlock, text=st.sampled_from(["", "ok", "word " * 40]))
+        ),
+        max_size=4,
+    ),
     additional_kwargs=st.one_of(
         st.just({}),
         st.just({"function_call": {"name": "f", "arguments": "{}"}}),
@@ -149,7 +202,9 @@ results = st.builds(
     ChatMessage,
     role=st.sampled_from(["tool", "tool", "function"]),
     content=st.sampled_from(["found", "", "word " * 40, "日本語 " * 20]),
-    additional_kwargs=st.one_of(st.just({}), st.fixed_dictionaries({"tool_call_id": ids})),
+    additional_kwargs=st.one_of(
+        st.just({}), st.fixed_dictionaries({"tool_call_id": ids})
+    ),
 )
 conversations = st.lists(st.one_of(messages, callers, results, results), max_size=8)
 options_with_limits = st.fixed_dictionaries(
@@ -159,7 +214,9 @@ options_with_limits = st.fixed_dictionaries(
         "max_messages": st.integers(2, 6),
         "allow_partial": st.booleans(),
         "include_system": st.booleans(),
-        "tokenizer_fn": st.sampled_from([None, str.split, lambda text: ["begin", *text]]),
+        "tokenizer_fn": st.sampled_from(
+            [None, str.split, lambda text: ["begin", *text]]
+        ),
     },
 )
 
@@ -168,7 +225,10 @@ def is_whole(trimmed: list[ChatMessage]) -> bool:
     """Whether each call has one result behind it, and each result a call."""
     for caller, *answers in tool_call_groups(trimmed):
         wanted = sorted(call.id for call in calls_of(caller))
-        given = sorted(str(answer.additional_kwargs.get("tool_call_id") or "") for answer in answers)
+        given = sorted(
+            str(answer.additional_kwargs.get("tool_call_id") or "")
+            for answer in answers
+        )
         if caller.role in RESULT_ROLES or len(wanted) != len(given):
             return False
         if all(wanted) and all(given) and wanted != given:
@@ -183,12 +243,16 @@ def places(trimmed: list[ChatMessage], chat: list[ChatMessage]) -> list[int]:
 
 @settings(max_examples=400)
 @given(chat=conversations, options=options_with_limits)
-def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage], options: dict[str, Any]) -> None:
+def test_what_comes_back_is_within_the_limits_and_whole(
+    chat: list[ChatMessage], options: dict[str, Any]
+) -> None:
     """In order, with no call or result alone; a second time nothing changes; the caller's messages never do."""
     before = copy.deepcopy(chat)
     trimmed = trim(chat, **options)
     counter = as_counter(options.get("tokenizer_fn") or COUNTER)
-    assert sum(message_tokens(message, counter) for message in trimmed) <= options.get("token_limit", 1_000_000)
+    assert sum(message_tokens(message, counter) for message in trimmed) <= options.get(
+        "token_limit", 1_000_000
+    )
     assert is_whole(trimmed)
     assert places(trimmed, chat) == sorted(places(trimmed, chat))
     again = trim(trimmed, **options)
@@ -198,41 +262,68 @@ def test_what_comes_back_is_within_the_limits_and_whole(chat: list[ChatMessage],
 
 @settings(max_examples=300)
 @given(chat=conversations, limit=st.integers(40, 400), partial=st.booleans())
-def test_something_comes_back_wherever_something_was_said(chat: list[ChatMessage], limit: int, partial: bool) -> None:
+def test_something_comes_back_wherever_something_was_said(
+    chat: list[ChatMessage], limit: int, partial: bool
+) -> None:
     said = any(
-        not calls_of(message) and message.role not in RESULT_ROLES and re.search(r"\w", message.content or "")
+        not calls_of(message)
+        and message.role not in RESULT_ROLES
+        and re.search(r"\w", message.content or "")
         for message in chat
     )
     if said:
         assert trim(chat, token_limit=limit, allow_partial=partial)
 
 
-@given(lengths=st.lists(st.integers(0, 30), max_size=10), limit=st.integers(1, 100), most=st.integers(1, 10))
-def test_of_plain_messages_as_many_of_the_newest_stay_as_fit(lengths: list[int], limit: int, most: int) -> None:
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=10),
+    limit=st.integers(1, 100),
+    most=st.integers(1, 10),
+)
+def test_of_plain_messages_as_many_of_the_newest_stay_as_fit(
+    lengths: list[int], limit: int, most: int
+) -> None:
     """One more would be over a limit; with parts allowed, the tokens are used up."""
     chat = [user(" ".join(["w"] * length)) for length in lengths]
-    options: dict[str, Any] = {"token_limit": limit, "max_messages": most, "tokenizer_fn": str.split}
-    fitting = [n for n in range(min(len(chat), most) + 1) if sum(lengths[len(chat) - n :]) <= limit]
+    options: dict[str, Any] = {
+        "token_limit": limit,
+        "max_messages": most,
+        "tokenizer_fn": str.split,
+    }
+    fitting = [
+        n
+        for n in range(min(len(chat), most) + 1)
+        if sum(lengths[len(chat) - n :]) <= limit
+    ]
     trimmed = trim(chat, **options)
     if not lengths or lengths[-1] <= limit:
-        assert places(trimmed, chat) == list(range(len(chat)))[len(chat) - fitting[-1] :]
+        assert (
+            places(trimmed, chat) == list(range(len(chat)))[len(chat) - fitting[-1] :]
+        )
     counter = as_counter(str.split)
     partly = trim(chat, **options, allow_partial=True)
     if len(partly) < min(len(chat), most):
         assert sum(message_tokens(message, counter) for message in partly) == limit
 
 
-openai_calls = st.lists(st.sampled_from(["1", "2", "3"]), min_size=1, max_size=3, unique=True)
+openai_calls = st.lists(
+    st.sampled_from(["1", "2", "3"]), min_size=1, max_size=3, unique=True
+)
 
 
 def openai_caller(call_ids: list[str], text: str, kind: str) -> ChatMessage:
     """A message with its calls in blocks, in the older place, or in both."""
     message = calling(*((call_id, "f", {"x": 1}) for call_id in call_ids), text=text)
-    listed = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in call_ids]
+    listed = [
+        {"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for i in call_ids
+    ]
     if kind != "blocks":
         message.additional_kwargs["tool_calls"] = listed
     if kind == "kwargs":
-        message.blocks = [block for block in message.blocks if isinstance(block, TextBlock)]
+        message.blocks = [
+            block for block in message.blocks if isinstance(block, TextBlock)
+        ]
     return message
 
 
@@ -240,7 +331,12 @@ spoken_texts = st.sampled_from(["", "yes", "word " * 30, "日本語 " * 30])
 openai_messages = st.one_of(
     st.builds(user, spoken_texts),
     st.builds(assistant, spoken_texts),
-    st.builds(openai_caller, openai_calls, spoken_texts, st.sampled_from(["blocks", "kwargs", "both"])),
+    st.builds(
+        openai_caller,
+        openai_calls,
+        spoken_texts,
+        st.sampled_from(["blocks", "kwargs", "both"]),
+    ),
     st.builds(result, st.sampled_from(["1", "2", "3"]), spoken_texts),
     st.builds(result, st.sampled_from(["1", "2", "3"]), spoken_texts),
 )
@@ -252,15 +348,21 @@ openai_messages = st.one_of(
     limit=st.none() | st.integers(1, 150),
     partial=st.booleans(),
 )
-def test_openai_refuses_nothing_of_it(chat: list[ChatMessage], limit: int | None, partial: bool) -> None:
+def test_openai_refuses_nothing_of_it(
+    chat: list[ChatMessage], limit: int | None, partial: bool
+) -> None:
     trimmed = trim(chat, token_limit=limit, allow_partial=partial)
     if trimmed:
         assert why_refused(to_openai_message_dicts(trimmed)) is None
 
 
-@pytest.mark.parametrize("messages", [None, user("one"), "one", [user("one"), "two"], [{"role": "user"}], 3])
+@pytest.mark.parametrize(
+    "messages", [None, user("one"), "one", [user("one"), "two"], [{"role": "user"}], 3]
+)
 def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
-    with pytest.raises(MessageError, match=r"^Expected (a list of )?ChatMessage objects; this is a "):
+    with pytest.raises(
+        MessageError, match=r"^Expected (a list of )?ChatMessage objects; this is a "
+    ):
         trim(messages)
 
 
@@ -268,16 +370,27 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
     ("options", "says"),
     [
         ({"token_limit": 0}, "token_limit must be a whole number of at least 1"),
-        ({"token_limit": "10"}, "token_limit must be a whole number of at least 1, or None for no limit; it is '10'"),
+        (
+            {"token_limit": "10"},
+            "token_limit must be a whole number of at least 1, or None for no limit; it is '10'",
+        ),
         ({"max_messages": 2.5}, "max_messages must be a whole number"),
-        ({"max_messages": 1, "include_system": True}, "needs a max_messages of at least 2"),
+        (
+            {"max_messages": 1, "include_system": True},
+            "needs a max_messages of at least 2",
+        ),
         (
             {"tokenizer_fn": len},
             "tokenizer_fn must be a function from a text to the list of its tokens; this one gives",
         ),
-        ({"tokenizer_fn": "gpt-4o"}, "tokenizer_fn must be a function .* this one is a str"),
+        (
+            {"tokenizer_fn": "gpt-4o"},
+            "tokenizer_fn must be a function .* this one is a str",
+        ),
     ],
 )
-def test_arguments_of_other_kinds_are_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
+def test_arguments_of_other_kinds_are_refused_with_the_way_out(
+    options: dict[str, Any], says: str
+) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         trim([user("one")], **options)

@@ -95,7 +95,9 @@ class Case(NamedTuple):
 def _read(lines: list[str]) -> Case:
     head, *talks = lines
     rule, _, options = head.partition(": ")
-    plain = [talk.strip().replace("{THIRTY}", THIRTY).replace("\\n", "\n") for talk in talks]
+    plain = [
+        talk.strip().replace("{THIRTY}", THIRTY).replace("\\n", "\n") for talk in talks
+    ]
     messages, gives = ([] if talk == "-" else talk.split(" | ") for talk in plain)
     return Case(rule, eval(f"dict({options})"), messages, gives)  # noqa: S307 - it is our own
 
