@@ -66,7 +66,10 @@ def visible(text: str) -> str:
     return pattern(_STRAY_JOINER).sub("", text)
 
 
-_SENTENCE_END = "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
+_SENTENCE_END = (
+    "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])"
+    "|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
+)
 
 
 def sentences_in(text: str) -> list[str]:
