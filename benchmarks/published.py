@@ -161,7 +161,7 @@ READ_FIRST = """
 - **Cost is everything.** No prompt cache serves recall and facts, which change with each question. At a limit of 8,000 tokens, a long conversation
   costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much as with a `Memory` that sends the conversation alone, at the same length. Without facts, it costs {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times, without facts and
   recall {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times. The call that learns facts is extra. Anthropic, Bedrock and GPT-5.6 need [`cache_points=True`](docs/prompt-caches.md), or they cache nothing.
-- **Milliseconds count.** At 10,000 messages a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms at worst, and {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms without recall. A `Memory` with 100 messages takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms.
+- **Milliseconds count.** Recall takes most of the time of a turn: with 10,000 stored messages, a turn without recall takes {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms.
 - **Conversations are short** and fit the model's window: there is nothing to find again.
 - **You need proof of better answers.** Whether right messages lead to right answers was not measured. A very small model added numbers worse from one message. [All figures](docs/figures.md).
 """
