@@ -88,12 +88,14 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
         done = run_forked(code, folder=tmp_path, environment=keys_of(server))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    if 'agent.run("What' in code:
+    if 'agent.run("What is 3214' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
     if "aconsolidate" in code:
         assert re.sub(r"\d{4}-\d\d-\d\d", "DAY", done.stdout) == (
             "contradiction: Lives in Oslo (known since DAY) -> Resides in Rome (known since DAY)\n2\n1\n2\n"
         )
+    if "What am I allergic to?" in code:
+        assert done.stdout == "['Is allergic to nuts']\nYou are allergic to nuts.\n"
     if "What is my name?" in code and "OfflineModel()" in code:
         assert done.stdout == "Noted: your name is Logan.\nYour name is Logan.\n"
     if "BaseEventHandler" in code:
