@@ -148,19 +148,19 @@ Where LlamaIndex's `Memory`, a list of messages, does better:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| of {equal_room|questions|.0f} questions about long conversations ([LoCoMo](https://github.com/snap-research/locomo)), the messages with the answer that are in the prompt, at the same length of prompts | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
-| a message that has left the prompt | is lost, unless a memory block stores it | comes back if a question is about it |
+| of the messages that answer {equal_room|questions|.0f} questions about long conversations ([LoCoMo](https://github.com/snap-research/locomo)), the share that is in the prompt; both prompts have the same length, about 9,000 tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
+| a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, as soon as it ends |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
-| after a restart, with a database | recent messages | all messages and facts, in every worker |
-| price of prompts of the same length, with OpenAI's cache | **1** | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} |
+| after a restart, with a database, the memory uses | recent messages | all messages and facts |
+| price of prompts of the same length, with OpenAI's prompt cache | **1** | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} |
 | time that the memory takes in a turn, with 100 and with 10,000 stored messages | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | **{history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms** |
 
 **When not to use it:**
 
-- **Cost is everything.** Recalled messages and facts change with each question, so no prompt cache finds them. With prompts of the same length, a long
-  conversation costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
-  One more model call per turn learns the facts. For Anthropic, Bedrock and OpenAI's GPT-5.6 or later pass [`cache_points=True`](docs/prompt-caches.md), or they cache nothing.
+- **Cost is everything.** The conversation is found by prompt caches; recalled messages and facts change with each question and are paid in full. The
+  prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
+  The call per turn that learns facts comes on top. Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache the conversation only with [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. A very small model added numbers worse from one message than from a list. [All figures](docs/figures.md).
 """
