@@ -148,7 +148,7 @@ Where LlamaIndex's `Memory`, a list of messages, does better:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| of the messages that answer {equal_room|questions|.0f} questions about long conversations ([LoCoMo](https://github.com/snap-research/locomo)), the share that is in the prompt; both prompts have the same length, about 9,000 tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
+| share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), about 9,000 tokens for both) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, as soon as it ends |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
@@ -158,8 +158,8 @@ READ_FIRST = """
 
 **When not to use it:**
 
-- **Cost is everything.** The conversation is found by prompt caches; recalled messages and facts change with each question and are paid in full. The
-  prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
+- **Cost is everything.** Providers cache the conversation, and a cached token is cheap. Recalled messages and facts change with each question and are
+  paid in full. The prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
   The call per turn that learns facts comes on top. Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache the conversation only with [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. A very small model added numbers worse from one message than from a list. [All figures](docs/figures.md).
