@@ -360,7 +360,8 @@ class TfidfRanker:
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Return the score of each row for a query of groups of terms with these weights."""
-        all_rows, values = [], []
+        all_rows: list[NDArray[np.intc]] = []
+        values: list[Values] = []
         for group, weight in weights.items():
             if group not in self._known:
                 postings = [self._postings[term] for term in group if term in self._postings] or [Posting()]
@@ -375,7 +376,10 @@ class TfidfRanker:
             values.append(weight * self._idf(len(rows)) ** 2 * shares)
         # All at once: of many short arrays each takes longer than its numbers.
         size = len(self._row_words)
-        return np.bincount(np.concatenate(all_rows), np.concatenate(values), size) if values else np.zeros(size)
+        if not values:
+            return np.zeros(size)
+        weighted: Values = np.concatenate(values)
+        return np.bincount(np.concatenate(all_rows), weights=weighted, minlength=size).astype(np.float64, copy=False)
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
         """Return the scores with those for what the best documents have in common; the best score is about 1."""
