@@ -438,8 +438,9 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     """Keep a fact that the words of a quote do not contradict.
 
     Words that ask, suppose or quote contradict nothing. Else they share a word with the
-    fact, or the new fact does. Without a shared word they must be a request that a model has
-    read, or tell a change that ends only this fact or leads to the new one.
+    fact, or the new fact does. Without a shared word, a request that a model has read
+    ends the fact. So does a change that ends no other fact, or that leads to the new
+    one.
     """
     fact = ending.fact
     place = ending.place

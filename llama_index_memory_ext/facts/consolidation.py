@@ -100,8 +100,13 @@ async def confirmed(
     window = tokens_left(context_window(llm), counter.count(_INSTRUCTIONS))
     if window is not None:
         limit = min(limit, window // 2)
+    batches = defaultdict[int, list[Proposal]](list)
+    total = 0
+    for proposal in proposed:
+        total += counter.count(str(proposal))
+        batches[total // max(limit, 1)].append(proposal)
     right: list[Proposal] = []
-    for batch in _batches(proposed, max(limit, 1), counter):
+    for batch in batches.values():
         lines = "".join(f"{i}. {proposal}\n" for i, proposal in enumerate(batch, 1))
         text = f"<lines>\n{lines}</lines>\n\nToday is {utc_now():%Y-%m-%d}. Report the numbers of the right ones."
         numbers, _ = await ask(
@@ -116,18 +121,6 @@ async def confirmed(
         )
         right += [proposal for i, proposal in enumerate(batch, 1) if i in numbers]
     return right
-
-
-def _batches(
-    proposed: Iterable[Proposal], limit: int, counter: TokenCounter
-) -> Iterable[list[Proposal]]:
-    """Return the proposals in batches of about ``limit`` tokens."""
-    batches = defaultdict[int, list[Proposal]](list)
-    total = 0
-    for proposal in proposed:
-        total += counter.count(str(proposal))
-        batches[total // limit].append(proposal)
-    return batches.values()
 
 
 def proposals(facts: Iterable[Fact], now: datetime) -> list[Proposal]:
@@ -213,9 +206,13 @@ def excludes(new: Fact, old: Fact) -> bool:
     )
     statement = _read(new.content)
     old_statement = _read(old.content)
-    is_excluded = _flips(statement, old_statement) or _has_other_value(
-        statement, old_statement
+    has_other_value = (
+        bool(statement.frame)
+        and statement.frame == old_statement.frame
+        and statement.text != old_statement.text
+        and not (statement.denies or old_statement.denies)
     )
+    is_excluded = has_other_value or _flips(statement, old_statement)
     return is_newer and is_excluded and _scope(new) == _scope(old)
 
 
@@ -226,15 +223,6 @@ def _flips(new: Statement, old: Statement) -> bool:
     if new.denies:
         return _begins(old.text, new.text)
     return _begins(new.text, old.text)
-
-
-def _has_other_value(new: Statement, old: Statement) -> bool:
-    return (
-        bool(new.frame)
-        and new.frame == old.frame
-        and new.text != old.text
-        and not (new.denies or old.denies)
-    )
 
 
 def is_over(fact: Fact, now: datetime) -> bool:

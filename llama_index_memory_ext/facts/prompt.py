@@ -597,8 +597,8 @@ def _read_replies(
 ) -> ExtractionReply:
     """Return the replies in the texts of an answer as one.
 
-    Raises a FactReplyError for a reply without entries, if a text cannot be read or the
-    answer was cut: then it does not mean that there is nothing new.
+    A reply without entries does not mean "nothing new" if a text cannot be read or the
+    answer was cut. It raises a FactReplyError.
     """
     replies: list[ExtractionReply] = []
     errors: list[FactReplyError] = []
@@ -608,13 +608,8 @@ def _read_replies(
         except FactReplyError as error:  # noqa: PERF203 - each call is read apart
             errors.append(error)
     reply = merge_replies(replies)
-    if not reply.is_empty:
-        return reply
-    if (
-        not errors
-        and replies
-        and not (was_truncated(response) or was_refused(response))
-    ):
+    is_whole = not (errors or was_truncated(response) or was_refused(response))
+    if not reply.is_empty or (texts and is_whole):
         return reply
     unread = errors[0] if errors else FactReplyError("".join(texts[:1]))
     unread.response = response

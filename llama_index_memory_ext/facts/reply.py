@@ -311,16 +311,13 @@ def _read_entries(value: Json) -> list[Json]:
         return []
     if isinstance(value, list):
         return value[:_MOST_ENTRIES]
-    if _is_keyed(value):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(part, dict | list) for part in value.values())
+    ):
         return _entries_by_key(value)
     return [value]
-
-
-def _is_keyed(value: Json) -> bool:
-    """Return whether a value is a dict of entries or of lists of them."""
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(isinstance(part, dict | list) for part in value.values())
 
 
 def _entries_in(text: str) -> list[Json]:

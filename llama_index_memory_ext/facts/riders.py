@@ -72,14 +72,10 @@ def has_rider(statement: str, quote: str, turn: str) -> bool:
     has_said_word = any(word.is_said for word in words)
     if is_translation(statement, turn) or not has_said_word:
         return _is_longer(statement, turn, words, quoted) or _adds_parts(words, turn)
-    shortest = _shortest_rider(statement)
-    return _has_unsaid_run(words, quoted, shortest) or _has_unsaid_part(words, shortest)
-
-
-def _shortest_rider(statement: str) -> int:
+    shortest = _SHORTEST
     if script_of(statement) == "cjk":
-        return _SHORTEST_IN_CHARACTERS
-    return _SHORTEST
+        shortest = _SHORTEST_IN_CHARACTERS
+    return _has_unsaid_run(words, quoted, shortest) or _has_unsaid_part(words, shortest)
 
 
 def _is_longer(
