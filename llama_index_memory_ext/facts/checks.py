@@ -1,10 +1,10 @@
-"""Decides what of a model's reply stands on the user's own words, by lists of checks.
+"""The checks that decide which entries of a model's reply stand on the user's own words.
 
-A check is a function that returns a ``Rejection`` or None. ``CHECKS``, and then
-``DOUBTS``, are for new facts, ``TOOL_CHECKS`` in place of the first for those that an
-agent's tool is given, ``ENDING_CHECKS`` for known facts that a reply ends, and
-``is_said_again`` for those that it confirms. The first rejection counts, so the
-cheapest checks stand first.
+A check is a function that returns a ``Rejection`` or None. New facts must pass
+``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
+``CHECKS``. Entries that end a known fact must pass ``ENDING_CHECKS``, and entries that
+confirm a fact must pass ``is_said_again``. The first rejection counts, so the cheapest
+checks stand first.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
 MAX_FACT = 500
 _MAX_QUOTE = 2_000
 _MAX_WORD = 50
-# The least share that must be the user's of what an agent's tool stores, and where
-# others have said something, too.
+# The least share of the user's words in a fact from an agent's tool: alone, and where
+# tools and pages have texts, too.
 _USERS_SHARE = 0.4
 _USERS_SHARE_BESIDE_OTHERS = 0.6
-# So many of the words of a fact of some length were said by the user or the assistant.
+# The least share of words from the conversation in a fact of more words than this.
 _FEW_WORDS = 7
 _LEAST_SAID = 0.15
-# What nobody sees: tags (U+E0000 to U+E007F), and marks that turn the direction of a
-# text.
+# Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
+# direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 _SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
-# Why words do not say a fact, for each way in which they may be said that stores none.
+# Why nothing is stored, for each way to say it.
 _UNSAID = {
     "asked": "The user only asked it.",
     "supposed": "The user only supposed it.",
@@ -73,19 +73,26 @@ _UNSAID = {
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why an entry of a reply is not stored. ``detail`` may contain words of the user, so ``repr`` leaves it out."""
+    """Why an entry of a reply is not stored.
+
+    ``detail`` may contain words of the user, so ``repr`` leaves it out.
+    """
 
     reason: str
     detail: str = field(repr=False)
 
 
-# By "I don't like tea any more" a fact ends, by what is not so yet it does not.
+# A denial ("I don't like tea any more") ends a fact; a plan does not.
 _ENDS_NOTHING = {name: _UNSAID[name] for name in ("asked", "supposed", "quoted")}
 _ENDS_NOTHING["planned"] = "It is only planned."
 
 
 class Candidate(NamedTuple):
-    """A new fact, where its quote lies in the user's lines (None: nowhere), and the least confidence that it needs."""
+    """A new fact to check.
+
+    ``place``: where its quote lies in the user's lines; None if it does not.
+    ``min_confidence``: the least confidence that it needs.
+    """
 
     new: NewFact
     place: Place | None
@@ -93,10 +100,12 @@ class Candidate(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A known fact that an entry ends, where the quote for it lies, and the new fact that holds instead.
+    """A known fact that an entry ends.
 
-    ``is_only``: no other fact is ended by the same quote. ``is_asked``: the user's
-    request was looked at before.
+    ``place``: where the quote of the entry lies; None if the user's lines have it not.
+    ``new``: the new fact that holds instead.
+    ``is_only``: no other fact is ended by the same quote.
+    ``is_request``: a model has read the user's request before.
     """
 
     fact: Fact
@@ -104,7 +113,7 @@ class Ending(NamedTuple):
     place: Place | None
     new: Fact | None
     is_only: bool
-    is_asked: bool
+    is_request: bool
 
 
 Checked = TypeVar("Checked")
@@ -117,80 +126,87 @@ def first_rejection(
     checks: Iterable[Callable[[Checked, Source], Rejection | None]],
 ) -> Rejection | None:
     """Return the rejection by the first check that gives one; None if all pass."""
-    return next(filter(None, (check(entry, source) for check in checks)), None)
+    for check in checks:
+        rejection = check(entry, source)
+        if rejection:
+            return rejection
+    return None
 
 
 def has_words(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a content without a statement, as one that a model has filled with "null"."""
-    has_any = any(map(str.isalnum, candidate.new.content))
-    if has_any:
+    """Reject a content without letters and digits, as "-"."""
+    if any(map(str.isalnum, candidate.new.content)):
         return None
     return Rejection("unreadable", "There is no statement in it.")
 
 
 def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject characters that people do not see and models read: they hide instructions."""
-    is_hidden = pattern(_INVISIBLE).search(candidate.new.content)
-    if is_hidden:
-        return Rejection("invisible", "It has characters that nobody sees.")
+    """Reject characters that models read and people do not see: they hide instructions."""
+    if pattern(_INVISIBLE).search(candidate.new.content):
+        return Rejection("invisible", "It has invisible characters.")
     return None
 
 
 def is_short(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject contents and quotes that are no single statement; a long word is an encoded text."""
+    """Reject contents and quotes that are too long for a statement.
+
+    A very long word is an encoded text.
+    """
     content = candidate.new.content
     quote = candidate.new.quote
-    if max(len(content) - MAX_FACT, len(quote) - _MAX_QUOTE) <= 0 and not pattern(
-        _LONG_WORD
-    ).search(content):
+    is_too_long = len(content) > MAX_FACT or len(quote) > _MAX_QUOTE
+    if not is_too_long and not pattern(_LONG_WORD).search(content):
         return None
-    most = f"{MAX_FACT} characters, with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}"
     return Rejection(
         "too_long",
-        f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {most}.",
+        f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
+        f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
     )
 
 
 def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject what the model itself is not sure of."""
+    """Reject a fact that the model itself is not sure of."""
     confidence = candidate.new.confidence
     least = candidate.min_confidence
-    detail = f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed."
-    if confidence < least:
-        return Rejection("low_confidence", detail)
-    return None
+    if confidence >= least:
+        return None
+    return Rejection(
+        "low_confidence",
+        f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed.",
+    )
 
 
 def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject passwords, keys and numbers of papers: what is stored is shown to models and may be exported."""
+    """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
+    texts = {candidate.new.content, candidate.new.quote}
     if candidate.place:
-        said = candidate.place.quote
-    else:
-        said = ""
-    is_secret = any(
-        map(holds_secret, {candidate.new.content, candidate.new.quote, said})
-    )
-    if is_secret:
+        texts.add(candidate.place.quote)
+    if any(map(holds_secret, texts)):
         return Rejection("secret", "It holds a password, a key or another secret.")
     return None
 
 
 def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact whose quote is not in the user's lines: the assistant repeats what it was shown, and invents."""
+    """Reject a fact whose quote is not in the user's lines.
+
+    The assistant repeats facts of the prompt, and invents some.
+    """
     quote = candidate.new.quote
     if candidate.place:
         return None
     if not quote.strip():
         return Rejection("no_quote", "It names no words of the user's that say it.")
-    if not any(
-        find_quote(quote, line.text) for line in source.lines if not line.is_users
-    ):
-        return Rejection("quote_not_found", "Its quote is not in the conversation.")
-    return Rejection("not_the_users_words", "Only the assistant said it.")
+    for line in source.lines:
+        if not line.is_users and find_quote(quote, line.text):
+            return Rejection("not_the_users_words", "Only the assistant said it.")
+    return Rejection("quote_not_found", "Its quote is not in the conversation.")
 
 
 def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact that has no telling word, name, number or date of its message, or of the question it answers."""
+    """Reject a fact without a telling word, name, number or date of its message.
+
+    A question that the message answers belongs to it.
+    """
     content = candidate.new.content
     place = candidate.place
     if place is None:
@@ -203,15 +219,7 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
         return None
     elif len(telling) > _FEW_WORDS and not _are_said(telling, source.keywords):
         return Rejection("not_the_users_words", "Too few of its words were said.")
-    plain = without_dates(content)
-    if (
-        shares_word(content, words)
-        or (plain != content and not missing_dates(content, words, source.said_on))
-        or (
-            has_numbers(plain)
-            and not missing_numbers(plain, words, also=ages_in(words, source.said_on))
-        )
-    ):
+    if shares_word(content, words) or _shares_dates_or_numbers(content, words, source):
         return None
     return Rejection(
         "not_the_users_words",
@@ -219,14 +227,26 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     )
 
 
+def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
+    """Return whether the words have all dates of a content, or all its numbers."""
+    plain = without_dates(content)
+    if plain != content and not missing_dates(content, words, source.said_on):
+        return True
+    if not has_numbers(plain):
+        return False
+    ages = ages_in(words, source.said_on)
+    return not missing_numbers(plain, words, also=ages)
+
+
 def _are_said(words: frozenset[str], said: frozenset[str]) -> bool:
-    """Return whether enough of the words were said; most are by those in the same form, which are found at once."""
+    """Return whether the conversation has enough of the words."""
     least = _LEAST_SAID * len(words)
+    # Most words have the same form, and comparing these is fast.
     return len(words & said) >= least or len(shared(words, said)) >= least
 
 
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject what the model itself calls asked, supposed, denied or quoted: it reads all languages."""
+    """Reject a fact that the model itself calls asked, supposed, denied or quoted."""
     said_as = candidate.new.said_as
     if said_as in _UNSAID:
         return Rejection(said_as, _UNSAID[said_as])
@@ -234,45 +254,47 @@ def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact about somebody else whose content does not say whom: it would be taken for the user's.
+    """Reject a fact about another person that does not say whom.
 
-    Where the words name a relative or a friend, the content has that, or a name that
-    stands there too.
+    It would be taken for the user's. Where the words name a relative or a friend, the
+    content has this relation, or a name that stands there too.
     """
     new = candidate.new
     place = candidate.place
     if new.about == "user" or place is None:
         return None
-    subject = " ".join(new.content.split()[:_SUBJECT_WORDS])
-    named = relations_in(subject)
-    said = relations_in(" ".join(sentences_at(place.text, place.span)))
-    is_named = bool(named & said if said else named) or has_subject(
-        new.content, place.quote if said else source.said
-    )
-    if not is_named:
+    relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
+    said_relations = relations_in(" ".join(sentences_at(place.text, place.span)))
+    if said_relations:
+        relations = relations & said_relations
+        named_in = place.quote
+    else:
+        named_in = source.said
+    if not relations and not has_subject(new.content, named_in):
         return Rejection("other", "It is about somebody else, and does not say whom.")
-    is_turned = has_other_order(new.content, place.text)
-    if is_turned:
+    if has_other_order(new.content, place.text):
         return Rejection("other", "It names people in another order than the words do.")
     return None
 
 
 def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject what says more than its quote: an instruction that somebody else has put beside what the user said."""
+    """Reject a fact that says more than its quote.
+
+    The rest may be an instruction that another person has put beside the user's words.
+    """
     place = candidate.place
     if place is None:
         return None
     question = source.question(place)
-    is_ridden = has_rider(
+    if has_rider(
         candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
-    )
-    if is_ridden:
+    ):
         return Rejection("rider", "A part of it has no words of the user's.")
     return None
 
 
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject what by the words around the quote was only asked, supposed or quoted: see ``unsaid_reason``."""
+    """Reject a fact that the user's sentences only ask, suppose or quote."""
     place = candidate.place
     if place is None or place.is_translated:
         return None
@@ -283,9 +305,8 @@ def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject the tags between which memories are shown: a fact must not end its own block."""
-    has_tags = escape_tags(candidate.new.content) != candidate.new.content
-    if has_tags:
+    """Reject the tags around memories in a prompt: a fact must not end its own block."""
+    if escape_tags(candidate.new.content) != candidate.new.content:
         return Rejection(
             "markup", "It has one of the tags between which memories are shown."
         )
@@ -293,71 +314,76 @@ def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject addresses, names of functions and tags that were not said: an injected instruction leads there."""
-    return _unsaid("not_said", unsaid_addresses(candidate.new.content, source.said))
+    """Reject addresses, names of functions and tags that the conversation has not.
+
+    An injected instruction may lead there.
+    """
+    return _reject_missing(
+        "not_said", unsaid_addresses(candidate.new.content, source.said)
+    )
 
 
 def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject dates that were not said, and do not follow from what was said and its day."""
-    return _unsaid(
+    """Reject dates that do not follow from the conversation and its day."""
+    return _reject_missing(
         "date_not_said",
         missing_dates(candidate.new.content, source.said, source.said_on),
     )
 
 
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject numbers that were not said, or were said of something else. An age follows from a year."""
+    """Reject numbers that the conversation has not, or has of another thing.
+
+    An age follows from a year.
+    """
     plain = without_dates(candidate.new.content)
     ages = source.ages if has_numbers(plain) else ()
-    return _unsaid("number_not_said", missing_numbers(plain, source.said, also=ages))
+    return _reject_missing(
+        "number_not_said", missing_numbers(plain, source.said, also=ages)
+    )
 
 
 def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject names that neither the conversation nor a known fact has."""
-    return _unsaid(
+    return _reject_missing(
         "name_not_said",
         missing_names(candidate.new.content, source.said, source.known_text),
     )
 
 
 def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact with too few keywords of the user's, or one of others': a web page may tell an agent what to store.
+    """Reject a fact with too few of the user's keywords, or with one of a tool's text.
 
-    Across languages words cannot be compared; then the fact must be in English, in
-    which models often write.
+    A web page may tell an agent what to store.
     """
-    content = candidate.new.content
     place = candidate.place
-    if place is None:
-        return None
-    words = keywords(content)
-    answered = keywords(source.question(place))
-    own = shared(words, source.users_keywords | answered)
-    if not words:
-        # Nothing can be compared, so the user must have said exactly this.
-        is_own = any(
-            find_quote(content, line.text) for line in source.lines if line.is_users
-        )
-    elif shared(words - own, keywords(source.others)):
-        is_own = False
-    elif is_translation(content, place.text):
-        is_own = may_be_english(content)
-    else:
-        if source.others:
-            least = _USERS_SHARE_BESIDE_OTHERS
-        else:
-            least = _USERS_SHARE
-        is_own = len(own) >= least * len(words) and overlaps(
-            words, keywords(place.quote) | answered
-        )
-    if is_own:
+    if place is None or _is_users(candidate.new.content, place, source):
         return None
     return Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
 
-def _unsaid(reason: str, missing: Sequence[str]) -> Rejection | None:
+def _is_users(content: str, place: Place, source: Source) -> bool:
+    words = keywords(content)
+    answered = keywords(source.question(place))
+    own = shared(words, source.users_keywords | answered)
+    if not words:
+        # Without keywords, the user must have said exactly this.
+        return any(
+            find_quote(content, line.text) for line in source.lines if line.is_users
+        )
+    if shared(words - own, keywords(source.tool_text)):
+        return False
+    if is_translation(content, place.text):
+        # Words of two languages cannot be compared, and models often write English.
+        return may_be_english(content)
+    least = _USERS_SHARE_BESIDE_OTHERS if source.tool_text else _USERS_SHARE
+    quoted = keywords(place.quote) | answered
+    return len(own) >= least * len(words) and overlaps(words, quoted)
+
+
+def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
     if missing:
-        return Rejection(reason, f"Nobody said {', '.join(missing)}.")
+        return Rejection(reason, f"Not in the conversation: {', '.join(missing)}.")
     return None
 
 
@@ -377,23 +403,22 @@ CHECKS: tuple[Check, ...] = (
     has_said_dates,
     has_no_rider,
 )
-# What these reject may have been said in other words.
+# The user may have said the rejected numbers and names in other words.
 DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
-# An agent reads what others wrote, too.
+# An agent also reads the texts of tools and pages.
 TOOL_CHECKS = (*CHECKS, has_enough_users_words)
 
 
 def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
     """Keep pinned facts."""
     if ending.fact.pinned:
-        return Rejection("pinned", "A pinned fact stays until somebody unpins it.")
+        return Rejection("pinned", "A pinned fact stays until it is unpinned.")
     return None
 
 
 def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact that its replacement only repeats."""
-    is_same = ending.new is not None and ending.new.id == ending.fact.id
-    if is_same:
+    if ending.new is not None and ending.new.id == ending.fact.id:
         return Rejection(
             "replacement_rejected", "The fact that should replace it says the same."
         )
@@ -410,10 +435,12 @@ def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
 
 
 def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
-    """Keep a fact that the words of a quote say nothing of, or that they only ask, suppose or quote.
+    """Keep a fact that the words of a quote do not contradict.
 
-    They share a word with it, or the new fact does. Else they must tell a change, and
-    end this fact only or have led to the new one, or be a request that was looked at.
+    Words that ask, suppose or quote contradict nothing. Else they share a word with the
+    fact, or the new fact does. Without a shared word, a request that a model has read
+    ends the fact. So does a change that ends no other fact, or that leads to the new
+    one.
     """
     fact = ending.fact
     place = ending.place
@@ -427,10 +454,10 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
         )
     if reason:
         return Rejection(reason, _ENDS_NOTHING[reason])
-    said = " ".join(sentences_at(place.text, place.span))
-    words = f"{said}\n{source.question(place)}\n{new.content if new else ''}"
-    is_told = (ending.is_only or new is not None) and tells_change(said)
-    if shares_word(fact.content, words) or is_told or ending.is_asked:
+    sentences = " ".join(sentences_at(place.text, place.span))
+    words = f"{sentences}\n{source.question(place)}\n{new.content if new else ''}"
+    is_change = (ending.is_only or new is not None) and tells_change(sentences)
+    if shares_word(fact.content, words) or is_change or ending.is_request:
         return None
     return Rejection("not_contradicted", "The user's words say nothing of it.")
 
@@ -439,37 +466,39 @@ ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contr
 
 
 class UsersKeywords(NamedTuple):
-    """The keywords of what a user states, and of what the user only asks or supposes."""
+    """The keywords of a user's statements, and of questions and suppositions."""
 
-    stated: frozenset[str]
-    asked: frozenset[str]
+    statements: frozenset[str]
+    questions: frozenset[str]
 
     def mostly_ask(self, telling: frozenset[str]) -> bool:
-        """Return whether at least as many of these keywords are only asked as are stated."""
-        stated = shared(telling, self.stated)
-        only_asked = shared(telling, self.asked) - stated
+        """Return whether at least half of the said keywords are only asked."""
+        stated = shared(telling, self.statements)
+        only_asked = shared(telling, self.questions) - stated
         return bool(only_asked) and len(only_asked) >= len(stated)
 
 
 def users_keywords(sentences: Iterable[str]) -> UsersKeywords:
     """Return the keywords of sentences of the user's."""
-    stated = list[str]()
-    asked = list[str]()
+    stating = list[str]()
+    asking = list[str]()
     for sentence in sentences:
-        (asked if _may_ask(sentence) else stated).append(sentence)
-    return UsersKeywords(keywords("\n".join(stated)), keywords("\n".join(asked)))
+        if _may_ask(sentence):
+            asking.append(sentence)
+        else:
+            stating.append(sentence)
+    return UsersKeywords(keywords("\n".join(stating)), keywords("\n".join(asking)))
 
 
 def is_said_again(fact: Fact, words: UsersKeywords) -> Rejection | None:
-    """Reject a confirmation without a keyword that the user states: a question confirms nothing.
+    """Reject a confirmation without a keyword that the user states.
 
-    And the assistant repeats what it was shown.
+    A question confirms nothing, and the assistant repeats facts of the prompt.
     """
     telling = keywords(fact.content)
     if words.mostly_ask(telling):
         return Rejection("asked", _UNSAID["asked"])
-    is_stated = overlaps(telling, words.stated)
-    if is_stated:
+    if overlaps(telling, words.statements):
         return None
     return Rejection("not_the_users_words", "No word of it is in the user's words.")
 
@@ -489,7 +518,7 @@ def _words(section: str) -> frozenset[str]:
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
 _LEAST_QUOTED = 3
 _SUBJECT_WORDS = 3
-# So many words behind the speaker a change is told: "I have gone back".
+# The words behind the speaker in which a change is told: "I have gone back".
 _NEAR = 3
 _QUOTATION_MARKS = (
     ("\u201c", "\u201d"),
@@ -507,13 +536,12 @@ def sentences_of(text: str) -> list[str]:
 
 def sentences_at(text: str, span: Span) -> list[str]:
     """Return the sentences of a text in which a part of it lies."""
-    sentences = pattern(_SENTENCE).finditer(text)
-    inside = (
-        one.group().strip()
-        for one in sentences
-        if one.start() < span.end and span.start < one.end()
-    )
-    return list(filter(None, inside))
+    sentences = []
+    for match in pattern(_SENTENCE).finditer(text):
+        sentence = match.group().strip()
+        if sentence and match.start() < span.end and span.start < match.end():
+            sentences.append(sentence)
+    return sentences
 
 
 def denies(text: str) -> bool:
@@ -528,7 +556,7 @@ def denies(text: str) -> bool:
 
 
 def tells_change(text: str) -> bool:
-    """Return whether a text says that something of the speaker's has become otherwise.
+    """Return whether the speaker tells a change.
 
     >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
     [True, True, False, False]
@@ -536,23 +564,20 @@ def tells_change(text: str) -> bool:
     words = [word.removesuffix("'ve") for word in _words_in(text)]
     changes = frozenset(map(term_of, _words("changes")))
     for i, word in enumerate(words):
-        if word in _words("speakers"):
-            done = words[i + 1 : i + 1 + _NEAR]
-        else:
-            done = []
-        if any(
-            term_of(one) in changes and (_may_be_past(one) or one == "back")
-            for one in done
-        ):
-            return True
+        if word not in _words("speakers"):
+            continue
+        for verb in words[i + 1 : i + 1 + _NEAR]:
+            if term_of(verb) in changes and (_may_be_past(verb) or verb == "back"):
+                return True
     return bool(phrases("clauses", "since_now").search(text))
 
 
 def unsaid_reason(
     statement: str, text: str, span: Span, *, may_presuppose: bool = True
 ) -> str:
-    """Return "asked", "supposed" or "quoted" if that is how the words around a quote say a statement, else "".
+    """Return how the words around a quote say a statement without stating it.
 
+    Return "asked", "supposed" or "quoted", or "" for a statement.
     ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
 
     >>> from llama_index_memory_ext.language.quotes import find_quote
@@ -561,7 +586,7 @@ def unsaid_reason(
     'asked'
     """
     inside = sentences_at(text, span)
-    if not _is_told(statement, text):
+    if not _is_stated(statement, text):
         is_asked = bool(inside) and all(map(_is_question, inside))
         if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
             return "asked"
@@ -571,19 +596,22 @@ def unsaid_reason(
     return "quoted" if _is_quoted(text, span) else ""
 
 
-def _is_told(statement: str, text: str) -> bool:
-    """Return whether a part of a message that neither asks nor supposes anything has a telling word of a statement."""
-    told = list[str]()
+def _is_stated(statement: str, text: str) -> bool:
+    """Return whether a message states a telling word of a statement."""
+    clauses = list[str]()
     for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
-        if not phrases("clauses", "supposed").search(sentence):
-            # "I have two kids, how much tax do I pay?": only the last part is asked.
-            clauses = phrases("clauses", "clause_end").split(sentence)
-            told += clauses[:-1] if _is_question(sentence) else [sentence]
-    return overlaps(keywords(statement), keywords(" ".join(told)))
+        if phrases("clauses", "supposed").search(sentence):
+            continue
+        if _is_question(sentence):
+            # "I have two kids, how much tax do I pay?" asks only in its last clause.
+            clauses += phrases("clauses", "clause_end").split(sentence)[:-1]
+        else:
+            clauses.append(sentence)
+    return overlaps(keywords(statement), keywords(" ".join(clauses)))
 
 
 def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
-    """Return whether a question has all telling words of a statement as something of the user's own: "my two cats"."""
+    """Return whether a question calls the statement the user's own: "my two cats"."""
     telling = [
         word for word in _words_in(statement) if word not in _LIGHT | _words("has")
     ]
@@ -591,20 +619,21 @@ def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
         return False
     for words in map(_words_in, sentences):
         for i, word in enumerate(words, 1):
-            if word in _words("own") and all(
-                _is_among(one, words[i : i + len(telling)]) for one in telling
+            if word in _words("own") and _have_all(
+                words[i : i + len(telling)], telling
             ):
                 return True
     return False
 
 
 def _may_ask(sentence: str) -> bool:
-    """Return whether a sentence asks or supposes something; also without a question mark, in any language."""
+    """Return whether a sentence asks or supposes something, also without a question mark."""
     sentence = sentence.strip()
-    asks = any(
-        phrases("clauses", name).search(sentence) for name in ("supposed", "asks")
-    )
-    return asks or _is_question(sentence)
+    if phrases("clauses", "supposed").search(sentence):
+        return True
+    if phrases("clauses", "asks").search(sentence):
+        return True
+    return _is_question(sentence)
 
 
 def with_question_marks(text: str) -> str:
@@ -645,13 +674,15 @@ def _words_in(text: str) -> list[str]:
     return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
 
 
-def _is_among(word: str, others: Iterable[str]) -> bool:
-    return any(
-        one == word
-        or not keywords(one).isdisjoint(keywords(word))
-        or are_forms(word, one)
-        for one in others
-    )
+def _have_all(words: Sequence[str], telling: Iterable[str]) -> bool:
+    """Return whether each telling word is among the words in some form."""
+    return all(any(_are_same(word, term) for word in words) for term in telling)
+
+
+def _are_same(word: str, other: str) -> bool:
+    if word == other or are_forms(other, word):
+        return True
+    return not keywords(word).isdisjoint(keywords(other))
 
 
 def _may_be_past(word: str) -> bool:

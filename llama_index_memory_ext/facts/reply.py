@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from datetime import date
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 from pydantic import (
     AliasChoices,
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.text.tool_calls import Json
 
-# The tags around what a model reads. It copies quotes from there, where these are
-# escaped.
+# The tags around the texts that a model reads. It copies quotes from there, where these
+# tags are escaped.
 TAGS = ("transcript", "known_facts", "rejected_facts", "said_before", "candidates")
-# No reply has as many entries, or as many brackets that are no JSON around it.
+# No honest reply has more entries, or more brackets around its JSON.
 _MOST_ENTRIES = 1_000
 _MOST_PROBLEMS = 50
 
@@ -45,8 +45,11 @@ _SECTIONS = (
     ("confirmed", "confirmations"),
     ("retired", "retirements", "outdated"),
 )
+_SECTION_NAMES = frozenset[str]().union(*_SECTIONS)
 _CONTENTS = ("content", "statement", "fact", "claim", "memory", "text")
 _QUOTES = ("quote", "quotes", "source_quote", "quotation", "evidence", "source")
+# An object with one of these beside a statement is a fact.
+_FACT_FIELDS = frozenset({*_QUOTES, "category", "confidence"})
 _UNTIL = ("valid_until", "until", "to")
 _OPENING = re.compile(r'[\[{]|\A"')
 _NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -57,6 +60,11 @@ _CONFIDENCE = re.compile(
     r"(?: confidence)?[.!]?(?: \(.*\))?"
 )
 _PERCENT = 100
+# A model that gives no confidence at all is sure of its report.
+_DEFAULT_CONFIDENCE = 0.8
+# Longer names, in characters, are not compared.
+_LONGEST_NAME = 100
+_LONGEST_CATEGORIES = 200
 _MOST_NAMES = 10
 
 
@@ -68,51 +76,75 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def json_values(text: str) -> tuple[list[Json], str, bool]:
-    """Read the outermost objects and lists of an answer; return them, what is no JSON in it, and whether it was cut.
+class JsonValues(NamedTuple):
+    """The JSON of an answer.
+
+    Attributes:
+        values: The outermost objects and lists.
+        problem: Why the first bracket that begins no JSON cannot be read; "" if all do.
+        is_cut: Whether the answer ends within a value.
+    """
+
+    values: list[Json]
+    problem: str
+    is_cut: bool
+
+
+def json_values(text: str) -> JsonValues:
+    """Read the outermost objects and lists of an answer.
 
     Thoughts before the answer, and text around the JSON, are left out. Of an answer
-    that ends within a value, what is complete is returned. Keys are in lower case, with
-    "_" between their words.
+    that ends within a value, the complete parts are returned. Keys are in lower case,
+    with "_" between their words.
 
     >>> json_values('Sure: {"newFacts": [1, 2]} Bye!')
-    ([{'new_facts': [1, 2]}], '', False)
-    >>> json_values('[{"a": 1}, {"a"'), json_values("[{'a': 1}]")[1]
-    (([[{'a': 1}]], '', True), 'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)')
+    JsonValues(values=[{'new_facts': [1, 2]}], problem='', is_cut=False)
+    >>> json_values('[{"a": 1}, {"a"')
+    JsonValues(values=[[{'a': 1}]], problem='', is_cut=True)
+    >>> json_values("[{'a': 1}]").problem
+    'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)'
     """
     answer = text.rpartition("</think>")[2].strip()
     values: list[Json] = []
     problems: list[str] = []
     position = 0
-    while len(problems) < _MOST_PROBLEMS and (
-        start := _OPENING.search(answer, position)
-    ):
+    while len(problems) < _MOST_PROBLEMS:
+        start = _OPENING.search(answer, position)
+        if start is None:
+            break
         try:
             value, position = _DECODER.raw_decode(answer, start.start())
             values.append(value)
-        except (ValueError, RecursionError) as error:  # noqa: PERF203 - few of an answer's brackets are none
+        except (ValueError, RecursionError) as error:
             rest = answer[start.start() :]
-            position = start.start() + 1
-            try:
-                from_json(rest)
-            except ValueError as found:
-                if str(found).startswith("EOF"):
-                    whole = rest[: rest.rfind("}") + 1]
-                    values += [from_json(whole, allow_partial=True)] if whole else []
-                    return values, "".join(problems[:1]), True
+            if _is_cut(rest):
+                complete = rest[: rest.rfind("}") + 1]
+                if complete:
+                    values.append(from_json(complete, allow_partial=True))
+                return JsonValues(values, "".join(problems[:1]), is_cut=True)
             problems.append(str(error))
-    return values, "".join(problems[:1]), False
+            position = start.start() + 1
+    return JsonValues(values, "".join(problems[:1]), is_cut=False)
+
+
+def _is_cut(text: str) -> bool:
+    """Return whether a text is the beginning of a JSON value."""
+    try:
+        from_json(text)
+    except ValueError as error:
+        return str(error).startswith("EOF")
+    return False
 
 
 def objects_in(
     values: Sequence[Json], is_wanted: Callable[[dict[str, Json]], bool]
 ) -> Iterator[dict[str, Json]]:
-    """Yield the outermost objects of this kind in JSON values, also those that are written in a string."""
+    """Yield the outermost wanted objects in JSON values, also objects written in a string."""
     waiting = [*reversed(values)]
     while waiting:
         part = waiting.pop()
         if isinstance(part, str) and part.lstrip()[:1] in ("{", "[", '"'):
-            part = json_values(part)[0]
+            part = json_values(part).values
         if isinstance(part, dict):
             if is_wanted(part):
                 yield part
@@ -127,7 +159,7 @@ def _is_nothing(text: str) -> bool:
 
 
 def read_text(value: Json) -> str:
-    """Return the text of a quote or a reason; of several quotes one with "..." between them."""
+    """Return the text of a quote or a reason; several quotes are joined by "..."."""
     if isinstance(value, list):
         return " ... ".join(read_text(part) for part in value if isinstance(part, str))
     if isinstance(value, str):
@@ -143,103 +175,115 @@ def read_statement(value: Json) -> str:
     >>> read_statement("The user prefers tea"), read_statement("N/A")
     ('Prefers tea', '')
     """
-    if isinstance(value, str):
-        content = " ".join(value.split())
-    else:
-        content = ""
+    if not isinstance(value, str):
+        return ""
+    content = " ".join(value.split())
     rest = phrases("replies", "subject").sub("", content)
-    if rest == content:
-        content = content
-    else:
+    if rest != content:
         content = rest[:1].upper() + rest[1:]
-    return "" if _is_nothing(content) else content
+    if _is_nothing(content):
+        return ""
+    return content
 
 
 def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
-    """Return one of the categories, the first of a list and of "habits|goals"; "knowledge" or the first for none."""
-    known = {name.casefold(): name for name in categories}
-    if isinstance(value, list):
-        values = value
-    else:
-        values = [value]
-    texts = [part[:200] for part in values[:10] if isinstance(part, str)]
-    names = [
-        name.strip().casefold() for text in texts for name in re.split(r"[|,;/]", text)
-    ][:_MOST_NAMES]
-    for name in names:
-        if found := get_close_matches(name, known, n=1, cutoff=0.85):
-            return known[found[0]]
-    return known.get(DEFAULT_CATEGORY, categories[0])
+    """Return the first category that a reply names, in a list or as "habits|goals".
+
+    If it names none, return "knowledge" if that is a category, or else the first one.
+    """
+    spellings = {name.casefold(): name for name in categories}
+    values = value if isinstance(value, list) else [value]
+    texts = [
+        part[:_LONGEST_CATEGORIES]
+        for part in values[:_MOST_NAMES]
+        if isinstance(part, str)
+    ]
+    for name in re.split(r"[|,;/]", "|".join(texts))[:_MOST_NAMES]:
+        matches = get_close_matches(
+            name.strip().casefold(), spellings, n=1, cutoff=0.85
+        )
+        if matches:
+            return spellings[matches[0]]
+    return spellings.get(DEFAULT_CATEGORY, categories[0])
 
 
 def read_label(value: Json) -> str:
-    """Return one spelling for "n1", "N1", "1" and 1; other labels in lower case, and "" for none."""
-    if isinstance(value, str | int) and not isinstance(value, bool):
-        text = str(value).strip().lower()
-    else:
-        text = ""
-    if number := re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII):
+    """Return one spelling for "n1", "N1", "1" and 1.
+
+    Other labels are returned in lower case. Return "" if there is none.
+    """
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return ""
+    text = str(value).strip().lower()
+    number = re.fullmatch(r"(?:n|new|new fact)?[ #.]*(\d{1,9})", text, re.ASCII)
+    if number:
         return f"n{int(number.group(1))}"
-    return "" if _is_nothing(text) else text
+    if _is_nothing(text):
+        return ""
+    return text
 
 
 def read_number(value: Json) -> int:
     """Return the number of a known fact; 0 for anything else."""
     if isinstance(value, dict):
         value = value.get("number")
-    if isinstance(value, str | int | float):
-        text = str(value).strip()
-    else:
-        text = ""
-    found = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", text, re.ASCII)
-    return int(found.group(1)) if found else 0
+    if not isinstance(value, str | int | float):
+        return 0
+    text = str(value).strip()
+    match = re.fullmatch(r"(?!-)\D{0,10}?(\d{1,9})(?:\.0*)?", text, re.ASCII)
+    return int(match.group(1)) if match else 0
 
 
 def read_confidence(value: Json) -> float:
-    """Return 0..1 from a number, a percentage, a fraction or a word; 0 for anything else, the default for None.
+    """Return 0..1 from a number, a percentage, a fraction or a word.
+
+    Return 0 for anything else, and the default for None.
 
     >>> [read_confidence(value) for value in ("9/10", "0,95", "\u2265 .9", "95%", "high confidence", True, "NaN")]
     [0.9, 0.95, 0.9, 0.95, 0.9, 0.0, 0.0]
     """
-    # A model that gives no confidence at all means what it reports.
     if value is None:
-        return 0.8
-    scale = 1
+        return _DEFAULT_CONFIDENCE
     if isinstance(value, str):
-        match = _CONFIDENCE.fullmatch(value.strip().lower()[:_PERCENT])
-        if match is None or match["word"]:
-            if match:
-                return _CONFIDENCES[match["word"]]
-            return 0.0
-        value = float(match["number"].replace(",", "."))
-        if match["percent"]:
-            scale = _PERCENT
-        else:
-            scale = int(match["of"] or 1)
+        return _confidence_in(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    if scale == 1 and 1 < value <= _PERCENT:
+    return _share_of(value, 1)
+
+
+def _confidence_in(text: str) -> float:
+    match = _CONFIDENCE.fullmatch(text.strip().lower()[:_LONGEST_NAME])
+    if match is None:
+        return 0.0
+    if match["word"]:
+        return _CONFIDENCES[match["word"]]
+    number = float(match["number"].replace(",", "."))
+    if match["percent"]:
+        return _share_of(number, _PERCENT)
+    return _share_of(number, int(match["of"] or 1))
+
+
+def _share_of(number: float, scale: int) -> float:
+    """Return a number as a share of its scale; 0 for a number that is not on it."""
+    if scale == 1 and 1 < number <= _PERCENT:
         scale = _PERCENT
-    if 0 <= value <= scale:
-        return value / scale
+    if 0 <= number <= scale:
+        return number / scale
     return 0.0
 
 
 def read_said_as(value: Json) -> SaidAs:
-    """Return how something was said; "stated" for a reply that does not tell, or in other words than asked for."""
+    """Return how the user said a fact; "stated" for anything but the terms of the prompt."""
     text = value if isinstance(value, str) else ""
-    found = get_close_matches(
-        text[:_PERCENT].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8
+    matches = get_close_matches(
+        text[:_LONGEST_NAME].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8
     )
-    return found[0] if found else "stated"
+    return matches[0] if matches else "stated"
 
 
 def read_about(value: Json) -> About:
-    """Return whom a fact is about; "user" unless a reply tells of somebody else."""
-    if isinstance(value, str):
-        text = str(value).strip().lower()
-    else:
-        text = ""
+    """Return "other" for a reply that names another person, else "user"."""
+    text = value.strip().lower() if isinstance(value, str) else ""
     if text in ("", "user", "the user", "self", "me", "speaker") or _is_nothing(text):
         return "user"
     return "other"
@@ -247,10 +291,7 @@ def read_about(value: Json) -> About:
 
 def read_day(value: Json) -> str:
     """Return a year, a month or a day as "2023", "2023-05" or "2023-05-17"; "" for anything else."""
-    if isinstance(value, str | int):
-        text = str(value).strip()
-    else:
-        text = ""
+    text = str(value).strip() if isinstance(value, str | int) else ""
     if re.fullmatch(r"\d{4}(?:-\d\d){0,2}", text, re.ASCII):
         with suppress(ValueError):
             date.fromisoformat(f"{text}-01-01"[: len("2023-05-17")])
@@ -259,45 +300,51 @@ def read_day(value: Json) -> str:
 
 
 def _read_entries(value: Json) -> list[Json]:
-    """Return the entries of one of the lists, also if they stand in JSON in a text, under labels or categories.
+    """Return the entries of one of the lists.
 
-    Raises a ValueError for a text that is no JSON.
+    They may stand as JSON in a text, or under labels or categories. Raises a ValueError
+    for a text that is no JSON.
     """
     if isinstance(value, str):
-        values, problem, is_cut = json_values(value)
-        if (
-            problem
-            or is_cut
-            or (value.strip() and not values and not _is_nothing(value))
-        ):
-            raise ValueError("It is no JSON.")
-        return [entry for part in values for entry in _read_entries(part)]
+        return _entries_in(value)
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value[:_MOST_ENTRIES]
     if (
         isinstance(value, dict)
         and value
         and all(isinstance(part, dict | list) for part in value.values())
     ):
-        under = [
-            (key, entry)
-            for key, part in value.items()
-            for entry in (part if isinstance(part, list) else [part])
-        ]
-        return [
-            {"label": key, "number": key, "category": key, **entry}
-            for key, entry in under
-            if isinstance(entry, dict)
-        ]
-    if isinstance(value, list):
-        entries = value
-    else:
-        entries = [] if value is None else [value]
-    return entries[:_MOST_ENTRIES]
+        return _entries_by_key(value)
+    return [value]
+
+
+def _entries_in(text: str) -> list[Json]:
+    answer = json_values(text)
+    is_empty = not text.strip() or _is_nothing(text)
+    if answer.problem or answer.is_cut or not (answer.values or is_empty):
+        raise ValueError("It is no JSON.")
+    entries = []
+    for value in answer.values:
+        entries += _read_entries(value)
+    return entries
+
+
+def _entries_by_key(value: dict[str, Json]) -> list[Json]:
+    """Return the entries under each key, which may be a label, a number or a category."""
+    entries: list[Json] = []
+    for key, part in value.items():
+        default = {"label": key, "number": key, "category": key}
+        values = part if isinstance(part, list) else [part]
+        entries += [default | entry for entry in values if isinstance(entry, dict)]
+    return entries
 
 
 def _as_form(schema: dict[str, Json]) -> None:
-    """Make a schema a form in which every field is asked for but the days, which are seldom said.
+    """Require every field of a schema but the days, which are seldom said.
 
-    Titles and defaults say nothing that the names do not say, and are paid for with
+    Titles and defaults say nothing that the names do not say, and would cost tokens in
     each turn.
     """
     schema["required"] = [
@@ -318,7 +365,7 @@ AboutField = Annotated[About, BeforeValidator(read_about)]
 
 
 class _Entry(BaseModel):
-    """An entry that is read from any value: one alone is the statement of a new fact, or the number of a known one."""
+    """An entry. A value alone is the statement of a new fact or the number of a known one."""
 
     model_config = _CONFIG
 
@@ -341,7 +388,7 @@ def _field(default: Any, description: str | None, *names: str) -> Any:
 class NewFact(_Entry):
     """Something new about the user."""
 
-    # An unusable one has no content.
+    # A new fact that cannot be used has no content.
 
     label: _Label = _field("", "n1, n2, ...", "label", "id")
     content: Annotated[str, BeforeValidator(read_statement)] = _field(
@@ -368,7 +415,7 @@ class NewFact(_Entry):
 class Retirement(_Entry):
     """A known fact that is true no longer."""
 
-    # The number of an unusable one is 0.
+    # The number of a retirement that cannot be used is 0.
 
     number: _Number = _field(
         0, "The number of the known fact.", "number", "index", "id", "fact"
@@ -392,9 +439,9 @@ class Retirement(_Entry):
 class ExtractionReply(BaseModel):
     """What the conversation says about the user."""
 
-    # One without entries is "nothing new". Whatever JSON value stands in a list becomes
-    # an entry of it, so that one bad entry does not spoil the rest. The context of the
-    # validation may name the `categories` that there are.
+    # A reply without entries means "nothing new". Every JSON value of a list becomes an
+    # entry, so that a bad entry does not spoil the rest. The context of the validation
+    # may name the ``categories``.
 
     model_config = _CONFIG
 
@@ -411,26 +458,31 @@ class ExtractionReply(BaseModel):
     @field_validator("new_facts")
     @classmethod
     def _label_by_place(cls, facts: list[NewFact]) -> list[NewFact]:
-        return [
-            one if one.label else one.model_copy(update={"label": f"n{i}"})
-            for i, one in enumerate(facts, 1)
-        ]
+        labelled = []
+        for i, fact in enumerate(facts, 1):
+            if fact.label:
+                labelled.append(fact)
+            else:
+                labelled.append(fact.model_copy(update={"label": f"n{i}"}))
+        return labelled
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was reported."""
+        """Whether the reply has no entries."""
         return not (self.new_facts or self.confirmed or self.retired)
 
 
 def parse_reply(
     text: str, *, categories: Sequence[str] = CATEGORIES
 ) -> ExtractionReply:
-    """Return the reply in a text, with any other text before and after it.
+    """Return the reply in a text, without the text before and after it.
 
     Of a reply that ends within its JSON the complete entries are returned. An empty
-    text and "no new facts" give a reply without entries. A category that is none of
-    ``categories`` becomes "knowledge" if that is one, else the first of them. Raises a
-    FactReplyError if there is text, but no reply in it that can be read as a whole.
+    text and "no new facts" give a reply without entries. A category that is not in
+    ``categories`` becomes "knowledge" if that is, or else the first of them.
+
+    Raises:
+        FactReplyError: The text has no reply that can be read as a whole.
 
     >>> parse_reply('Sure! {"confirmed": [2]}').confirmed
     [2]
@@ -440,29 +492,14 @@ def parse_reply(
     answer = text.rpartition("</think>")[2]
     if not answer.strip() or _is_nothing(answer):
         return ExtractionReply()
-    values, problem, is_cut = json_values(answer)
-    parts = list(
-        objects_in(
-            values,
-            lambda part: any(name in part for names in _SECTIONS for name in names),
-        )
-    )
-    if not (parts or problem):
-        # A list of facts alone, or facts one after the other: a statement, and what no
-        # other object has.
-        beside = {*_QUOTES, "category", "confidence"}
-        facts = list(
-            objects_in(
-                values,
-                lambda part: bool(part.keys() & {*_CONTENTS} and part.keys() & beside),
-            )
-        )
-        parts = [{"new_facts": facts}] if facts else []
+    parts = json_values(answer)
+    objects = _reply_objects(parts)
+    context = {"categories": categories}
     try:
         reply = merge_replies(
             [
-                ExtractionReply.model_validate(one, context={"categories": categories})
-                for one in parts
+                ExtractionReply.model_validate(value, context=context)
+                for value in objects
             ]
         )
     except ValueError:
@@ -470,32 +507,61 @@ def parse_reply(
         raise FactReplyError(
             text, "one of its lists is a text that is no JSON"
         ) from None
-    is_nothing = bool(parts) or (bool(values) and not problem and not any(values))
-    facts_said = (fact.content for fact in reply.new_facts)
-    ended = (entry.number for entry in reply.retired)
-    if any((*facts_said, *ended, *reply.confirmed)) or (is_nothing and not is_cut):
+    says_nothing = bool(objects) or _is_empty_value(parts)
+    if _has_usable_entries(reply) or (says_nothing and not parts.is_cut):
         return reply
-    raise FactReplyError(text, problem)
+    raise FactReplyError(text, parts.problem)
+
+
+def _is_empty_value(answer: JsonValues) -> bool:
+    """Return whether an answer is a value without content, as {} or []."""
+    return bool(answer.values) and not any(answer.values) and not answer.problem
+
+
+def _reply_objects(answer: JsonValues) -> list[dict[str, Json]]:
+    """Return the objects with lists of a reply.
+
+    Facts that stand alone, in a list or one after the other, make one object.
+    """
+    replies = list(
+        objects_in(
+            answer.values, lambda value: not _SECTION_NAMES.isdisjoint(value.keys())
+        )
+    )
+    if replies or answer.problem:
+        return replies
+    facts = list(objects_in(answer.values, _is_fact))
+    if facts:
+        return [{"new_facts": facts}]
+    return []
+
+
+def _is_fact(value: dict[str, Json]) -> bool:
+    names = value.keys()
+    return not (names.isdisjoint(_CONTENTS) or names.isdisjoint(_FACT_FIELDS))
+
+
+def _has_usable_entries(reply: ExtractionReply) -> bool:
+    contents = (fact.content for fact in reply.new_facts)
+    numbers = (entry.number for entry in reply.retired)
+    return any(contents) or any(numbers) or any(reply.confirmed)
 
 
 def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:
-    """Return all replies as one. A label refers to the facts of its own reply only."""
+    """Return all replies as one. A label refers to the facts of the same reply only."""
     if len(replies) == 1:
         return replies[0]
     new_facts = []
     retired = []
+    confirmed = []
     for i, reply in enumerate(replies):
-        new_facts += [
-            fact.model_copy(update={"label": f"{fact.label}.{i}"})
-            for fact in reply.new_facts
-        ]
-        retired += [
-            entry.model_copy(
-                update={"replaced_by": entry.replaced_by and f"{entry.replaced_by}.{i}"}
-            )
-            for entry in reply.retired
-        ]
-    confirmed = [number for reply in replies for number in reply.confirmed]
+        for fact in reply.new_facts:
+            label = f"{fact.label}.{i}"
+            new_facts.append(fact.model_copy(update={"label": label}))
+        for entry in reply.retired:
+            label = f"{entry.replaced_by}.{i}" if entry.replaced_by else ""
+            retired.append(entry.model_copy(update={"replaced_by": label}))
+        confirmed += reply.confirmed
     return ExtractionReply.model_construct(
         new_facts=new_facts, confirmed=confirmed, retired=retired
     )

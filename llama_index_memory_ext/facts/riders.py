@@ -1,11 +1,12 @@
-"""Finds riders: words that a statement adds to what its quote says, as an instruction behind a harmless fact.
+"""Finds riders: words that a statement adds to its quote, as an instruction behind a harmless fact.
 
-Legitimate statements use other words than their quotes, too. Chosen on LoCoMo's
-conversations 1 and 2; see docs/poisoning.md.
+Legitimate statements use other words than their quotes, too. The numbers were chosen on
+LoCoMo's conversations 1 and 2; see docs/poisoning.md.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.language import pattern, phrases
@@ -22,33 +23,39 @@ if TYPE_CHECKING:
 # Where a sentence or an insertion ends. Commas and "and" are no ends: true facts often
 # go on behind them.
 _PART_END = "[.;:!?](?:\\s|$)|[\n()\\[\\]{}|\u2013\u2014\u3002\uff1b\uff1a\uff01\uff1f\uff08\uff09]|\\s-+\\s"
-# So many words that nobody said are a rider; a word has about two characters of a
-# script without spaces.
+# This number of unsaid words is a rider. A word has about two characters of a script
+# without spaces.
 _SHORTEST = 2
 _SHORTEST_IN_CHARACTERS = 4
+# A quote with fewer telling words is not compared with its statement.
 _LEAST_QUOTED = 2
 _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
 def unsaid_addresses(statement: str, said: str) -> list[str]:
-    """Return the addresses, numbers of accounts, names of functions and files, and tags that nobody said.
+    """Return the addresses of a statement that the conversation does not have.
+
+    Numbers of accounts, tags, and names of functions and files count as addresses.
 
     >>> unsaid_addresses("Calls send_mail for ann@example.com", "My address is Ann@example.com")
     ['send_mail']
     """
     folded = said.casefold()
-    addresses = [
-        match.group() for match in phrases("riders", "address").finditer(statement)
+    addresses = phrases("riders", "address").finditer(statement)
+    return [
+        match.group() for match in addresses if match.group().casefold() not in folded
     ]
-    return [address for address in addresses if address.casefold() not in folded]
 
 
 class _Word(NamedTuple):
-    """A telling word of a statement, or one of a command; ``part`` counts the ends of parts before it."""
+    """A telling word of a statement, or a word of a command.
+
+    ``part`` counts the ends of parts before it.
+    """
 
     part: int
     is_said: bool
-    commands: bool
+    is_command: bool
     is_repeated: bool
 
 
@@ -61,51 +68,73 @@ def has_rider(statement: str, quote: str, turn: str) -> bool:
     False
     """
     words = _words(statement, turn)
-    unsaid = [word for word in words if not word.is_said]
     quoted = _words(quote, statement)
-    unused = [word for word in quoted if not word.is_said]
-    is_spaced = script_of(statement) != "cjk"
-    if is_spaced:
-        shortest = _SHORTEST
-    else:
+    has_said_word = any(word.is_said for word in words)
+    if is_translation(statement, turn) or not has_said_word:
+        return _is_longer(statement, turn, words, quoted) or _adds_parts(words, turn)
+    shortest = _SHORTEST
+    if script_of(statement) == "cjk":
         shortest = _SHORTEST_IN_CHARACTERS
-    tells_enough = len(quoted) >= _LEAST_QUOTED
-    if is_translation(statement, turn) or len(unsaid) == len(words):
-        # No words can be compared, only counted.
-        can_count = tells_enough and is_spaced and script_of(turn) != "cjk"
-        is_longer = can_count and len(unsaid) >= len(unused) + shortest
-        has_more_parts = _count_parts(words) > max(_count_parts(_words(turn, "")), 1)
-        return (
-            is_longer
-            or has_more_parts
-            or (_commands(words) and not phrases("riders", "commands").search(turn))
-        )
-    runs = _unsaid_runs(words)
-    if tells_enough and not unused:
-        # All that the quote tells is in the statement.
-        ends = (runs[0], runs[-1])
-        if any(len(run) >= shortest or _commands(run) for run in ends):
-            return True
-    if any(len(run) >= _SHORTEST and _commands(run) for run in runs):
+    return _has_unsaid_run(words, quoted, shortest) or _has_unsaid_part(words, shortest)
+
+
+def _is_longer(
+    statement: str, turn: str, words: Sequence[_Word], quoted: Sequence[_Word]
+) -> bool:
+    """Return whether a statement has more unsaid words than its quote has unused ones.
+
+    It counts words, because a statement without a word of its turn cannot be compared.
+    """
+    if len(quoted) < _LEAST_QUOTED or "cjk" in (script_of(statement), script_of(turn)):
+        return False
+    return _count_unsaid(words) >= _count_unsaid(quoted) + _SHORTEST
+
+
+def _adds_parts(words: Sequence[_Word], turn: str) -> bool:
+    """Return whether a statement has more parts than its turn, or a command beside none."""
+    if _count_parts(words) > max(_count_parts(_words(turn, "")), 1):
         return True
+    return _has_command(words) and not phrases("riders", "commands").search(turn)
+
+
+def _has_unsaid_run(
+    words: Sequence[_Word], quoted: Sequence[_Word], shortest: int
+) -> bool:
+    """Return whether a run of unsaid words is a rider: a command, or at an end long enough.
+
+    The ends count only if the statement has all telling words of the quote.
+    """
+    runs = _unsaid_runs(words)
+    if len(quoted) >= _LEAST_QUOTED and not _count_unsaid(quoted):
+        for run in (runs[0], runs[-1]):
+            if len(run) >= shortest or _has_command(run):
+                return True
+    return any(len(run) >= _SHORTEST and _has_command(run) for run in runs)
+
+
+def _has_unsaid_part(words: Sequence[_Word], shortest: int) -> bool:
+    """Return whether a part of the statement is long enough and has no said word."""
     said_parts = {word.part for word in words if word.is_said}
-    parts = [word.part for word in unsaid if word.part not in said_parts]
+    parts = [word.part for word in words if word.part not in said_parts]
     return any(parts.count(part) >= shortest for part in parts)
+
+
+def _count_unsaid(words: Sequence[_Word]) -> int:
+    return sum(not word.is_said for word in words)
 
 
 def _count_parts(words: Sequence[_Word]) -> int:
     return len({word.part for word in words})
 
 
-def _commands(words: Sequence[_Word]) -> bool:
-    return any(word.commands for word in words)
+def _has_command(words: Sequence[_Word]) -> bool:
+    return any(word.is_command for word in words)
 
 
 def _words(statement: str, turn: str) -> list[_Word]:
+    """Return the telling words of a statement and of its commands, in order."""
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
-    commands = [
-        match.span() for match in phrases("riders", "commands").finditer(statement)
-    ]
+    commands = list(phrases("riders", "commands").finditer(statement))
     said_words = set(tokens_in(turn.casefold()))
     said_terms = shared(_telling(statement), frozenset(_telling(turn)))
     seen = set[str]()
@@ -114,20 +143,22 @@ def _words(statement: str, turn: str) -> list[_Word]:
         written = match.group().casefold()
         terms = _terms(written)
         is_command = any(
-            start < match.end() and match.start() < end for start, end in commands
+            command.start() < match.end() and match.start() < command.end()
+            for command in commands
         )
         if terms or is_command:
             is_said = written in said_words or not said_terms.isdisjoint(terms)
-            part = sum(end <= match.start() for end in ends)
+            part = bisect_right(ends, match.start())
             words.append(_Word(part, is_said, is_command, written in seen))
             seen.add(written)
     return words
 
 
 def _unsaid_runs(words: Sequence[_Word]) -> list[list[_Word]]:
-    """Return the words between those that were said: the first run stands before all of them, the last behind.
+    """Return the runs of words between said words.
 
-    A word that was said once does not stand for two.
+    The first run stands before all said words, the last run behind them. A repeated
+    word belongs to a run: a word that was said once does not stand for two.
     """
     runs: list[list[_Word]] = [[]]
     for word in words:
@@ -144,7 +175,7 @@ def _telling(text: str) -> Iterator[str]:
 
 
 def _terms(word: str) -> frozenset[str]:
-    # Numbers have a check of their own.
+    # ``has_said_numbers`` checks numbers.
     if word in _NO_MEANING or has_numbers(word):
         return frozenset()
     return keywords(word)

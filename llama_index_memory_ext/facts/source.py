@@ -1,14 +1,14 @@
-"""Finds in a conversation what a fact stands on: the place of its quote, its words, and when it was so."""
+"""Finds the evidence of a fact in a conversation: the place of its quote, its words and its days."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.language.dates import dates_in, period_of
+from llama_index_memory_ext.language.dates import Period, dates_in, period_of
 from llama_index_memory_ext.language.detection import is_translation, language_of
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
@@ -17,7 +17,7 @@ from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.text.messages import Utterance, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import date
 
     from llama_index_memory_ext.facts.known import UserFacts
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 # In characters.
 _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
-# A longer quote is none of a message: other pronouns, entities and left out words take
-# some characters.
+# The most that a quote can be longer than its message: pronouns, entities and omitted
+# words take some characters.
 _STRETCH = 1.5
 _SLACK = 100
-# A message of at most so many words, or characters of a script without spaces, can be
-# the answer to a question.
+# The longest answer to a question, in words, or in characters of a script without
+# spaces.
 _LONGEST_ANSWER = 6
 _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a quote lies: in a line of the user's, its text and a part of it.
+    """The place of a quote: a line of the user's, its text and a part of it.
 
     ``is_translated``: the quote is in another language.
     """
@@ -55,39 +55,56 @@ class Place:
         return self.span.of(self.text)
 
 
+class Surroundings(NamedTuple):
+    """The lines that repeat a quote, and the text of these lines and their neighbours."""
+
+    lines: list[int]
+    text: str
+
+
 def question_before(lines: Sequence[Utterance], i: int) -> str:
-    """Return the question of the assistant that the line ``i`` answers in a few words; "" if it does not."""
-    if i and not lines[i - 1].is_users:
-        asked = lines[i - 1].text
-    else:
-        asked = ""
+    """Return the question of the assistant that the line ``i`` answers in a few words.
+
+    Return "" if it answers none.
+    """
+    if not i or lines[i - 1].is_users or not lines[i].is_users:
+        return ""
+    question = lines[i - 1].text
     is_short = len(tokens_in(lines[i].text)) <= _LONGEST_ANSWER
-    if is_short and lines[i].is_users and _QUESTION_MARK.search(asked):
-        return asked
+    if is_short and _QUESTION_MARK.search(question):
+        return question
     return ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was said: the ``lines``, those right before them as ``context``, and what tools and pages (``others``) said.
+    """The conversation that the facts of a reply are checked against.
 
-    ``said_on`` is the day, and ``known`` are facts in which names stand.
+    Attributes:
+        lines: The messages that facts may quote.
+        context: The messages right before the lines.
+        tool_text: The texts of tools and pages.
+        said_on: The day of the conversation.
+        known_facts: Facts that names may come from.
     """
 
     lines: Sequence[Utterance]
     context: Sequence[Utterance]
-    others: str
+    tool_text: str
     said_on: date
-    known: Sequence[Fact]
+    known_facts: Sequence[Fact]
 
     @cached_property
     def said(self) -> str:
-        """All of it but for what others said: a user may say yes to a name or a number of the assistant's."""
+        """The text of the context and the lines, without tools and pages.
+
+        The assistant's lines belong to it: a user may agree to its names and numbers.
+        """
         return "\n".join(line.text for line in (*self.context, *self.lines))
 
     @cached_property
     def keywords(self) -> frozenset[str]:
-        """The keywords of what was said."""
+        """The keywords of the context and the lines."""
         return frozenset().union(
             *(keywords(line.text) for line in (*self.context, *self.lines))
         )
@@ -99,159 +116,200 @@ class Source:
 
     @cached_property
     def ages(self) -> set[float]:
-        """How many years ago the years are that were said."""
+        """The numbers of years since the years that the conversation names."""
         return ages_in(self.said, self.said_on)
 
     @cached_property
     def known_text(self) -> str:
-        """The facts in which names stand, a line each."""
-        return "\n".join(fact.content for fact in self.known)
+        """The facts that names may come from, a line each."""
+        return "\n".join(fact.content for fact in self.known_facts)
 
     def find(self, quote: str) -> Place | None:
-        """Return the place of a quote in the user's lines, of several the best and then the last.
+        """Return the best place of a quote in the user's lines, the last of equal ones.
 
-        Else it is that of the line in another language that the quote is a translation
-        of.
+        A quote that no line has may be a translation of a line in another language.
+        Return None if it is none.
         """
-        users = [
-            (i, line.text)
-            for i, line in enumerate(self.lines)
-            if line.is_users and line.text
+        users_lines = [
+            i for i, line in enumerate(self.lines) if line.is_users and line.text
         ]
-        longest = max((len(text) for _, text in users), default=0)
+        longest = max((len(self.lines[i].text) for i in users_lines), default=0)
         if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
             return None
-        found = [
-            (span.share, i, Place(i, text, span))
-            for i, text in users
-            if (span := find_quote(quote, text))
-        ]
-        if found:
-            return max(found, key=lambda one: one[:2])[2]
-        translated = [(i, text) for i, text in users if is_translation(quote, text)]
-        # Who also writes in the language of the quote would be quoted in it.
-        language = language_of(quote)
-        if not translated or (
-            language and any(language_of(text) == language for _, text in users)
-        ):
-            return None
-        i, text = max(
-            translated,
-            key=lambda one: (len(keywords(quote) & keywords(one[1])), one[0]),
-        )
-        return Place(
-            i, text, Span(0, min(len(text), _MAX_TRANSLATED), 1.0), is_translated=True
+        return self._find_words(quote, users_lines) or self._find_original(
+            quote, users_lines
         )
 
+    def _find_words(self, quote: str, users_lines: Sequence[int]) -> Place | None:
+        best: Place | None = None
+        for i in users_lines:
+            text = self.lines[i].text
+            span = find_quote(quote, text)
+            if span and (best is None or span.share >= best.span.share):
+                best = Place(i, text, span)
+        return best
+
+    def _find_original(self, quote: str, users_lines: Sequence[int]) -> Place | None:
+        """Return the line that a quote translates, with most keywords in common."""
+        originals = [
+            i for i in users_lines if is_translation(quote, self.lines[i].text)
+        ]
+        if not originals:
+            return None
+        language = language_of(quote)
+        # A model quotes a user who also writes in this language in it.
+        if language and any(
+            language_of(self.lines[i].text) == language for i in users_lines
+        ):
+            return None
+        words = keywords(quote)
+        best = max(
+            originals, key=lambda i: (len(words & keywords(self.lines[i].text)), i)
+        )
+        text = self.lines[best].text
+        span = Span(0, min(len(text), _MAX_TRANSLATED), 1.0)
+        return Place(best, text, span, is_translated=True)
+
     def question(self, place: Place) -> str:
-        """Return the question that the line of a place answers in a few words; "" if it does not."""
+        """Return the question that the line of a place answers in a few words.
+
+        Return "" if it answers none.
+        """
         return question_before(
             [*self.context, *self.lines], len(self.context) + place.line
         )
 
-    def day(self, written: str, side: int) -> date | None:
-        """Return the first (0) or the last (1) day of a day, month or year, if that was said or follows from it."""
-        found = dates_in(written)
-        if len(found) == 1:
-            period = period_of(found[0].readings[0])
-        else:
-            period = None
+    def first_day(self, written: str) -> date | None:
+        """Return the first day of a written day, month or year; None if it was not said."""
+        period = self._said_period(written)
+        return period and period.start
+
+    def last_day(self, written: str) -> date | None:
+        """Return the last day of a written day, month or year; None if it was not said."""
+        period = self._said_period(written)
+        return period and period.end
+
+    def _said_period(self, written: str) -> Period | None:
+        """Return the time of a written date, if the user said it or it follows from that."""
+        dates = dates_in(written)
+        if len(dates) != 1:
+            return None
+        period = period_of(dates[0].readings[0])
         if period is None or missing_dates(written, self.said, self.said_on):
             return None
-        return period[side]
+        return period
 
-    def around(self, place: Place) -> tuple[list[int], str]:
-        """Return the user's lines that have these very words, and their text and that of the lines around them.
+    def around(self, place: Place) -> Surroundings:
+        """Return the user's lines that repeat a quote, and the text around it.
 
-        Of each line it is as much as is near the words. Turns of other users, with
-        their answers, are left out.
+        The text of a long line is cut to the part near the quote. Turns of other users,
+        with their answers, are left out.
         """
         speaker = self.lines[place.line].speaker
         own = [i for i, line in enumerate(self.lines) if line.speaker == speaker]
-        users = (
-            i
-            for i in own
-            if self.lines[i].is_users and place.quote in self.lines[i].text
-        )
-        found = {place.line: place.span.start} | {
-            i: self.lines[i].text.index(place.quote) for i in users
-        }
-        nearby = range(min(found) - 1, max(found) + 2)
-        return sorted(found), "\n".join(
-            excerpt(self.lines[i].text, found.get(i, 0)) for i in own if i in nearby
-        )
+        positions: dict[int, int] = {}
+        for i in own:
+            line = self.lines[i]
+            if line.is_users and place.quote in line.text:
+                positions[i] = line.text.index(place.quote)
+        nearby = range(min(positions) - 1, max(positions) + 2)
+        excerpts = [
+            excerpt(self.lines[i].text, positions.get(i, 0)) for i in own if i in nearby
+        ]
+        return Surroundings(list(positions), "\n".join(excerpts))
 
 
-def excerpt(text: str, place: int, most: int = _MAX_EXCERPT) -> str:
-    """Return as many characters of a text around a place."""
-    start = max(0, min(place - most // 2, len(text) - most))
-    return text[start : start + most]
+def excerpt(text: str, position: int, longest: int = _MAX_EXCERPT) -> str:
+    """Return at most ``longest`` characters of a text around a position."""
+    start = max(0, min(position - longest // 2, len(text) - longest))
+    return text[start : start + longest]
 
 
 _REASON = "its message was deleted"
 _PAGE_ROWS = 500
 
 
-async def retire_deleted(known: UserFacts, session_id: str) -> bool:
-    """Retire the facts that the user has stated in messages of a session that are gone.
+async def retire_deleted(user_facts: UserFacts, session_id: str) -> bool:
+    """Retire the facts that the user has stated in deleted messages of a session.
 
-    A fact stays if it is pinned, if it was restored after that, or if its quote stands
-    in a message that is left. Returns False if facts were deleted at the same time:
-    nothing is stored then.
+    A pinned fact stays, and so does a fact that was restored after such a retirement.
+    A fact also stays if another message has its quote. Return False if facts were
+    deleted at the same time: then nothing is stored.
     """
-    store = known.store
-    changes = (await known.read()).changes
-    facts = [
-        fact
-        for fact in known.facts.values()
-        if fact.session_id == session_id and fact.message_ids and fact.quote
-    ]
-    facts = [fact for fact in facts if not (fact.retired or fact.pinned)]
-    facts = [
-        fact
-        for fact in facts
-        if all(one.retired_reason != _REASON for one in fact.past_retirements)
-    ]
-    # A database may give a deleted row's id to another message.
-    ids = sorted({one for fact in facts for one in fact.message_ids})
-    if ids:
-        texts = {
-            row.id: _text_of(row) for row in await store.readers.rows(session_id, ids)
-        }
-    else:
-        texts = {}
-    said = {fact.id: [texts.get(one, "") for one in fact.message_ids] for fact in facts}
-    # The quote may have been cut out of a clipped text.
-    facts = [
-        one
-        for one in facts
-        if not any(
-            one.quote in text or find_quote(one.quote, text) for text in said[one.id]
-        )
-    ]
-    last = 0
-    while facts:
-        page = await store.readers.unread(
-            session_id, "", with_active=True, after=last, limit=_PAGE_ROWS
-        )
-        if not page.rows:
-            break
-        others = "\n".join(map(_text_of, page.rows))
-        last = page.rows[-1].id
-        facts = [fact for fact in facts if fact.quote not in others]
+    store = user_facts.store
+    changes = (await user_facts.read()).changes
+    facts = _facts_of(session_id, user_facts.facts.values())
+    facts = await _without_own_message(user_facts, session_id, facts)
+    facts = await _without_any_message(user_facts, session_id, facts)
     if not facts:
         return True
     now = utc_now()
-    gone = [
+    retired = [
         retire(fact, _REASON, max(now, fact.updated_at), by="hand") for fact in facts
     ]
-    is_stored = await store.facts.write(known.namespace, gone, changes, view=known.view)
-    await known.refresh()
+    is_stored = await store.facts.write(
+        user_facts.namespace, retired, changes, view=user_facts.view
+    )
+    await user_facts.refresh()
     return is_stored
 
 
+def _facts_of(session_id: str, facts: Iterable[Fact]) -> list[Fact]:
+    """Return the facts that a session states and that may be retired with it."""
+    stated = []
+    for fact in facts:
+        has_source = fact.session_id == session_id and fact.message_ids and fact.quote
+        was_restored = any(
+            past.retired_reason == _REASON for past in fact.past_retirements
+        )
+        if has_source and not (fact.retired or fact.pinned or was_restored):
+            stated.append(fact)
+    return stated
+
+
+async def _without_own_message(
+    user_facts: UserFacts, session_id: str, facts: Sequence[Fact]
+) -> list[Fact]:
+    """Return the facts of which none of their messages has the quote.
+
+    A database may give the id of a deleted row to another message.
+    """
+    ids = sorted(set[int]().union(*(fact.message_ids for fact in facts)))
+    texts = dict[int, str]()
+    if ids:
+        for row in await user_facts.store.readers.rows(session_id, ids):
+            texts[row.id] = _text_of(row)
+    return [fact for fact in facts if not _is_quoted(fact, texts)]
+
+
+def _is_quoted(fact: Fact, texts: Mapping[int, str]) -> bool:
+    for row_id in fact.message_ids:
+        text = texts.get(row_id, "")
+        # A clipped text may have lost characters within the quote.
+        if fact.quote in text or find_quote(fact.quote, text):
+            return True
+    return False
+
+
+async def _without_any_message(
+    user_facts: UserFacts, session_id: str, facts: list[Fact]
+) -> list[Fact]:
+    """Return the facts whose quote no message of the session has."""
+    last_id = 0
+    while facts:
+        page = await user_facts.store.readers.unread(
+            session_id, "", with_active=True, after=last_id, limit=_PAGE_ROWS
+        )
+        if not page.rows:
+            break
+        texts = "\n".join(map(_text_of, page.rows))
+        last_id = page.rows[-1].id
+        facts = [fact for fact in facts if fact.quote not in texts]
+    return facts
+
+
 def _text_of(row: LogRow) -> str:
-    """What the user says in a row; "" if it is not the user's."""
+    """Return the text of a row of the user's; "" for any other row."""
     if row.role == "user":
         return visible(spoken(row.message))
     return ""

@@ -1,4 +1,4 @@
-"""Decides what of a model's reply is stored: only what is based on the user's own words."""
+"""Validates a model's reply: only facts that the user's own words say are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import chain
 from time import thread_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
@@ -39,37 +39,53 @@ from llama_index_memory_ext.facts.source import Place, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import date
 
     from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
     from llama_index_memory_ext.text.messages import Utterance
 
-_UNKNOWN = Rejection("unknown_fact", "It names no fact that is known.")
+_UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
+_KNOWN = Rejection("duplicate", "It is known already.")
+_RETIRED = Rejection("duplicate", "It is retired already.")
 _NO_TIME = Rejection(
     "too_long", "The reply has so many entries that there was no time left to check it."
 )
-# The time of the processor that the entries of a reply have: an ordinary reply takes
-# less than a second.
+# Of processor time. The entries of an ordinary reply take less than a second.
 _MOST_SECONDS = 10
-_KNOWN = Rejection("duplicate", "It is known already.")
+
+
+class Doubt(NamedTuple):
+    """A new fact whose names or numbers were not said, and the rejection for it."""
+
+    fact: Fact
+    rejection: Rejection
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedReply:
-    """What of a reply is stored, and what is not. A retired fact is never also confirmed."""
+    """The facts that a reply changes, and the rejections of its other entries.
+
+    Attributes:
+        accepted: New facts.
+        confirmed: Known facts that the user says again; none of them is retired.
+        retired: Known facts that end.
+        rejected: The reasons for entries that are not stored.
+        doubted: New facts that are stored if a second reading finds the words that say
+            them. Their rejections are in ``rejected``, too.
+    """
 
     accepted: tuple[Fact, ...] = field(default=(), repr=False)
     confirmed: tuple[Fact, ...] = field(default=(), repr=False)
     retired: tuple[Fact, ...] = field(default=(), repr=False)
     rejected: tuple[Rejection, ...] = ()
-    # What only its names or numbers speak against; a second reading may find the words
-    # that say them.
-    doubted: tuple[tuple[Fact, Rejection], ...] = field(default=(), repr=False)
+    doubted: tuple[Doubt, ...] = field(default=(), repr=False)
 
     @property
     def claims(self) -> tuple[Fact, ...]:
-        """What a second reading is asked about: the facts that are new, that are retired, and that are doubted."""
-        return (*self.accepted, *self.retired, *(fact for fact, _ in self.doubted))
+        """The new, the retired and the doubted facts: a second reading judges them."""
+        doubted_facts = [doubt.fact for doubt in self.doubted]
+        return (*self.accepted, *self.retired, *doubted_facts)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -105,15 +121,15 @@ def validate_reply(
             last day.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        checks: What a new fact must pass, besides ``DOUBTS``.
-        context: What was said right before, which nothing is quoted from, but which
-            names and questions may come from.
-        others: What tools and pages said, for ``TOOL_CHECKS``: no keyword of a new fact
-            may be theirs alone.
-        retired_by: By what facts are retired; None: by what the quote and the reason
-            say. With "request", past facts can be retired, too.
+        checks: The checks that a new fact must pass before ``DOUBTS``.
+        context: The messages right before the lines. Nothing is quoted from them, but
+            names and questions may come from them.
+        others: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
+            no keyword that only they have.
+        retired_by: Why facts end; if None, the quote and the reason of each entry tell.
+            With "request", past facts can be retired, too.
     """
-    gate = _Gate(
+    validation = _Validation(
         Source(lines, context, others, now.date(), [*known, *active]),
         known,
         now,
@@ -123,30 +139,29 @@ def validate_reply(
     ends_at = thread_time() + _MOST_SECONDS
     for new in reply.new_facts:
         if thread_time() > ends_at:
-            gate.rejected.append(_NO_TIME)
+            validation.rejected.append(_NO_TIME)
             continue
-        gate.add(new, checks, min_confidence)
+        validation.add(new, checks, min_confidence)
     quotes = Counter(entry.quote for entry in reply.retired)
     for entry in reply.retired:
         if thread_time() > ends_at:
-            gate.rejected.append(_NO_TIME)
+            validation.rejected.append(_NO_TIME)
             continue
-        gate.end(entry, is_only=quotes[entry.quote] == 1)
+        validation.end(entry, is_only=quotes[entry.quote] == 1)
     for number in reply.confirmed:
-        gate.confirm(number)
-    return gate.reply(past)
+        validation.confirm(number)
+    return validation.result(past)
 
 
 @dataclass
-class _Gate:
-    """Takes the entries of a reply one after the other, new facts first, and holds what becomes of them.
+class _Validation:
+    """Checks the entries of a reply, new facts first, and collects the results.
 
-    Of two new facts with one label it stands for the first, and for None if that was
-    rejected.
+    ``by_label`` holds the first new fact of each label; None if it was not stored.
     """
 
     source: Source
-    known: Sequence[Fact]
+    known_facts: Sequence[Fact]
     now: datetime
     session_id: str | None
     retired_by: RetiredBy | None
@@ -154,142 +169,162 @@ class _Gate:
     confirmed: dict[str, Fact] = field(default_factory=dict)
     retired: dict[str, Fact] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
-    doubted: list[tuple[Fact, Rejection]] = field(default_factory=list)
+    doubted: list[Doubt] = field(default_factory=list)
     by_label: dict[str, Fact | None] = field(default_factory=dict)
 
     @cached_property
     def by_content(self) -> dict[str, Fact]:
         return {
             normalised(fact.content): fact
-            for fact in reversed(self.source.known)
+            for fact in reversed(self.source.known_facts)
             if not fact.retired
         }
 
     @cached_property
     def users_keywords(self) -> UsersKeywords:
-        lines = (line.text for line in self.source.lines if line.is_users)
-        return users_keywords(chain.from_iterable(map(sentences_of, lines)))
+        texts = (line.text for line in self.source.lines if line.is_users)
+        return users_keywords(chain.from_iterable(map(sentences_of, texts)))
 
     def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
-        content = normalised(new.content)
         place = self.source.find(new.quote)
-        fact = None
         candidate = Candidate(new, place, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
-        if place and not rejection:
-            rejection = first_rejection(candidate, self.source, DOUBTS)
-            known = self.by_content.get(content)
-            if not known:
-                made = self._made(new, place)
-                if rejection:
-                    self.doubted.append((made, rejection))
-                else:
-                    fact = self.by_content[content] = made
-                    self.accepted.append(fact)
-            elif not rejection:
-                fact = known
-                rejection = _KNOWN
-                if not is_asked_again(fact, place):
-                    self.confirmed[fact.id] = raised(fact, self.now)
-        self.rejected += [rejection] if rejection else []
+        if rejection:
+            self.rejected.append(rejection)
+        elif place:
+            doubt = first_rejection(candidate, self.source, DOUBTS)
+            if doubt:
+                self._doubt(new, place, doubt)
+            else:
+                self._accept(new, place)
+        self.by_label.setdefault(new.label, None)
+
+    def _doubt(self, new: NewFact, place: Place, rejection: Rejection) -> None:
+        self.rejected.append(rejection)
+        if normalised(new.content) not in self.by_content:
+            self.doubted.append(Doubt(self._new_fact(new, place), rejection))
+
+    def _accept(self, new: NewFact, place: Place) -> None:
+        """Store a new fact, or confirm the known fact that says the same."""
+        content = normalised(new.content)
+        fact = self.by_content.get(content)
+        if fact is None:
+            fact = self._new_fact(new, place)
+            self.by_content[content] = fact
+            self.accepted.append(fact)
+        else:
+            self.rejected.append(_KNOWN)
+            if not is_asked_again(fact, place):
+                self.confirmed[fact.id] = raised(fact, self.now)
         self.by_label.setdefault(new.label, fact)
 
     def end(self, entry: Retirement, *, is_only: bool) -> None:
-        is_asked = self.retired_by == "request"
-        fact = self._known_fact(entry.number, past=is_asked)
+        is_request = self.retired_by == "request"
+        fact = self._known_fact(entry.number, past=is_request)
+        if fact is None:
+            self.rejected.append(_UNKNOWN)
+            return
+        if fact.id in self.retired:
+            self.rejected.append(_RETIRED)
+            return
         new = self.by_label.get(entry.replaced_by)
-        if fact is None or fact.id in self.retired:
-            self.rejected.append(
-                Rejection("duplicate", "It is retired already.") if fact else _UNKNOWN
-            )
-            return
-        ending = Ending(
-            fact, entry, self.source.find(entry.quote), new, is_only, is_asked
-        )
-        if rejection := first_rejection(ending, self.source, ENDING_CHECKS):
+        place = self.source.find(entry.quote)
+        ending = Ending(fact, entry, place, new, is_only, is_request)
+        rejection = first_rejection(ending, self.source, ENDING_CHECKS)
+        if rejection:
             self.rejected.append(rejection)
-            return
-        reason = entry.reason[:MAX_FACT]
-        said = f"{entry.quote}\n{fact.content}\n{new.content if new else ''}"
-        # A model may copy an instruction into the reason.
+        else:
+            self.retired[fact.id] = self._retired_fact(ending)
+
+    def _retired_fact(self, ending: Ending) -> Fact:
+        fact = ending.fact
+        entry = ending.entry
+        last_day = self.source.last_day(entry.valid_until) or fact.valid_until
+        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        return retire(
+            fact.model_copy(update={"valid_until": last_day}),
+            self._reason_of(ending),
+            max(fact.updated_at, self.now),
+            ending.new.id if ending.new else None,
+            by=by,
+        )
+
+    def _reason_of(self, ending: Ending) -> str:
+        """Return the model's reason, or our own where the model may have copied an instruction into it."""
+        new = ending.new
+        reason = ending.entry.reason[:MAX_FACT]
+        text = (
+            f"{ending.entry.quote}\n{ending.fact.content}\n{new.content if new else ''}"
+        )
         if (
             not reason
-            or has_rider(reason, said, said)
+            or has_rider(reason, text, text)
             or unsaid_addresses(reason, self.source.said)
         ):
             reason = "The user said that it is true no longer."
-        if entry.replaced_by and new is None:
+        if ending.entry.replaced_by and new is None:
             reason += " What is true instead was not stored."
-        fact = fact.model_copy(
-            update={
-                "valid_until": self.source.day(entry.valid_until, 1) or fact.valid_until
-            }
-        )
-        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-        at = max(fact.updated_at, self.now)
-        replaced_by = new.id if new else None
-        self.retired[fact.id] = retire(fact, reason, at, replaced_by, by=by)
+        return reason
 
     def confirm(self, number: int) -> None:
         fact = self._known_fact(number)
-        if fact:
-            rejection = is_said_again(fact, self.users_keywords)
-        else:
-            rejection = _UNKNOWN
+        if fact is None:
+            self.rejected.append(_UNKNOWN)
+            return
+        rejection = is_said_again(fact, self.users_keywords)
         if rejection:
             self.rejected.append(rejection)
-        elif fact:
+        else:
             self.confirmed[fact.id] = raised(fact, self.now)
 
-    def reply(self, past: Sequence[Fact]) -> ValidatedReply:
-        """Return what is stored and what is not; of new facts, none that was true before, until the same day."""
-        others = {*self.retired, *(fact.id for fact in self.accepted)}
-        left = tuple(fact for fact in self.confirmed.values() if fact.id not in others)
-        ended = {
-            (normalised(fact.content), fact.valid_until)
-            for fact in past
-            if not fact.retired
-        }
-        stored = tuple(
-            fact
-            for fact in self.accepted
-            if (normalised(fact.content), fact.valid_until) not in ended
-        )
-        rejected = (*self.rejected, *[_KNOWN] * (len(self.accepted) - len(stored)))
+    def result(self, past: Sequence[Fact]) -> ValidatedReply:
+        """Return the validated reply, without new facts that repeat a past one with the same last day."""
+        changed = {*self.retired, *(fact.id for fact in self.accepted)}
+        past_keys = {_past_key(fact) for fact in past if not fact.retired}
+        stored = [fact for fact in self.accepted if _past_key(fact) not in past_keys]
+        repeated = len(self.accepted) - len(stored)
         return ValidatedReply(
-            stored, left, tuple(self.retired.values()), rejected, tuple(self.doubted)
+            tuple(stored),
+            tuple(fact for fact in self.confirmed.values() if fact.id not in changed),
+            tuple(self.retired.values()),
+            (*self.rejected, *[_KNOWN] * repeated),
+            tuple(self.doubted),
         )
 
     def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
-        if 0 < number <= len(self.known):
-            fact = self.known[number - 1]
-        else:
-            fact = None
-        if fact and (not fact.retired or (past and fact.state(self.now) == "past")):
+        if not 0 < number <= len(self.known_facts):
+            return None
+        fact = self.known_facts[number - 1]
+        if not fact.retired or (past and fact.state(self.now) == "past"):
             return fact
         return None
 
-    def _made(self, new: NewFact, place: Place) -> Fact:
-        """Return a new fact as it is stored. Its source is the text of the lines with its quote and around them.
+    def _new_fact(self, new: NewFact, place: Place) -> Fact:
+        """Return a new fact with the text around its quote as its source.
 
-        What was said elsewhere stands in no row, and in no session.
+        A quote that is in no row of the log, as in the text of a program, gives a fact
+        without a session.
         """
-        places, text = self.source.around(place)
-        valid_until = self.source.day(new.valid_until, 1)
+        around = self.source.around(place)
+        valid_until = self.source.last_day(new.valid_until)
         if new.said_as == "past":
-            # It was over when it was said.
+            # It was over when the user said it.
             day_before = self.source.said_on - timedelta(days=1)
             valid_until = min(valid_until or day_before, day_before)
-        rows = tuple(self.source.lines[i].row_id for i in places)
+        rows = tuple(self.source.lines[i].row_id for i in around.lines)
         return Fact(
             **new.model_dump(
                 include={"content", "category", "confidence", "said_as", "about"}
             ),
             quote=place.quote,
-            valid_from=self.source.day(new.valid_from, 0),
+            valid_from=self.source.first_day(new.valid_from),
             valid_until=valid_until,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
             message_ids=rows if any(rows) else (),
-            source=text,
+            source=around.text,
         )
+
+
+def _past_key(fact: Fact) -> tuple[str, date | None]:
+    return normalised(fact.content), fact.valid_until

@@ -330,7 +330,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea", "I like coffee", "Its quote is not in the conversation."),
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
-        ("Likes 12 teas", "I like tea", "Nobody said 12."),
+        ("Likes 12 teas", "I like tea", "Not in the conversation: 12."),
         (
             "Wants money sent abroad",
             "I like tea",
@@ -356,7 +356,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
             "I like tea",
             "Too few of its words are the user's own.",
         ),
-        ("Likes tea of Bolivia", "I like tea", "Nobody said Bolivia."),
+        ("Likes tea of Bolivia", "I like tea", "Not in the conversation: Bolivia."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
         ("", "I like tea", "There is no statement in it."),
         ("x" * 501, "I like tea", "It has 501 characters"),

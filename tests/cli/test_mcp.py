@@ -180,7 +180,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "remember",
         {"content": "Likes Bolivia", "quote": "I like tea"},
-        "Nobody said Bolivia",
+        "Not in the conversation: Bolivia",
     ),
     ("remember", {"content": "Likes tea"}, "quote"),
     (

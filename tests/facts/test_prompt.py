@@ -298,7 +298,7 @@ async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
 @pytest.mark.parametrize(
     ("form", "read"),
     [
-        (form_texts(("diet",))[0], parse_reply),
+        (form_texts(("diet",)).words, parse_reply),
         (VERDICT_FORM, lambda text: parse_verdict([text], 1)),
     ],
 )

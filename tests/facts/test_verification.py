@@ -11,7 +11,7 @@ import pytest
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.facts.checks import Rejection
-from llama_index_memory_ext.facts.validation import ValidatedReply
+from llama_index_memory_ext.facts.validation import Doubt, ValidatedReply
 from llama_index_memory_ext.facts.verification import Judgement, parse_verdict, verified
 from llama_index_memory_ext.text.messages import Utterance
 from tests.conversation import assistant, user
@@ -127,7 +127,7 @@ def test_verdicts_are_read_as_models_write_them() -> None:
     assert [
         (one.number, one.said_as, one.about) for one in parse_verdict([text], 2)
     ] == expected
-    with pytest.raises(VerificationError, match="each of 3 candidates; saw 2"):
+    with pytest.raises(VerificationError, match="each of 3 candidates; got 2"):
         parse_verdict([text], 3)
 
 
@@ -184,9 +184,9 @@ def test_what_numbers_speak_against_is_stored_by_words_that_say_it(
     quote: str, stays: bool
 ) -> None:
     lines = [Utterance(1, "user", "Sleep is rare since we have twins.")]
-    rejection = Rejection("number_not_said", "Nobody said 2.")
+    rejection = Rejection("number_not_said", "Not in the conversation: 2.")
     fact = Fact(content="Has 2 babies", quote="Sleep is rare")
-    valid = ValidatedReply(rejected=(rejection,), doubted=((fact, rejection),))
+    valid = ValidatedReply(rejected=(rejection,), doubted=(Doubt(fact, rejection),))
     left = verified(valid, [judged(said_as="stated", quote=quote)], lines)
     assert [one.quote for one in left.accepted] == (["we have twins"] if stays else [])
     assert left.rejections == ({} if stays else {"number_not_said": 1})
