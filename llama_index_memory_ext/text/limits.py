@@ -6,8 +6,8 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate, chain, islice, takewhile
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.language.words import sentences_in
@@ -95,7 +95,11 @@ def plan_cut(
     than half of the tokens that fit. Messages are counted from the newest one on, until
     a limit is exceeded.
     """
-    sums = _newest_sums(messages, limits)
+    # Lazily: the tokens of messages beyond a limit are not counted.
+    newest = islice(reversed(messages), limits.max_messages)
+    tokens = accumulate(message.tokens for message in newest)
+    # ``sums[n - 1]`` are the tokens of the newest n messages.
+    sums = list(takewhile(lambda total: total <= limits.tokens, tokens))
     if len(sums) == len(messages):
         return 0
     fitting = min(bisect_right(sums, limits.kept.tokens), limits.keep_messages)
@@ -112,25 +116,11 @@ def plan_cut(
     first = cuts[0]
     for turn in cuts:
         if messages[turn].role in turn_starts:
-            # ``sums[n - 1]`` are the tokens of the newest n messages.
-            tokens = sums[len(messages) - turn - 1]
-            if tokens * 2 >= sums[len(messages) - first - 1]:
+            most_tokens = sums[len(messages) - first - 1]
+            if sums[len(messages) - turn - 1] * 2 >= most_tokens:
                 return turn
             break
     return first
-
-
-def _newest_sums(messages: Sequence[Counted], limits: Limits) -> list[int]:
-    """Return the tokens of the newest message, of the newest two, and so on, within the limits."""
-    newest = islice(reversed(messages), limits.max_messages)
-    sums: list[int] = []
-    tokens = 0
-    for message in newest:
-        tokens += message.tokens
-        if tokens > limits.tokens:
-            break
-        sums.append(tokens)
-    return sums
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:
@@ -163,44 +153,30 @@ def excerpt(
     """
     if counter.count(text) <= limit:
         return text
-    pieces = _pieces_of(text)
+    # Long sentences are shown in pieces.
+    pieces = list(chain.from_iterable(map(_PIECE.findall, sentences_in(text))))
     terms_of_pieces = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
     sums = list(accumulate(map(counter.count, pieces), initial=0))
     run = _best_run(terms_of_pieces, sums, limit - counter.count(_BEFORE + _AFTER))
     if run is None:
         return counter.clip(text, limit)
-    passage = "".join(pieces[run.start : run.end]).strip()
+    passage = "".join(pieces[run]).strip()
     if run.start > 0:
         passage = _BEFORE + passage
-    if run.end < len(pieces):
+    if run.stop < len(pieces):
         passage += _AFTER
     # The tokens of pieces need not add up.
     return counter.clip(passage, limit)
 
 
-def _pieces_of(text: str) -> list[str]:
-    """Return the sentences of a text; long sentences in pieces."""
-    pieces: list[str] = []
-    for sentence in sentences_in(text):
-        pieces += _PIECE.findall(sentence)
-    return pieces
-
-
-class _Run(NamedTuple):
-    """The pieces of a text from ``start`` to before ``end``."""
-
-    start: int
-    end: int
-
-
 def _best_run(
     terms_of_pieces: Sequence[frozenset[str]], sums: Sequence[int], limit: int
-) -> _Run | None:
+) -> slice | None:
     """Return the run of pieces within the limit with most different terms, then most tokens; None without terms.
 
     ``sums[n]`` are the tokens of the first n pieces.
     """
-    best: _Run | None = None
+    best: slice | None = None
     best_score = (0, 0)
     for end in range(1, len(sums)):
         # The longest run that ends here.
@@ -208,6 +184,6 @@ def _best_run(
         terms: frozenset[str] = frozenset().union(*terms_of_pieces[start:end])
         score = (len(terms), sums[end] - sums[start])
         if terms and score > best_score:
-            best = _Run(start, end)
+            best = slice(start, end)
             best_score = score
     return best

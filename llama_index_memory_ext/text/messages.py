@@ -117,13 +117,6 @@ _SEARCHED_CHARACTERS = 100_000
 _PICTURE_BYTES = 65_536
 
 
-class Tags(NamedTuple):
-    """The text before and the text after the body of an element."""
-
-    opening: str
-    closing: str
-
-
 class ClippedText(NamedTuple):
     """A text within a limit, and its tokens."""
 
@@ -150,17 +143,17 @@ class Entry:
     heading: str = ""
 
     @property
-    def tags(self) -> Tags:
-        """The text before the body, and the text after it."""
+    def tags(self) -> tuple[str, str]:
+        """The opening and the closing tag, as ``clipped_element`` takes them."""
         # Attributes hold no ">": it is escaped there.
         opening = self.text[: self.text.index(">") + 1]
-        return Tags(opening, CLOSING if self.text.startswith(_ROLE) else "\n")
+        return opening, CLOSING if self.text.startswith(_ROLE) else "\n"
 
     @property
     def body(self) -> str:
         """The text between the tags."""
-        tags = self.tags
-        return self.text[len(tags.opening) : -len(tags.closing)]
+        opening, closing = self.tags
+        return self.text[len(opening) : -len(closing)]
 
     @property
     def role(self) -> str:

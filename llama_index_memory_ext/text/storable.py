@@ -126,7 +126,7 @@ def _id_text(value: Json) -> str:
 
 
 def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
-    """Return whether a stored message and another one, both as JSON, are equal.
+    """Return whether a stored message equals a message, both as JSON.
 
     The key that LlamaIndex adds does not count, nor does an id that ``message`` leaves
     out.

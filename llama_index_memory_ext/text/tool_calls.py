@@ -228,13 +228,8 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
 
 def fields_of(value: Json) -> dict[str, Json]:
     """Return the fields of an object or a dict; any other value is its ``name``."""
-    if isinstance(value, dict):
-        plain = value
-    else:
-        plain = _plain(value)
-    if isinstance(plain, dict):
-        return plain
-    return {"name": value}
+    plain = value if isinstance(value, dict) else _plain(value)
+    return plain if isinstance(plain, dict) else {"name": value}
 
 
 def _plain(value: Json) -> Json:

@@ -214,11 +214,11 @@ class _Trimmer:
 
     def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks:
         """Return the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
-        texts = [
-            block.text if isinstance(block, TextBlock) else ""
+        tokens = [
+            self.counter.count(block.text) if isinstance(block, TextBlock) else 0
             for block in message.blocks
         ]
-        shares = share_out([self.counter.count(text) for text in texts], limit)
+        shares = share_out(tokens, limit)
         blocks: list[ContentBlock | None] = []
         for block, share in zip(message.blocks, shares, strict=True):
             if isinstance(block, _UNCOUNTED):
