@@ -136,7 +136,7 @@ async def ask_with(
     accepted = {
         name: value for name, value in options.items() if takes(llm, name) is not False
     }
-    refused: list[str] = []
+    refused = []
     await import_clients()
     while True:
         try:

@@ -123,7 +123,7 @@ class _Caching(_Parent):
         pointed = [message for message in messages if _has_points(message)]
         if not pointed:
             return _Request(messages, {})
-        fields: dict[str, Any] = {}
+        fields = {}
         if takes_cache_points(self.model):
             fields = self._marks(messages)
         session_id = next(filter(None, map(_session_id_of, pointed)), None)
@@ -138,10 +138,10 @@ class _Caching(_Parent):
 
     def _marks(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
         """Return the fields of a request that hold the messages with marks; {} if no message gets a mark."""
-        items: list[dict[str, Any]] = []
+        items = []
         has_marks = False
         for message in messages:
-            parts: list[dict[str, Any]] = []
+            parts = []
             if message.role in _MARKED_ROLES and _has_points(message):
                 parts = self._parts(message)
             if any(_MARK in part for part in parts):

@@ -229,8 +229,8 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
 
 def _elements(text: str) -> list[_Entry]:
     """Return the messages and facts of a memory or a transcript, recalled messages first, which are older."""
-    recalled: list[_Entry] = []
-    elements: list[_Entry] = []
+    recalled = []
+    elements = []
     for match in _ELEMENT.finditer(text):
         if match[4]:
             recalled.append(_parse_element(*match.group(4, 5, 6)))
@@ -251,7 +251,7 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
 def _calls(entries: Sequence[_Entry]) -> list[_Call]:
     """Return the assistant's calls in a turn. The text of another role may only look like a call."""
     results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    calls: list[_Call] = []
+    calls = []
     text = "\n".join(_texts_of("assistant", entries))
     for call_id, name, arguments in _CALL.findall(text):
         result = results.get(call_id, "no result")
@@ -262,7 +262,7 @@ def _calls(entries: Sequence[_Entry]) -> list[_Call]:
 
 
 def _statements(topic: _Topic, text: str) -> list[_Statement]:
-    """Return the statements about a topic in a text, outside of questions. The next statement ends a value."""
+    """Return the true statements about a topic in a text, outside of questions. The next statement ends a value."""
     pattern = (
         rf"\b((?i:{topic.statement})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
     )
@@ -270,11 +270,6 @@ def _statements(topic: _Topic, text: str) -> list[_Statement]:
     for sentence in _SENTENCE_END.split(text):
         if not sentence.endswith("?"):
             statements += map(_Statement._make, re.findall(pattern, sentence))
-    return statements
-
-
-def _true_statements(topic: _Topic, text: str) -> list[_Statement]:
-    statements = _statements(topic, text)
     return statements[-1:] if topic.is_single else statements
 
 
@@ -293,9 +288,9 @@ def _facts_in(question: str) -> dict[str, Any]:
     numbered_facts, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
     new: list[dict[str, Any]] = []
-    retired: list[dict[str, Any]] = []
+    retired = []
     for topic in _TOPICS:
-        for quote, value in _true_statements(topic, text):
+        for quote, value in _statements(topic, text):
             content = f"{topic.fact} {value}"
             label = f"n{len(new) + 1}"
             new.append(
@@ -327,7 +322,7 @@ def _facts_in(question: str) -> dict[str, Any]:
 
 def _longest_sum(question: str) -> str:
     """Return the longest sum that is a sentence of the question; "" for none."""
-    sums: list[str] = []
+    sums = []
     for sentence in _SENTENCE_END.split(question):
         match = _SUM.fullmatch(sentence)
         if match:
@@ -413,7 +408,7 @@ def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
     """Tell the user's last statement about the topic of a question, else a fact; notes new statements."""
     text = "\n".join([*_texts_of("user", past), question])
     facts = _texts_of("fact", past)
-    notes: list[str] = []
+    notes = []
     for topic in _TOPICS:
         values = _values_of(topic, text, facts)
         if re.search(topic.question, question, re.IGNORECASE):
@@ -422,7 +417,7 @@ def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
             for value in values:
                 if value.casefold().removesuffix("s") in question.casefold():
                     return f"Take care: {topic.echo} {value}."
-        statements = _true_statements(topic, question)
+        statements = _statements(topic, question)
         notes += [f"{topic.echo} {statement.value}" for statement in statements]
     if notes:
         return f"Noted: {', '.join(notes)}."
@@ -495,7 +490,7 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, *_: object, **__: object
     ) -> list[ToolSelection]:
-        selections: list[ToolSelection] = []
+        selections = []
         for block in response.message.blocks:
             if isinstance(block, ToolCallBlock):
                 fields = block.model_dump()

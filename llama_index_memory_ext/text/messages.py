@@ -257,7 +257,7 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     if "<" not in text:
         return text
     pattern = _tag_pattern(OUR_TAGS.union(tags))
-    pieces: list[str] = []
+    pieces = []
     start = 0
     # No tag reaches over the "<" of the next one.
     while 0 <= start < len(text):
@@ -296,11 +296,11 @@ def body_of(message: ChatMessage) -> str:
     Of its ``additional_kwargs`` only tool calls, a refusal and the sources of an answer
     are shown.
     """
-    calls: list[str] = []
+    calls = []
     for call in calls_of(message):
         head = f"[tool call {call.id}]" if call.id else "[tool call]"
         calls.append(f"{head} {call.name}({call.arguments})")
-    lines: list[str] = []
+    lines = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             lines.append(calls.pop(0))
@@ -334,7 +334,7 @@ def _medium_details(block: Json) -> str:
 
     An address that holds the data is left out.
     """
-    details: list[str] = []
+    details = []
     for name in ("title", "url"):
         detail = str(getattr(block, name, None) or "")
         if not detail.startswith("data:"):

@@ -62,7 +62,7 @@ def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
     >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
     '2023-05-08T14:00:00+00:00'
     """
-    times: dict[str, datetime] = {}
+    times = {}
     for key in TIME_KEYS:
         # Some texts make the reader of mails raise an IndexError or a TypeError.
         with suppress(ValueError, OverflowError, IndexError, TypeError):

@@ -127,7 +127,7 @@ class TokenCounter:
         if len(text) <= _PIECE_CHARACTERS:
             return encoding.encode_ordinary(text)
         # One piece after the other, so that other threads get their turn.
-        tokens: list[Any] = []
+        tokens = []
         for piece in _PIECE.finditer(text):
             tokens += encoding.encode_ordinary(piece[0])
         return tokens
@@ -248,7 +248,7 @@ def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
     """
-    places: list[int] = []
+    places = []
     for i, cost in enumerate(tokens):
         if cost <= limit:
             places.append(i)

@@ -16,7 +16,6 @@ from llama_index.core.base.llms.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from llama_index.core.base.llms.types import ContentBlock
 
 
 # A value of JSON, or any object where LlamaIndex allows one.
@@ -68,7 +67,7 @@ class ToolCall(NamedTuple):
 
 def calls_of(message: ChatMessage) -> list[ToolCall]:
     """Return the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
-    calls: list[ToolCall] = []
+    calls = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             arguments = to_json(block.tool_kwargs)
@@ -146,12 +145,12 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     A call is removed from a copy of its message, and a message that is then empty is
     left out. All other messages are the same objects. Only assistants make calls.
     """
-    complete: list[ChatMessage] = []
+    complete = []
     for caller, *results in tool_call_groups(messages):
         if caller.role in RESULT_ROLES:
             continue
         calls = calls_of(caller)
-        pairs: dict[int, int] = {}
+        pairs = {}
         if caller.role in ASSISTANT_ROLES:
             pairs = _pair_results(calls, results)
         if len(pairs) == len(calls):
@@ -173,7 +172,7 @@ def _pair_results(
         str(result.additional_kwargs.get("tool_call_id") or "") for result in results
     ]
     unanswered = list(range(len(calls)))
-    pairs: dict[int, int] = {}
+    pairs = {}
     for is_pair in (_have_same_id, _lack_an_id):
         for i, result_id in enumerate(result_ids):
             if i in pairs:
@@ -199,7 +198,7 @@ def _lack_an_id(call_id: str, result_id: str) -> bool:
 def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
     """Return a copy of a message with some of its calls. Blocks and ``additional_kwargs`` hold the same calls."""
     places = count()
-    blocks: list[ContentBlock] = []
+    blocks = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock) and next(places) not in indexes:
             continue

@@ -265,7 +265,7 @@ def _with_blocks(
         for key, value in message.additional_kwargs.items()
         if key in _NEEDED_KWARGS
     }
-    shown_blocks: list[ContentBlock] = []
+    shown_blocks = []
     for block in blocks:
         is_blank = isinstance(block, TextBlock) and not block.text.strip()
         if block is not None and not is_blank:

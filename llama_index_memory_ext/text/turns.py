@@ -106,7 +106,7 @@ def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     >>> [message.role.value for message in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
     ['assistant', 'tool']
     """
-    conversation: list[ChatMessage] = []
+    conversation = []
     awaits_output = False
     for message in messages:
         if awaits_output and is_printed(message):
@@ -125,7 +125,7 @@ def turns_in(
     messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()
 ) -> list[list[str]]:
     """Return the spoken texts of each turn, oldest first. Texts before the first question form a turn."""
-    lines: list[Utterance] = []
+    lines = []
     for message in messages:
         text = spoken(message)
         if text:
