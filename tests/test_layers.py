@@ -43,7 +43,7 @@ formats     __init__ > layouts                                            # mess
 models      ask > caching_openai local_embeddings offline responses server_history >
             prompt_caches                                                 # how a model is asked
 ---
-text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
+text        trim > limits messages > turns > storable tokens > tool_calls   # messages as text, counted and cut
 ---
 language    loading names > said_dates > numbers quotes secrets tokens >
             dates detection related words > __init__                                    # words
@@ -224,7 +224,7 @@ LOADED_WITH_THE_PRESET = {
     "record": "block recall text window",
     "search": "embeddings tfidf",
     "store": "address cursors facts log runner sessions tables",
-    "text": "limits messages tokens tool_calls",
+    "text": "limits messages storable tokens tool_calls turns",
 }
 
 

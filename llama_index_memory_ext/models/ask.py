@@ -1,4 +1,4 @@
-"""Asks a model with the options that it takes, within its window."""
+"""Requests to a model: its window, the options that its server takes, and the request itself."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from llama_index_memory_ext.errors import is_about_words, status_of
 from llama_index_memory_ext.models.responses import was_truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.base.llms.types import ChatResponse
     from llama_index.core.llms import LLM
 
 
 # The share of a window that our tokenizer may fill: 4,000 tokens of o200k_base were
 # 4,531 of SmolLM2's.
-_FILLED = 0.85
+_WINDOW_SHARE = 0.85
 
 
 def context_window(llm: LLM) -> int | None:
-    """Return the tokens of a model's window; None if it does not say, or says what LlamaIndex says for those that do not."""
+    """Return the tokens of a model's window; None if it is unknown, or LlamaIndex's default for unknown windows."""
     try:
         window = llm.metadata.context_window
     except Exception:  # noqa: BLE001 - LlamaIndex's classes refuse names that they do not know, each in its way
@@ -39,17 +39,17 @@ def context_window(llm: LLM) -> int | None:
 
 
 def tokens_left(window: int | None, fixed: int) -> int | None:
-    """Return the tokens of a window that are left beside ``fixed`` ones, by any tokenizer; None for an unknown window.
+    """Return the tokens of a window that remain beside ``fixed`` tokens, by any tokenizer; None for an unknown window.
 
     >>> tokens_left(8_192, 1_000)
     5963
     """
     if window is None:
         return None
-    return max(int(window * _FILLED) - fixed, 0)
+    return max(int(window * _WINDOW_SHARE) - fixed, 0)
 
 
-# How a server names what it refuses.
+# The words of a server that refuses an option.
 _NAMED = {
     "max_tokens": re.compile(
         r"(?i)max_?(?:completion_?|output_?|new_?)?tokens|completion"
@@ -60,40 +60,42 @@ _TOOLS_REFUSED = re.compile(
     r"(?i)tool_?choice|(?:tools?\b|function.?call).{0,60}(?:support|require|enable|permit|allow)"
     r"|(?:support|unknown|unrecognized|unexpected).{0,60}(?:tools?\b|function)"
 )
-# By which servers answer to a field of a request that they do not take, or cannot use.
+# Servers answer with these to a field of a request that they do not take.
 _REFUSED = frozenset({400, 422})
+# Servers answer with these to a tool that they cannot use.
 _NOT_ABLE = frozenset({400, 404, 422, 500, 501})
-# Models whose thoughts count among the tokens of an answer, by their names.
+# The names of models whose thoughts count among the tokens of an answer.
 _THINKS = re.compile(r"(?i)(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![^\W_])")
 
-# What clients import at their first call, by the packages that do so; those of OpenAI
-# are some 500 modules, which take a second.
+# The modules that the clients of a package import at their first call. OpenAI's are
+# some 500 modules, which take a second.
 _LATE = {
     "openai": ("openai.resources",),
     "httpx": ("httpcore", "anyio._backends._asyncio"),
 }
 _imported: set[str] = set()
 
-# What each model is known to take, by the ids of the models, because models have no
+# Whether a model's server takes an option, by the ids of the models: models have no
 # hash.
-_known: dict[int, dict[str, bool]] = {}
+_taken_options: dict[int, dict[str, bool]] = {}
 
 
 def takes(llm: LLM, option: str) -> bool | None:
-    """Return whether the server of a model has taken an option; None before it is known."""
-    return _known.get(id(llm), {}).get(option)
+    """Return whether the server of a model takes an option; None before a request has shown it."""
+    return _taken_options.get(id(llm), {}).get(option)
 
 
 def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
-    """Remember, as long as the model lives, that its server has taken options, or has refused them."""
-    if id(llm) not in _known:
-        _known[id(llm)] = {}
-        weakref.finalize(llm, _known.pop, id(llm), None)
-    _known[id(llm)].update(dict.fromkeys(options, taken))
+    """Store, as long as the model lives, that its server has taken options, or has refused them."""
+    if id(llm) not in _taken_options:
+        _taken_options[id(llm)] = {}
+        weakref.finalize(llm, _taken_options.pop, id(llm), None)
+    _taken_options[id(llm)].update(dict.fromkeys(options, taken))
 
 
 def is_openai_like(llm: LLM) -> bool:
-    """Return whether this is LlamaIndex's class for OpenAI's chats, or derived from it; whoever has one has imported it."""
+    """Return whether a model is a chat model of LlamaIndex's class ``OpenAI``, or of a class derived from it."""
+    # A program with such a model has imported the class.
     module = sys.modules.get("llama_index.llms.openai")
     return (
         module is not None
@@ -103,9 +105,10 @@ def is_openai_like(llm: LLM) -> bool:
 
 
 def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
-    """Return the option that bounds an answer to so many tokens; {} for models of which it is not known that they take it.
+    """Return the option that limits an answer to so many tokens; {} if the model may not take it.
 
-    And for those that have a limit of their own, and those that count their thoughts.
+    {} also for a model with a limit in its settings, and for a model that counts its
+    thoughts.
     """
     if (
         not is_openai_like(llm)
@@ -124,71 +127,79 @@ async def ask_with(
     ask: Callable[..., Awaitable[ChatResponse]],
     heard: list[ChatResponse],
 ) -> ChatResponse:
-    """Return the answer when the model is asked with these options, but for those that the server refuses, now or before.
+    """Return the answer to a request with the options that the server takes.
 
-    All responses are added to ``heard``: a model whose thoughts have filled its answer
-    is asked again without a bound.
+    An option that the server refuses, now or in an earlier request, is left out. A
+    model whose thoughts have filled its answer is asked again without a limit. All
+    responses are added to ``heard``.
     """
-    left = {
+    accepted = {
         name: value for name, value in options.items() if takes(llm, name) is not False
     }
-    refused = list[str]()
+    refused = []
     await import_clients()
     while True:
         try:
-            response = await ask(**left)
+            response = await ask(**accepted)
         except Exception as error:
-            # What the server names, or else may mean: what was taken before is not
-            # refused unnamed.
-            named = [name for name in left if _NAMED[name].search(str(error))]
-            # One that leaves no room for the words is no option that the server does
-            # not know.
-            if is_about_words(error):
-                unknown = []
-            else:
-                unknown = [name for name in left if not takes(llm, name)]
-            if status_of(error) not in _REFUSED or not (named or unknown):
+            name = _refused_option(llm, accepted, error)
+            if name is None:
                 raise
-            name = [*named, *unknown][0]
-            refused += [] if is_about_words(error) else [name]
-            del left[name]
-            continue
-        heard.append(response)
-        if "max_tokens" not in left or not (
-            was_truncated(response) and _has_thoughts(response.message)
-        ):
-            break
-        refused.append("max_tokens")
-        del left["max_tokens"]
-    remember(llm, list(left), taken=True)
+            # A limit that leaves no room for these words is refused only this time.
+            if not is_about_words(error):
+                refused.append(name)
+        else:
+            heard.append(response)
+            name = "max_tokens"
+            if name not in accepted or not _is_filled_by_thoughts(response):
+                break
+            refused.append(name)
+        del accepted[name]
+    remember(llm, list(accepted), taken=True)
     remember(llm, refused, taken=False)
     return response
 
 
-def _has_thoughts(message: ChatMessage) -> bool:
-    return "<think" in (message.content or "") or any(
-        block.block_type == "thinking" for block in message.blocks
+def _refused_option(llm: LLM, options: Iterable[str], error: Exception) -> str | None:
+    """Return the option that a server refuses with this error; None if it refuses something else."""
+    if status_of(error) not in _REFUSED:
+        return None
+    for name in options:
+        if _NAMED[name].search(str(error)):
+            return name
+    # A server may refuse an option without naming it, unless it has taken it before.
+    if not is_about_words(error):
+        for name in options:
+            if not takes(llm, name):
+                return name
+    return None
+
+
+def _is_filled_by_thoughts(response: ChatResponse) -> bool:
+    message = response.message
+    return was_truncated(response) and (
+        "<think" in (message.content or "")
+        or any(block.block_type == "thinking" for block in message.blocks)
     )
 
 
 def refuses_tools(llm: LLM, error: BaseException) -> bool:
     """Return whether a server that has taken no tools so far refuses them with this error."""
-    is_named = (
-        status_of(error) in _NOT_ABLE and _TOOLS_REFUSED.search(str(error)) is not None
+    return (
+        status_of(error) in _NOT_ABLE
+        and _TOOLS_REFUSED.search(str(error)) is not None
+        and not takes(llm, "tools")
     )
-    return is_named and not takes(llm, "tools")
 
 
 async def import_clients() -> None:
-    """Import what is still missing of the clients whose packages the program has imported."""
-    names = [
-        name for package in _LATE.keys() & sys.modules.keys() for name in _LATE[package]
-    ]
-    # A module is known to the interpreter before it is whole, and whoever imports it
-    # then waits in the event loop.
-    for name in names:
-        if name not in _imported:
-            # Of another version there may be no such module.
-            with suppress(ImportError):
-                await asyncio.to_thread(import_module, name)
-            _imported.add(name)
+    """Import the late modules of the clients whose packages the program has imported."""
+    for package in _LATE.keys() & sys.modules.keys():
+        for name in _LATE[package]:
+            # ``sys.modules`` holds a module before it is complete: to import it then
+            # would block the event loop.
+            if name not in _imported:
+                # Another version of the package may not have this module.
+                with suppress(ImportError):
+                    await asyncio.to_thread(import_module, name)
+                _imported.add(name)

@@ -1,4 +1,4 @@
-"""OpenAI's models, which cache a prompt up to each ``CachePoint`` in its messages.
+"""OpenAI's models with cache points: a prompt is cached up to each ``CachePoint`` in its messages.
 
 How GPT-5.6 and later models match:
 https://developers.openai.com/api/docs/guides/prompt-caching
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -45,8 +45,8 @@ _MARKED_ROLES = (
     MessageRole.USER,
     MessageRole.TOOL,
 )
-# What servers say that do not know the fields, or that take no list of parts where a
-# mark needs one.
+# The words of servers that do not know the fields, or that take no list of parts where
+# a mark needs one.
 _REFUSALS = (
     "prompt_cache",
     "extra inputs",
@@ -55,6 +55,13 @@ _REFUSALS = (
     "a string",
     "valid string",
 )
+
+
+class _Request(NamedTuple):
+    """Messages without cache points, and the fields of the request that stand for these points; {} for none."""
+
+    messages: Sequence[ChatMessage]
+    fields: dict[str, Any]
 
 
 def _with_fields(
@@ -68,17 +75,33 @@ def _with_fields(
 
 
 if TYPE_CHECKING:
-    # Either of LlamaIndex's classes: what is used of it here is the same.
+    # Or ``OpenAIResponses``, which has the same methods.
     _Parent = OpenAI
 else:
     _Parent = object
 
 
-class _Caching(_Parent):
-    """What is added to LlamaIndex's class: requests with marks."""
+def _has_points(message: ChatMessage) -> bool:
+    return any(isinstance(block, CachePoint) for block in message.blocks)
 
-    # What differs between the two APIs: the name of the messages, that of a text, and
-    # which roles have only texts.
+
+def _without_points(message: ChatMessage) -> ChatMessage:
+    """Return a copy of a message without its cache points, or the message itself if it has none."""
+    if not _has_points(message):
+        return message
+    blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
+    return message.model_copy(update={"blocks": blocks})
+
+
+def _session_id_of(message: ChatMessage) -> Any:
+    return message.additional_kwargs.get("session_id")
+
+
+class _Caching(_Parent):
+    """Requests with marks, for both of OpenAI's APIs."""
+
+    # The names of the messages and of a text in a request, and the roles that have only
+    # texts.
     _place: ClassVar[str]
     _text: ClassVar[str]
     _text_only: ClassVar[tuple[MessageRole, ...]]
@@ -90,69 +113,56 @@ class _Caching(_Parent):
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         # Tracebacks with local variables show the model of each frame of this file.
         return [
-            one
-            for one in super().__repr_args__()
-            if one[0] not in ("api_key", "default_headers")
+            (name, value)
+            for name, value in super().__repr_args__()
+            if name not in ("api_key", "default_headers")
         ]
 
-    def _split(
-        self, messages: Sequence[ChatMessage]
-    ) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
-        """Return the messages without cache points, and what the request says in their place; {} if nothing."""
-        if not any(
-            isinstance(block, CachePoint)
-            for message in messages
-            for block in message.blocks
-        ):
-            return messages, {}
+    def _split(self, messages: Sequence[ChatMessage]) -> _Request:
+        """Return the request for these messages."""
+        pointed = [message for message in messages if _has_points(message)]
+        if not pointed:
+            return _Request(messages, {})
+        fields = {}
         if takes_cache_points(self.model):
-            roles = _MARKED_ROLES
-        else:
-            roles = ()
-        plain = list[ChatMessage]()
-        items = list[dict[str, Any]]()
-        fields = dict[str, Any]()
+            fields = self._marks(messages)
+        session_id = next(filter(None, map(_session_id_of, pointed)), None)
+        if session_id:
+            digest = sha256(str(session_id).encode("utf-8", "replace")).hexdigest()
+            fields[_KEY] = digest[:32]
+        if fields:
+            for name in (_KEY, _OPTIONS):
+                if name in self.additional_kwargs:
+                    fields[name] = self.additional_kwargs[name]
+        return _Request([_without_points(message) for message in messages], fields)
+
+    def _marks(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
+        """Return the fields of a request that hold the messages with marks; {} if no message gets a mark."""
+        items = []
+        has_marks = False
         for message in messages:
-            blocks = [
-                block for block in message.blocks if not isinstance(block, CachePoint)
-            ]
-            has_points = len(blocks) < len(message.blocks)
-            plain.append(
-                message.model_copy(update={"blocks": blocks}) if has_points else message
-            )
-            if has_points and message.role in roles:
+            parts = []
+            if message.role in _MARKED_ROLES and _has_points(message):
                 parts = self._parts(message)
-            else:
-                parts = []
             if any(_MARK in part for part in parts):
-                (item,) = self._items(
-                    message.model_copy(update={"blocks": [TextBlock(text="")]})
-                )
-                items.append(
-                    {**item, "output" if "output" in item else "content": parts}
-                )
-                fields[self._place] = items
+                empty = message.model_copy(update={"blocks": [TextBlock(text="")]})
+                (item,) = self._items(empty)
+                place = "output" if "output" in item else "content"
+                items.append({**item, place: parts})
+                has_marks = True
             else:
-                items += self._items(plain[-1])
-            session_id = message.additional_kwargs.get("session_id")
-            if has_points and session_id:
-                fields.setdefault(
-                    _KEY,
-                    sha256(str(session_id).encode("utf-8", "replace")).hexdigest()[:32],
-                )
-        if self._place in fields and messages[-1].role != MessageRole.TOOL:
-            # Else the end of the prompt, which the next one will not have, would be
-            # written to the cache as well.
+                items += self._items(_without_points(message))
+        if not has_marks:
+            return {}
+        fields: dict[str, Any] = {self._place: items}
+        if messages[-1].role != MessageRole.TOOL:
+            # In the implicit mode the end of the prompt would be written to the cache,
+            # too, which the next prompt will not have.
             fields[_OPTIONS] = {"mode": "explicit"}
-        own = {
-            name: value
-            for name, value in self.additional_kwargs.items()
-            if name in (_KEY, _OPTIONS)
-        }
-        return plain, {**fields, **own} if fields else {}
+        return fields
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
-        """Return the parts of a message, each text one of its own, with a mark on those before a cache point."""
+        """Return the parts of a message, one for each text, with a mark on each part before a cache point."""
         parts: list[dict[str, Any]] = []
         for block in message.blocks:
             if isinstance(block, CachePoint):
@@ -161,7 +171,7 @@ class _Caching(_Parent):
             elif isinstance(block, TextBlock):
                 parts.append({"type": self._text, "text": block.text})
             elif message.role not in self._text_only:
-                # In a message of the user's no conversion joins or drops parts.
+                # In a message of the user no conversion joins or drops parts.
                 (item,) = self._items(
                     ChatMessage(role=MessageRole.USER, blocks=[block])
                 )
@@ -174,20 +184,19 @@ class _Caching(_Parent):
         try:
             yield
         except APIStatusError as error:
-            said = str(error).lower()
-            if (
-                not fields
-                or error.status_code not in (400, 422)
-                or not any(one in said for one in _REFUSALS)
-            ):
+            text = str(error).lower()
+            is_refusal = error.status_code in (400, 422) and any(
+                words in text for words in _REFUSALS
+            )
+            if not (fields and is_refusal):
                 raise
         else:
             return
-        # Nothing of what the server said, and outside of the handler: some servers
-        # repeat the prompt in it.
+        # Without the server's words, and outside of the handler: some servers repeat the
+        # prompt in their errors.
         raise SettingError(
-            f"expected a server that takes cache breakpoints and keys; the one of {self.model} refuses them. OpenAI's "
-            "takes them; for any other say cache_points=False, and leave CachePoint blocks out of your messages."
+            f"expected a server that takes cache breakpoints and keys; the server of {self.model} refuses them. For a "
+            "server other than OpenAI's pass cache_points=False, and leave CachePoint blocks out of your messages."
         )
 
     def _get_model_kwargs(
@@ -215,11 +224,11 @@ class _Caching(_Parent):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> Any:
         plain, fields = self._split(messages)
-        answered = await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
+        stream = await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
 
         async def responses() -> AsyncIterator[ChatResponse]:
             with self._explaining(fields):
-                async for response in answered:
+                async for response in stream:
                     yield response
 
         return responses()
@@ -228,29 +237,29 @@ class _Caching(_Parent):
 class CachingOpenAI(_Caching, OpenAI):
     """LlamaIndex's ``OpenAI``, which also takes ``CachePoint`` blocks: the prompt is cached up to each of them.
 
-    GPT-5.6 and later models find in their cache only what ends at a mark. A
+    GPT-5.6 and later models find only prompts in their cache that end at a mark. A
     ``CachePoint`` marks the text, image or file before it in a message of the system,
-    the developer, the user or a tool; in an answer, or with nothing before it, it says
-    nothing. The texts of such a message go out as separate parts. OpenAI writes up to
-    the last four marks: a token that is written costs a quarter more, one that is found
-    a tenth. Nothing is written at the end of the prompt, unless a tool's result stands
-    there, because the next request goes on from it.
+    the developer, the user or a tool. In an answer, or with nothing before it, it has
+    no effect. The texts of such a message go out as separate parts. OpenAI writes up to
+    the last four marks: a token that is written costs a quarter more, a token that is
+    read from the cache a tenth. Nothing is written at the end of the prompt, unless a
+    tool's result stands there, because the next request continues it.
 
     The ``session_id`` in ``additional_kwargs`` of a message is sent as a digest,
-    ``prompt_cache_key``. What those of the model say of the key, and of
-    ``prompt_cache_options``, is sent instead.
+    ``prompt_cache_key``. A key, or ``prompt_cache_options``, in ``additional_kwargs``
+    of the model is sent instead.
 
-    OpenAI's models before GPT-5.6 refuse marks and need none, so that they get the key
-    alone. A request without a ``CachePoint`` is that of ``OpenAI``. If the server of
-    another model refuses what is new in one, a SettingError says that it needs
+    OpenAI's models before GPT-5.6 refuse marks and need none: they get the key alone. A
+    request without a ``CachePoint`` is sent as ``OpenAI`` sends it. If the server of
+    another model refuses the marks or the key, a SettingError asks for
     ``cache_points=False``.
 
     Args:
-        **kwargs: Those of ``OpenAI``.
+        **kwargs: The arguments of ``OpenAI``.
     """
 
     if TYPE_CHECKING:
-        # Else a type checker takes only the fields.
+        # A type checker would accept only the fields.
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     _place: ClassVar[str] = "messages"
@@ -268,10 +277,10 @@ class CachingOpenAI(_Caching, OpenAI):
 class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  # for mypy it has both of them
     """LlamaIndex's ``OpenAIResponses``, which also takes ``CachePoint`` blocks, as ``CachingOpenAI`` does.
 
-    A structured answer is asked for by a call of a tool.
+    A structured answer is requested as a tool call.
 
     Args:
-        **kwargs: Those of ``OpenAIResponses``.
+        **kwargs: The arguments of ``OpenAIResponses``.
     """
 
     if TYPE_CHECKING:
@@ -286,7 +295,7 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
     )
 
     def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
-        # The parent also names this model always, so that the instructions come from a
+        # The parent names this model, too: then the instructions come from a
         # "developer".
         converted = to_openai_responses_message_dict(message, model="o3-mini")
         if isinstance(converted, str):
@@ -295,20 +304,20 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
             return converted
         return [converted]
 
-    # The parent's own way sends a structured answer's prompt past `_chat`, and refuses
-    # cache points.
+    # The parent's methods do not call `_chat` for a structured answer, and refuse cache
+    # points.
     structured_predict = FunctionCallingLLM.structured_predict
     astructured_predict = FunctionCallingLLM.astructured_predict
 
 
 class AnyOpenAI(CachingOpenAI):
-    """``CachingOpenAI`` for models of any name, also those of other servers; each may call tools."""
+    """``CachingOpenAI`` for models of any name, also of other servers; each may call tools."""
 
     context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The metadata of the model. A model that LlamaIndex's class does not know is taken for a chat model."""
+        """The metadata of the model. A model that LlamaIndex's class does not know counts as a chat model."""
         try:
             metadata = super().metadata
         except ValueError:

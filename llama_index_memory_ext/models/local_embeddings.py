@@ -1,4 +1,4 @@
-"""Embeds texts with a small model on the processor, without a network, and says which model ``embed_model`` names."""
+"""The local embedding model: it embeds texts on the processor, without a network."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class LocalEmbedding(BaseEmbedding):
     """
 
     model_name: str = "multilingual-e5-small"
-    # It has no use for large batches, and a question waits for the batch that is being
-    # embedded.
+    # Larger batches are no faster, and a question waits for the current batch.
     embed_batch_size: int = 4
 
     @classmethod
@@ -47,15 +46,15 @@ class LocalEmbedding(BaseEmbedding):
 
 
 def embed_model_of(named: Any) -> Any:
-    """Return the embedding model that is meant: "local" names this one, all other values but texts are themselves.
+    """Return the local model for "local", and any value that is no text as it is.
 
-    There is one local model for all, so that no question is embedded twice. A
+    All callers get the same local model, so that no question is embedded twice. A
     SettingError for another text, and where the extra is not installed.
     """
     if not isinstance(named, str):
         return named
     if named != LOCAL:
-        # Not which: it may be a key that stands in the wrong place.
+        # The error does not repeat the text: it may be a key.
         raise SettingError(
             'embed_model must be an embedding model of LlamaIndex, "local" or None; saw another str.'
         )
@@ -66,7 +65,7 @@ def embed_model_of(named: Any) -> Any:
     return _local_embedding()
 
 
-# What a field or an argument takes.
+# The type of a field or an argument.
 EmbedModel: TypeAlias = Annotated[
     BaseEmbedding | Literal["local"] | None, BeforeValidator(embed_model_of)
 ]
@@ -85,7 +84,7 @@ def _engine() -> Any:
     # With more threads a text takes ten times as long where the processor has other
     # work.
     engine = E5(num_threads=1)
-    # It tells its library by the environment, which is for all others, too.
+    # E5 sets the variable, which all libraries of the process read.
     if before is None:
         del os.environ[_THREADS]
     else:

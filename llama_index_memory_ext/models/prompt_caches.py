@@ -1,4 +1,4 @@
-"""Tells whose prompt caches find the record only at cache points."""
+"""Prompt caches: which families of models find the record only at cache points."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 _GPT = "OpenAI's GPT-5.6 and later"
 _CLAUDE = "Anthropic's Claude"
 _NOVA = "Amazon's Nova"
-# A model's name stands behind that of a provider, a gateway or a region
-# ("openrouter/openai/", "us.anthropic."). Not behind "openai.": that is OpenAI on
-# Bedrock, where cache points for it are not documented.
+# A provider, a gateway or a region may stand in front of a model's name
+# ("openrouter/openai/", "us.anthropic."). "openai." may not: OpenAI on Bedrock has no
+# documented cache points.
 _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
@@ -58,27 +58,26 @@ def takes_cache_points(model_name: str) -> bool:
 
 
 def how_to_mark(family: str) -> str:
-    """Return what a program has to say so that a family of models finds the record in its cache."""
-    wanted = "CondensedMemory.from_defaults(cache_points=True)"
+    """Return the settings with which a family of models finds the record in its cache."""
+    marks = "CondensedMemory.from_defaults(cache_points=True)"
     if family == _GPT:
-        return f"{wanted}, with CachingOpenAI or CachingOpenAIResponses as the model"
+        return f"{marks}, with CachingOpenAI or CachingOpenAIResponses as the model"
     bedrock = "CondensedMemory.from_defaults(cache_points=CacheControl(type='default'))"
     if family == _NOVA:
         return bedrock
-    return f"{wanted}, or {bedrock} for BedrockConverse"
+    return f"{marks}, or {bedrock} for BedrockConverse"
 
 
 def warn_without_cache_points(llm: LLM | None) -> None:
     """Log one warning in a process for each family of models that needs cache points, for a memory without them."""
     if llm is None:
-        family = None
-    else:
-        family = needs_cache_points(name_of(llm))
+        return
+    family = needs_cache_points(name_of(llm))
     if family is not None and family not in _warned:
         _warned.add(family)
         logger.warning(
             "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
-            "sends none. If such a model answers, each turn pays the whole conversation in full: say %s.",
+            "sends none. If such a model answers, each turn pays the whole conversation in full. Pass %s.",
             family,
             how_to_mark(family),
         )

@@ -1,4 +1,4 @@
-"""Reads what a response tells beside its text: how many tokens it took, and why the model stopped."""
+"""Responses of models: how many tokens a call used, and why the model stopped."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# OpenAI's names (Chat Completions, Responses), which others have taken over, and those
-# of Bedrock, Gemini and Ollama.
+# OpenAI's names (Chat Completions, Responses), which other providers use, too, and the
+# names of Bedrock, Gemini and Ollama.
 _PROMPT = (
     "prompt_tokens",
     "input_tokens",
@@ -35,8 +35,8 @@ _COMPLETION = (
     "candidates_token_count",
     "eval_count",
 )
-# Anthropic and Bedrock do not count among the tokens of the prompt what their caches
-# had or took.
+# Anthropic and Bedrock count the tokens that their caches read or wrote apart from the
+# tokens of the prompt.
 _CACHED = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
@@ -65,18 +65,19 @@ _TRUNCATED = frozenset(
 _REFUSED = frozenset(
     {"content_filter", "refusal", "safety", "guardrail_intervened", "content_filtered"}
 )
-# Of an answer of which nothing is told so many characters are counted; a longer one
-# counts as if it ended there.
+# Longer answers without reported tokens count as if they ended here: to count more
+# would block the event loop.
 _MOST_COUNTED = 50_000
 _CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Calls of a model and their tokens, cached ones included; two can be added.
+    """Calls of a model and their tokens; two can be added.
 
-    Of ``counted`` of these calls the provider has told nothing: our tokenizer has
-    counted their texts.
+    ``prompt_tokens``: cached tokens included.
+    ``counted``: the calls whose provider reported no tokens. Our tokenizer has counted
+    their texts.
     """
 
     calls: int = 0
@@ -91,60 +92,55 @@ class Usage:
 def usage_of(
     prompt: Sequence[ChatMessage], response: ChatResponse, counter: TokenCounter
 ) -> Usage:
-    """Return what a call took, as the provider tells it in ``raw`` or, if it does not, as our tokenizer counts it."""
+    """Return the tokens of a call: from ``raw``, or counted by our tokenizer if the provider does not report them."""
     raw = response.raw
-    for told in (
+    for report in (
         _field(raw, "usage"),
         _field(raw, "usage_metadata"),
         raw,
         response.additional_kwargs,
     ):
-        asked = _first(told, _PROMPT)
-        answered = _first(told, _COMPLETION)
-        if asked is not None and answered is not None:
-            return Usage(
-                1, asked + sum(_first(told, (name,)) or 0 for name in _CACHED), answered
-            )
-    asked = sum(message_tokens(message, counter) for message in prompt)
+        prompt_tokens = _first_count(report, _PROMPT)
+        completion_tokens = _first_count(report, _COMPLETION)
+        if prompt_tokens is not None and completion_tokens is not None:
+            for name in _CACHED:
+                prompt_tokens += _first_count(report, (name,)) or 0
+            return Usage(1, prompt_tokens, completion_tokens)
+    prompt_tokens = sum(message_tokens(message, counter) for message in prompt)
+    answer = response.message
     arguments = [
-        block.tool_kwargs
-        for block in response.message.blocks
-        if isinstance(block, ToolCallBlock)
+        block.tool_kwargs for block in answer.blocks if isinstance(block, ToolCallBlock)
     ]
-    if is_longer(
-        [response.message.content, arguments, response.message.additional_kwargs],
-        _MOST_COUNTED,
-    ):
-        # To count more would block the event loop.
-        answered = _MOST_COUNTED // _CHARACTERS_PER_TOKEN
+    if is_longer([answer.content, arguments, answer.additional_kwargs], _MOST_COUNTED):
+        completion_tokens = _MOST_COUNTED // _CHARACTERS_PER_TOKEN
     else:
-        answered = message_tokens(response.message, counter)
-    return Usage(1, asked, answered, counted=1)
+        completion_tokens = message_tokens(answer, counter)
+    return Usage(1, prompt_tokens, completion_tokens, counted=1)
 
 
 def finish_reason(response: ChatResponse) -> str:
-    """Return why the model stopped, in lower case and as its provider calls it; "" if the response does not say.
+    """Return why the model stopped, in lower case, in the provider's words; "" if the response does not say.
 
-    It is looked for in ``raw``, then in the ``additional_kwargs`` of the response and
-    of its message.
+    The reason is looked for in ``raw``, then in the ``additional_kwargs`` of the
+    response and of its message.
     """
     for place in (
         response.raw,
         response.additional_kwargs,
         response.message.additional_kwargs,
     ):
-        values = [
-            _field(part, key) for part in (_choice(place), place) for key in _REASONS
-        ]
-        details = _field(_field(place, "incomplete_details"), "reason")
-        if reason := next(filter(None, (details, *values)), None):
+        reasons = [_field(_field(place, "incomplete_details"), "reason")]
+        for part in (_choice(place), place):
+            reasons += [_field(part, key) for key in _REASONS]
+        reason = next(filter(None, reasons), None)
+        if reason:
             # Google's reasons are members of an enumeration.
             return str(getattr(reason, "name", reason)).lower()
     return ""
 
 
 def was_truncated(response: ChatResponse) -> bool:
-    """Return whether the limit of tokens has cut the answer."""
+    """Return whether a limit of tokens has cut the answer."""
     return finish_reason(response) in _TRUNCATED
 
 
@@ -155,16 +151,12 @@ def was_refused(response: ChatResponse) -> bool:
     )
 
 
-def _first(told: Any, names: Sequence[str]) -> int | None:
-    found = (_field(told, name) for name in names)
-    return next(
-        (
-            count
-            for count in found
-            if isinstance(count, int) and not isinstance(count, bool)
-        ),
-        None,
-    )
+def _first_count(report: Any, names: Sequence[str]) -> int | None:
+    for name in names:
+        count = _field(report, name)
+        if isinstance(count, int) and not isinstance(count, bool):
+            return count
+    return None
 
 
 def _choice(place: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decides what is kept of messages and texts that are too long."""
+"""Limits of messages and texts: which messages stay, how long each may be, which sentences are shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain, islice, takewhile
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.language.words import sentences_in
@@ -22,11 +21,18 @@ if TYPE_CHECKING:
 
 _BEFORE = "[...] "
 _AFTER = " [...]"
+_PIECE = re.compile(r".{1,400}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most tokens and messages, and how many are kept of more: ``keep_ratio`` of the tokens, and ``keep_messages``."""
+    """The most tokens and messages, and how many stay once there are more.
+
+    ``tokens``: most tokens.
+    ``keep_ratio``: the share of ``tokens`` that stays.
+    ``max_messages``: most messages.
+    ``keep_messages``: the number of messages that stay.
+    """
 
     tokens: int = sys.maxsize
     keep_ratio: float = 1.0
@@ -44,44 +50,41 @@ class Limits:
         include_system: bool = False,
     ) -> Limits:
         """Return the limits for options of a record or of ``trim``; raises a LimitError as they do."""
-        for name, limit in {
-            "token_limit": tokens,
-            "max_messages": most,
-            "keep_messages": keep,
-        }.items():
-            if limit is not None and (not isinstance(limit, int) or limit < 1):
-                raise LimitError(
-                    f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
-                )
+        _check_whole_number("token_limit", tokens)
+        _check_whole_number("max_messages", most)
+        _check_whole_number("keep_messages", keep)
         if keep is not None and (most is None or keep > most):
             raise LimitError(
                 f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
-                "Raise that one, or lower keep_messages."
+                "Raise max_messages, or lower keep_messages."
             )
         if include_system and most == 1:
             raise LimitError(
-                "include_system=True needs a max_messages of at least 2, for the system's message and one more; it is "
-                "1. Raise it, or leave include_system out."
+                "include_system=True needs a max_messages of at least 2, for the system's message and another; it is "
+                "1. Raise max_messages, or leave include_system out."
             )
         most = most or sys.maxsize
-        return cls(
-            tokens or sys.maxsize,
-            ratio,
-            most,
-            keep or min(most, max(2, int(most * ratio))),
-        )
+        keep = keep or min(most, max(2, int(most * ratio)))
+        return cls(tokens or sys.maxsize, ratio, most, keep)
 
     @property
     def kept(self) -> Limits:
-        """The limits of what is kept when these limits are exceeded: at least one token, if there may be any."""
+        """The limits to cut down to once these limits are exceeded: at least one token, unless none may stay."""
         tokens = max(int(self.tokens * self.keep_ratio), min(self.tokens, 1))
         return Limits(tokens, 1.0, self.keep_messages, self.keep_messages)
+
+
+def _check_whole_number(name: str, limit: Any) -> None:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise LimitError(
+            f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
+        )
 
 
 def plan_cut(
     messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()
 ) -> int:
-    """Return the index of the first message to keep, never that of a result; 0 if all are within the limits.
+    """Return the index of the first message to keep, which is never a result; 0 if all are within the limits.
 
     Above a limit, the messages are cut down to ``keep_ratio`` and ``keep_messages`` at
     once. Then the beginning stays the same for many turns, and a provider's prompt
@@ -89,27 +92,35 @@ def plan_cut(
 
     The newest message, or call with its results, always stays. A cut in front of a
     turn, which begins with a role of ``turn_starts``, is preferred unless it keeps less
-    than half of what could be kept. Messages are counted from the newest one on, until
+    than half of the tokens that fit. Messages are counted from the newest one on, until
     a limit is exceeded.
     """
-    newest = map(attrgetter("tokens"), islice(reversed(messages), limits.max_messages))
-    # The tokens of the newest message, of the newest two, and so on.
-    sums = list(takewhile(lambda tokens: tokens <= limits.tokens, accumulate(newest)))
+    # Lazily: the tokens of messages beyond a limit are not counted.
+    newest = islice(reversed(messages), limits.max_messages)
+    tokens = accumulate(message.tokens for message in newest)
+    # ``sums[n - 1]`` are the tokens of the newest n messages.
+    sums = list(takewhile(lambda total: total <= limits.tokens, tokens))
     if len(sums) == len(messages):
         return 0
     fitting = min(bisect_right(sums, limits.kept.tokens), limits.keep_messages)
-    starts = [
+    groups = [
         i for i, message in enumerate(messages) if message.role not in RESULT_ROLES
     ]
-    # The newest group stays even if it does not fit. Of results alone nothing is cut.
-    cuts = [i for i in starts if i >= len(messages) - fitting] or starts[-1:] or [0]
+    # Without a call, results are not cut.
+    if not groups:
+        return 0
+    cuts = groups[bisect_left(groups, len(messages) - fitting) :]
+    # The newest group stays even if it does not fit.
+    if not cuts:
+        return groups[-1]
     first = cuts[0]
-    turn = next((i for i in cuts if messages[i].role in turn_starts), first)
-    keeps_half = (
-        turn == first
-        or sums[len(messages) - turn - 1] * 2 >= sums[len(messages) - first - 1]
-    )
-    return turn if keeps_half else first
+    for turn in cuts:
+        if messages[turn].role in turn_starts:
+            most_tokens = sums[len(messages) - first - 1]
+            if sums[len(messages) - turn - 1] * 2 >= most_tokens:
+                return turn
+            break
+    return first
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:
@@ -119,10 +130,12 @@ def share_out(tokens: Sequence[int], limit: int) -> list[int]:
     [10, 100, 100]
     """
     shares = [0] * len(tokens)
-    left = limit
-    for done, i in enumerate(sorted(range(len(tokens)), key=lambda i: tokens[i])):
-        shares[i] = min(tokens[i], max(left, 0) // (len(tokens) - done))
-        left -= shares[i]
+    rest = limit
+    shortest_first = sorted(range(len(tokens)), key=tokens.__getitem__)
+    for done, i in enumerate(shortest_first):
+        equal_part = max(rest, 0) // (len(tokens) - done)
+        shares[i] = min(tokens[i], equal_part)
+        rest -= shares[i]
     return shares
 
 
@@ -140,33 +153,37 @@ def excerpt(
     """
     if counter.count(text) <= limit:
         return text
-    # A longer sentence is taken in pieces of 400 characters.
-    pieces = [
-        piece
-        for sentence in sentences_in(text)
-        for piece in re.findall(r"(?s).{1,400}", sentence)
-    ]
-    hits = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
-    before = list(accumulate(map(counter.count, pieces), initial=0))
-    room = limit - counter.count(_BEFORE + _AFTER)
-    best = (0, 0)
-    first = 0
-    last = 0
-    for end in range(1, len(before)):
-        # The longest run that ends here; the best has most different terms, then most
-        # tokens.
-        start = bisect_left(before, before[end] - room, 0, end)
-        score = len(frozenset().union(*hits[start:end])), before[end] - before[start]
-        if score[0] and score > best:
-            best = score
-            first = start
-            last = end
-    if first == last:
+    # Long sentences are shown in pieces.
+    pieces = list(chain.from_iterable(map(_PIECE.findall, sentences_in(text))))
+    terms_of_pieces = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
+    sums = list(accumulate(map(counter.count, pieces), initial=0))
+    run = _best_run(terms_of_pieces, sums, limit - counter.count(_BEFORE + _AFTER))
+    if run is None:
         return counter.clip(text, limit)
-    shown = (
-        _BEFORE * (first > 0)
-        + "".join(pieces[first:last]).strip()
-        + _AFTER * (last < len(pieces))
-    )
+    passage = "".join(pieces[run]).strip()
+    if run.start > 0:
+        passage = _BEFORE + passage
+    if run.stop < len(pieces):
+        passage += _AFTER
     # The tokens of pieces need not add up.
-    return counter.clip(shown, limit)
+    return counter.clip(passage, limit)
+
+
+def _best_run(
+    terms_of_pieces: Sequence[frozenset[str]], sums: Sequence[int], limit: int
+) -> slice | None:
+    """Return the run of pieces within the limit with most different terms, then most tokens; None without terms.
+
+    ``sums[n]`` are the tokens of the first n pieces.
+    """
+    best: slice | None = None
+    best_score = (0, 0)
+    for end in range(1, len(sums)):
+        # The longest run that ends here.
+        start = bisect_left(sums, sums[end] - limit, 0, end)
+        terms: frozenset[str] = frozenset().union(*terms_of_pieces[start:end])
+        score = (len(terms), sums[end] - sums[start])
+        if terms and score > best_score:
+            best = slice(start, end)
+            best_score = score
+    return best

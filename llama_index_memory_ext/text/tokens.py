@@ -1,4 +1,4 @@
-"""Counts the tokens of texts."""
+"""Tokens of texts: counts texts exactly, and clips them to a number of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from bisect import bisect_left
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +18,7 @@ from typing_extensions import Self
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import tiktoken
 
@@ -34,7 +34,10 @@ _SHIPPED = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
-_NOT_LOADED = "No tokenizer could be loaded for %r (%s). Tokens are estimated. Name an encoding that needs no network: %s."
+_NOT_LOADED = (
+    "No tokenizer could be loaded for %r (%s). Tokens are estimated. "
+    "Name an encoding that needs no network: %s."
+)
 # tiktoken's regular expression overflows its stack on white space of about a million
 # characters. So long texts are split where every encoding begins a token: at a single
 # space, or after the end of a line.
@@ -42,9 +45,9 @@ _PIECE_CHARACTERS = 100_000
 _PIECE = re.compile(
     r".{1,100000}(?:(?<=\S)(?= \S)|(?<=\n)(?=[^\s/])|\Z)|.{1,100000}", re.DOTALL
 )
-# Short ones are counted faster than they are looked up.
+# Shorter texts are counted faster than they are looked up.
 _CACHED_CHARACTERS = 500
-# More characters than these are counted in a thread: some megabytes take seconds.
+# Longer texts are counted in a thread: some megabytes take seconds.
 LONG_CHARACTERS = 50_000
 
 # Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait
@@ -60,7 +63,11 @@ _loaded: set[str] = set()
 
 
 class CountedText(str):
-    """A text that knows its number of tokens, and what was found for a question and ``shown`` in it, each as text."""
+    """A text with its number of tokens, and the matches of a question that it shows.
+
+    ``tokens``: the number of tokens.
+    ``shown``: each match with its text.
+    """
 
     __slots__ = ("shown", "tokens")
 
@@ -70,7 +77,7 @@ class CountedText(str):
     def __new__(
         cls, text: str, tokens: int, shown: Sequence[tuple[Any, str]] = ()
     ) -> Self:
-        """Make it of a text, its number of tokens and what it shows."""
+        """Return the text with these attributes."""
         counted = super().__new__(cls, text)
         counted.tokens = tokens
         counted.shown = shown
@@ -120,11 +127,10 @@ class TokenCounter:
         if len(text) <= _PIECE_CHARACTERS:
             return encoding.encode_ordinary(text)
         # One piece after the other, so that other threads get their turn.
-        return [
-            token
-            for piece in _PIECE.finditer(text)
-            for token in encoding.encode_ordinary(piece[0])
-        ]
+        tokens = []
+        for piece in _PIECE.finditer(text):
+            tokens += encoding.encode_ordinary(piece[0])
+        return tokens
 
     def warm_up(self) -> None:
         """Begin to load the vocabulary, unless it is there."""
@@ -159,53 +165,52 @@ class TokenCounter:
         if total <= limit:
             return text
         ids = self(text)
-        kept = limit
-        while kept > 0:
-            mark = f"\n[... {total - kept} tokens left out ...]\n"
-            room = kept - self.count(mark)
-            clipped = (
-                self._cut(text, ids, room - room // 2)
-                + mark
-                + self._cut(text, ids, -(room // 2))
-            )
-            if room < limit // 2:
-                clipped = self._cut(text, ids, kept)
+        kept_tokens = limit
+        while kept_tokens > 0:
+            clipped = self._clip_to(text, ids, kept_tokens, limit // 2)
             excess = self.count(clipped) - limit
             if excess <= 0:
                 return clipped
-            kept -= excess
+            kept_tokens -= excess
         return ""
+
+    def _clip_to(self, text: str, ids: list[Any], tokens: int, least_text: int) -> str:
+        """Return the beginning and the end of a text around a mark; the beginning alone if the mark leaves little room.
+
+        The tokens of the parts need not add up, so that the result can have more.
+        """
+        mark = f"\n[... {len(ids) - tokens} tokens left out ...]\n"
+        text_tokens = tokens - self.count(mark)
+        if text_tokens < least_text:
+            return self._cut(text, ids, tokens)
+        end = text_tokens // 2
+        return (
+            self._cut(text, ids, text_tokens - end) + mark + self._cut(text, ids, -end)
+        )
 
     def tail(self, text: str, limit: int) -> str:
         """Return the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
         if self.count(text) <= limit:
             return text
-        # The end of a text need not have as many tokens as it has within the whole
-        # text, so that ends are counted.
-        starts = range(len(text))
-        return text[
-            bisect_left(
-                starts, x=True, key=lambda start: self.count(text[start:]) <= limit
-            ) :
-        ]
+        # The tokens at the end of a text need not be the tokens of that end.
+        start = bisect_left(
+            range(len(text)), x=True, key=lambda i: self.count(text[i:]) <= limit
+        )
+        return text[start:]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
         """Return the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
+        encoding = None
         if self._tokenizer_fn is None:
             encoding = _encoding(self.name)
-        else:
-            encoding = None
         if encoding is None:
             length = int(len(text) * tokens / max(len(ids), 1))
             if tokens > 0:
                 return text[:length]
             return text[len(text) + length :]
-        if tokens > 0:
-            chosen = ids[:tokens]
-        else:
-            chosen = ids[len(ids) + tokens :]
+        part = ids[:tokens] if tokens > 0 else ids[len(ids) + tokens :]
         # A token may end within a character, whose bytes at the edge are dropped.
-        return encoding.decode_bytes(chosen).decode("utf-8", errors="ignore")
+        return encoding.decode_bytes(part).decode("utf-8", errors="ignore")
 
     def __repr__(self) -> str:
         return f"TokenCounter({self.name!r})"
@@ -215,42 +220,45 @@ class TokenCounter:
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:
-    """Return a counter as it is, or one around a function from a text to its tokens; a SettingError for all else."""
+    """Return a counter as it is, or a counter around a function from a text to its tokens.
+
+    Raises a SettingError for another value.
+    """
     if isinstance(tokenizer, TokenCounter):
         return tokenizer
-    if callable(tokenizer):
-        tokens = tokenizer("a b")
+    if not callable(tokenizer):
+        problem = f"is a {type(tokenizer).__name__}"
     else:
-        tokens = tokenizer
-    if not callable(tokenizer) or not hasattr(tokens, "__len__"):
-        raise SettingError(
-            "tokenizer_fn must be a function from a text to the list of its tokens; this one "
-            f"{'gives' if callable(tokenizer) else 'is'} a {type(tokens).__name__}. "
-            'TokenCounter("gpt-4o") is such a function for a model.'
-        )
-    return TokenCounter("the given tokenizer", tokenizer)
+        tokens = tokenizer("a b")
+        if hasattr(tokens, "__len__"):
+            return TokenCounter("the given tokenizer", tokenizer)
+        problem = f"gives a {type(tokens).__name__}"
+    raise SettingError(
+        f"tokenizer_fn must be a function from a text to the list of its tokens; this one {problem}. "
+        'TokenCounter("gpt-4o") is such a function for a model.'
+    )
 
 
 def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
     """Return the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
 
-    ``tokens`` are those of each line: of lines that begin with "<" and end with ">" and
-    a newline they add up.
+    ``tokens`` has the number of tokens of each line. They add up for lines that begin
+    with "<" and end with ">" and a newline.
 
     >>> fit_tokens([5, 9, 4, 1], 10)
     [0, 2, 3]
     """
-    kept = []
-    left = limit
+    places = []
     for i, cost in enumerate(tokens):
-        if cost <= left:
-            kept.append(i)
-            left -= cost
-    return kept
+        if cost <= limit:
+            places.append(i)
+            limit -= cost
+    return places
 
 
 @cache
 def _encoding(name: str) -> tiktoken.Encoding | None:
+    """Return the encoding of a model, or the encoding of that name; None, with a warning, if it cannot be loaded."""
     try:
         with _loading:
             # Imported here, because it takes time and many programs count nothing.
@@ -261,30 +269,34 @@ def _encoding(name: str) -> tiktoken.Encoding | None:
                 encoding = tiktoken.encoding_name_for_model(name)
             folder = files("llama_index.core") / "_static" / "tiktoken_cache"
             if encoding in _SHIPPED and (folder / _SHIPPED[encoding]).is_file():
-                # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set,
-                # and then deletes it. A thread must not meddle with that: the older
-                # variable does the same, and stands behind it.
-                given = os.environ.get("TIKTOKEN_CACHE_DIR")
-                is_free = given is None or os.path.realpath(given) == os.path.realpath(
-                    str(folder)
-                )
-                if is_free:
-                    variable = "DATA_GYM_CACHE_DIR"
-                else:
-                    variable = "TIKTOKEN_CACHE_DIR"
-                before = os.environ.get(variable)
-                os.environ[variable] = str(folder)
-                try:
+                with _cache_folder(str(folder)):
                     return tiktoken.get_encoding(encoding)
-                finally:
-                    del os.environ[variable]
-                    if before is not None:
-                        os.environ[variable] = before
         return tiktoken.get_encoding(encoding)
-    except Exception as error:  # noqa: BLE001 - whatever stops the download, counting must go on
+    except Exception as error:  # noqa: BLE001 - counting must go on without the download
         logger.warning(
             _NOT_LOADED, name, type(error).__name__, " or ".join(sorted(_SHIPPED))
         )
         return None
     finally:
         _loaded.add(name)
+
+
+@contextmanager
+def _cache_folder(folder: str) -> Iterator[None]:
+    """Let tiktoken read the vocabularies in a folder."""
+    # LlamaIndex sets TIKTOKEN_CACHE_DIR for a moment where it is not set, and then
+    # deletes it. A thread must not meddle with that. The older variable has the same
+    # effect where TIKTOKEN_CACHE_DIR is not set.
+    current = os.environ.get("TIKTOKEN_CACHE_DIR")
+    if current is None or os.path.realpath(current) == os.path.realpath(folder):
+        variable = "DATA_GYM_CACHE_DIR"
+    else:
+        variable = "TIKTOKEN_CACHE_DIR"
+    before = os.environ.get(variable)
+    os.environ[variable] = folder
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+        if before is not None:
+            os.environ[variable] = before

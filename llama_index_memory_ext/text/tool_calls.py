@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-# A value of JSON, or what a provider or a program has put where LlamaIndex allows any
-# object.
+
+# A value of JSON, or any object where LlamaIndex allows one.
 Json: TypeAlias = Any
 
 # A MessageRole is equal to its plain name and has its hash, so these sets contain both.
@@ -29,12 +29,16 @@ RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION
 CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
-# Of OpenAI's two APIs, and of Bedrock.
+# The names of OpenAI's two APIs, and of Bedrock.
 _ID_KEYS = ("id", "call_id", "toolUseId")
 ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
-# More of an answer about a conversation is not read: the longest that was asked for has
-# a tenth of it. To read much more would hold the interpreter's lock, and so every
-# thread, for longer than a tenth of a second.
+# Providers write a refusal and the sources of an answer under these keys of
+# ``additional_kwargs``. Their other keys hold numbers and signatures.
+REFUSAL_KEY = "refusal"
+SOURCES_KEYS = ("citations", "annotations")
+# The most characters of an answer about a conversation that are read: ten times the
+# longest answer that the package asks for. Reading more would hold the interpreter's
+# lock, and so every thread, for longer than a tenth of a second.
 MOST_CHARACTERS = 400_000
 
 
@@ -63,22 +67,26 @@ class ToolCall(NamedTuple):
 
 def calls_of(message: ChatMessage) -> list[ToolCall]:
     """Return the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
-    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    calls = [
-        ToolCall(block.tool_call_id or "", block.tool_name, to_json(block.tool_kwargs))
-        for block in blocks
-    ]
-    # In the format of any provider; a value in no known format becomes the name.
-    for _, value in [] if calls else _calls_in_kwargs(message):
-        fields = fields_of(value)
-        function = fields_of(fields.get("function") or fields.get("custom") or fields)
-        arguments: Json = next(
-            (function[key] for key in ARGUMENTS_KEYS if key in function), {}
-        )
-        call_id = next(filter(None, map(fields.get, _ID_KEYS)), "")
-        name = function.get("name") or ""
-        calls.append(ToolCall(str(call_id), str(name), to_json(arguments)))
-    return calls
+    calls = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            arguments = to_json(block.tool_kwargs)
+            calls.append(ToolCall(block.tool_call_id or "", block.tool_name, arguments))
+    if calls:
+        return calls
+    return [_parse_call(value) for _, value in _calls_in_kwargs(message)]
+
+
+def _parse_call(value: Json) -> ToolCall:
+    """Return a call in the format of any provider. A value in no known format becomes the name."""
+    fields = fields_of(value)
+    function = fields_of(fields.get("function") or fields.get("custom") or fields)
+    arguments: Json = next(
+        (function[key] for key in ARGUMENTS_KEYS if key in function), {}
+    )
+    call_id = next(filter(None, map(fields.get, _ID_KEYS)), "")
+    name = function.get("name") or ""
+    return ToolCall(str(call_id), str(name), to_json(arguments))
 
 
 def to_json(value: Json) -> str:
@@ -89,7 +97,7 @@ def to_json(value: Json) -> str:
 
 
 def is_longer(value: Json, most: int) -> bool:
-    """Return whether a value has more than ``most`` characters and entries. It is looked at no further than that.
+    """Return whether a value has more than ``most`` characters and entries. The rest is not read.
 
     >>> is_longer({"a": ["bcd"]}, 5), is_longer({"a": ["bcd"]}, 6)
     (True, False)
@@ -98,7 +106,8 @@ def is_longer(value: Json, most: int) -> bool:
     length = 0
     while waiting and length <= most:
         part = waiting.pop()
-        length += len(part) if isinstance(part, str | dict | list) else 0
+        if isinstance(part, str | dict | list):
+            length += len(part)
         if length <= most and isinstance(part, dict):
             waiting += [*part.keys(), *part.values()]
         elif length <= most and isinstance(part, list):
@@ -108,12 +117,15 @@ def is_longer(value: Json, most: int) -> bool:
 
 def has_content(message: ChatMessage) -> bool:
     """Return whether a message has a call or a block other than thinking and blank text."""
-    return bool(calls_of(message)) or any(
-        block.text.strip()
-        if isinstance(block, TextBlock)
-        else block.block_type not in HIDDEN
-        for block in message.blocks
-    )
+    if calls_of(message):
+        return True
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            if block.text.strip():
+                return True
+        elif block.block_type not in HIDDEN:
+            return True
+    return False
 
 
 def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
@@ -133,65 +145,75 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     A call is removed from a copy of its message, and a message that is then empty is
     left out. All other messages are the same objects. Only assistants make calls.
     """
-    complete: list[ChatMessage] = []
+    complete = []
     for caller, *results in tool_call_groups(messages):
+        if caller.role in RESULT_ROLES:
+            continue
         calls = calls_of(caller)
+        pairs = {}
         if caller.role in ASSISTANT_ROLES:
-            pairs = _pairs(calls, results)
+            pairs = _pair_results(calls, results)
+        if len(pairs) == len(calls):
+            complete.append(caller)
         else:
-            pairs = {}
-        kept = caller
-        if len(pairs) < len(calls):
-            # The calls with a result, which are the same in blocks and kwargs.
-            places = count()
-            known = set(pairs.values())
-            blocks = [
-                one
-                for one in caller.blocks
-                if not isinstance(one, ToolCallBlock) or next(places) in known
-            ]
-            kwargs = {
-                key: value
-                for key, value in caller.additional_kwargs.items()
-                if key not in CALL_KEYS
-            }
-            for i, (key, value) in enumerate(_calls_in_kwargs(caller)):
-                if i in known:
-                    if key == "tool_calls":
-                        kwargs[key] = [*kwargs.get(key, []), value]
-                    else:
-                        kwargs[key] = value
-            kept = caller.model_copy(
-                update={"blocks": blocks, "additional_kwargs": kwargs}
-            )
-        if caller.role not in RESULT_ROLES and (kept is caller or has_content(kept)):
-            complete += [
-                kept,
-                *(result for i, result in enumerate(results) if i in pairs),
-            ]
+            copy = _with_calls(caller, set(pairs.values()))
+            if not has_content(copy):
+                continue
+            complete.append(copy)
+        complete += [result for i, result in enumerate(results) if i in pairs]
     return complete
 
 
-def _pairs(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> dict[int, int]:
+def _pair_results(
+    calls: Sequence[ToolCall], results: Sequence[ChatMessage]
+) -> dict[int, int]:
     """Return the index of the call for the index of each result: first by equal ids, then where one has no id."""
-    ids = [
+    result_ids = [
         str(result.additional_kwargs.get("tool_call_id") or "") for result in results
     ]
-    waiting = list(range(len(calls)))
-    pairs = dict[int, int]()
-    for is_pair in (
-        lambda call, result: call == result != "",
-        lambda call, result: not (call and result),
-    ):
-        for i, result_id in enumerate(ids):
-            place = next(
-                (place for place in waiting if is_pair(calls[place].id, result_id)),
-                None,
+    unanswered = list(range(len(calls)))
+    pairs = {}
+    for is_pair in (_have_same_id, _lack_an_id):
+        for i, result_id in enumerate(result_ids):
+            if i in pairs:
+                continue
+            matching = (
+                index for index in unanswered if is_pair(calls[index].id, result_id)
             )
-            if place is not None and i not in pairs:
-                pairs[i] = place
-                waiting.remove(place)
+            index = next(matching, None)
+            if index is not None:
+                pairs[i] = index
+                unanswered.remove(index)
     return pairs
+
+
+def _have_same_id(call_id: str, result_id: str) -> bool:
+    return call_id == result_id != ""
+
+
+def _lack_an_id(call_id: str, result_id: str) -> bool:
+    return not (call_id and result_id)
+
+
+def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
+    """Return a copy of a message with some of its calls. Blocks and ``additional_kwargs`` hold the same calls."""
+    places = count()
+    blocks = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock) and next(places) not in indexes:
+            continue
+        blocks.append(block)
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key not in CALL_KEYS
+    }
+    for i, (key, value) in enumerate(_calls_in_kwargs(message)):
+        if i in indexes and key == "tool_calls":
+            kwargs.setdefault(key, []).append(value)
+        elif i in indexes:
+            kwargs[key] = value
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
 def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
@@ -205,13 +227,8 @@ def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
 
 def fields_of(value: Json) -> dict[str, Json]:
     """Return the fields of an object or a dict; any other value is its ``name``."""
-    if isinstance(value, dict):
-        plain = value
-    else:
-        plain = _plain(value)
-    if isinstance(plain, dict):
-        return plain
-    return {"name": value}
+    plain = value if isinstance(value, dict) else _plain(value)
+    return plain if isinstance(plain, dict) else {"name": value}
 
 
 def _plain(value: Json) -> Json:

@@ -1,4 +1,4 @@
-"""Trims a list of messages to its newest ones, without a memory."""
+"""``trim``: cuts a list of messages down to the newest ones, without a memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llama_index.core.base.llms.types import (
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     INSTRUCTION_ROLES,
-    checked_messages,
     message_tokens,
     tokens_of,
 )
+from llama_index_memory_ext.text.storable import checked_messages
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.tool_calls import (
     CALL_KEYS,
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     Blocks: TypeAlias = Sequence[ContentBlock | None]
 
 
-# Without these a message is no call or no result. All else that a provider has added
-# may be left out.
+# Without these keys a message is no call or no result. Other keys that a provider has
+# added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
+# Calls are counted apart; thinking and cache points are not counted.
+_UNCOUNTED = (ToolCallBlock, ThinkingBlock, CachePoint)
 
 
 def trim(
@@ -73,17 +75,17 @@ def trim(
             each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its
             results may exceed it.
-        allow_partial: Whether the end of a message that does not fit is kept; never
-            that of a tool call or a result.
+        allow_partial: Whether the end of a message that does not fit is kept. A tool
+            call or a result is never cut to its end.
         include_system: Whether the first message is kept if it is the system's or the
             developer's. It counts towards both limits, and is clipped to half of
-            ``token_limit`` if it would leave no room for another.
+            ``token_limit`` if it would leave no room for a second message.
         tokenizer_fn: Turns a text into a list of tokens; default: o200k_base, exact and
             offline.
 
     Raises:
         LimitError: A limit is below 1, or leaves no room beside the system's message.
-        MessageError: Something else than a ``ChatMessage`` is among the messages.
+        MessageError: A value that is no ``ChatMessage`` is among the messages.
 
     Examples:
         >>> from llama_index.core.llms import ChatMessage
@@ -97,22 +99,22 @@ def trim(
     limits = Limits.checked(
         token_limit, max_messages, None, include_system=include_system
     )
-    if tokenizer_fn is not None:
-        counter = as_counter(tokenizer_fn)
-    else:
-        counter = TokenCounter()
+    counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
     trimmer = _Trimmer(counter, allow_partial)
     groups: Groups = tool_call_groups(
         [_Counted(message, counter) for message in complete_calls(messages)]
     )
     head: Group = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
-        head, *groups = groups
+        head = groups[0]
+        groups = groups[1:]
+    # A token must remain for the messages behind it.
     if tokens_of(head) > limits.tokens - bool(groups):
         head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
-    room = limits.tokens - tokens_of(head)
-    kept = trimmer.newest(groups, room, limits.max_messages - len(head))
-    return [counted.message for counted in chain(head, *kept)]
+    newest = trimmer.newest(
+        groups, limits.tokens - tokens_of(head), limits.max_messages - len(head)
+    )
+    return [counted.message for counted in chain(head, *newest)]
 
 
 class _Counted:
@@ -130,64 +132,64 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Trimmer:
-    """Finds the messages that fit, and shortens those that do not; [] is what is left of one that cannot be shown.
+    """Finds the messages that fit, and shortens messages that do not.
 
-    A group is a message, or a call with its results.
+    A group is a message, or a call with its results. [] is a group that cannot be
+    shown.
     """
 
     counter: TokenCounter
     allow_partial: bool
 
-    def newest(self, groups: Groups, room: int, count: int) -> Groups:
+    def newest(self, groups: Groups, token_limit: int, count: int) -> Groups:
         """Return the newest groups within the limits, the newest one shortened if it is too large."""
-        kept: list[Group] = []
+        newest_first: list[Group] = []
         for group in reversed(groups):
-            if count <= 0 or (kept and len(group) > count):
+            is_newest = not newest_first
+            if count <= 0 or (len(group) > count and not is_newest):
                 break
-            is_newest = not kept
-            part = self.fitted(group, room, shortened=is_newest)
+            part = self.fitted(group, token_limit, shortened=is_newest)
             if part:
-                kept.append(part)
-                room -= tokens_of(part)
+                newest_first.append(part)
+                token_limit -= tokens_of(part)
                 count -= len(part)
             if part is not group and not is_newest:
                 break
-        return kept[::-1]
+        return newest_first[::-1]
 
     def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
-        """Return the group if it has at most ``limit`` tokens, else a part that may be kept of it; [] for none.
+        """Return the group if it has at most ``limit`` tokens, else a part of it; [] if no part may be kept.
 
-        That is the end of a single message or, if it may be ``shortened``, all of its
-        messages clipped, with all calls.
+        The part is the end of a single message or, if the group may be ``shortened``,
+        all of its messages clipped, with all calls.
         """
         if tokens_of(group) <= limit:
             return group
-        if (
-            self.allow_partial
-            and len(group) == 1
-            and (end := self.clip(group[0], limit, self.last_blocks))
-        ):
-            return end
-        if not shortened:
-            return []
+        if self.allow_partial and len(group) == 1:
+            end = self.clip(group[0], limit, self.last_blocks)
+            if end:
+                return end
+        return self.clipped_group(group, limit) if shortened else []
+
+    def clipped_group(self, group: Group, limit: int) -> Group:
+        """Return a call with its results, each message clipped to its share of the limit; [] if one cannot be."""
         caller = group[0]
-        calls = self.tokens(
-            caller.message,
-            [one for one in caller.message.blocks if isinstance(one, ToolCallBlock)],
-        )
-        wanted = [
-            max(caller.tokens - calls, 0),
-            *(result.tokens for result in group[1:]),
+        calls = [
+            block for block in caller.message.blocks if isinstance(block, ToolCallBlock)
         ]
-        shares = share_out(wanted, limit - calls)
-        shares[0] += min(calls, limit)
-        kept = [
-            self.clip(one, share, self.clipped_blocks)
-            for one, share in zip(group, shares, strict=True)
-        ]
-        if all(kept):
-            return list(chain.from_iterable(kept))
-        return []
+        # Calls are never clipped.
+        call_tokens = self.tokens(caller.message, calls)
+        tokens = [message.tokens for message in group]
+        tokens[0] = max(caller.tokens - call_tokens, 0)
+        shares = share_out(tokens, limit - call_tokens)
+        shares[0] += min(call_tokens, limit)
+        clipped_group: list[_Counted] = []
+        for message, share in zip(group, shares, strict=True):
+            clipped = self.clip(message, share, self.clipped_blocks)
+            if not clipped:
+                return []
+            clipped_group += clipped
+        return clipped_group
 
     def clip(
         self,
@@ -198,40 +200,39 @@ class _Trimmer:
         """Return the message if it fits, else a copy with the most blocks that fit, by ``blocks_of``; [] for none."""
         if message.tokens <= limit:
             return [message]
-        room = limit
-        while room >= 0:
-            copy = _with_blocks(message.message, blocks_of(message.message, room))
+        block_limit = limit
+        while block_limit >= 0:
+            copy = _with_blocks(
+                message.message, blocks_of(message.message, block_limit)
+            )
             clipped = _Counted(copy, self.counter)
             if clipped.tokens <= limit:
                 return [clipped] if has_content(copy) else []
-            room = min(room - 1, max(room - clipped.tokens + limit, 0))
+            excess = clipped.tokens - limit
+            block_limit = min(block_limit - 1, max(block_limit - excess, 0))
         return []
 
     def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks:
         """Return the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
-        texts = [
-            block.text if isinstance(block, TextBlock) else ""
+        tokens = [
+            self.counter.count(block.text) if isinstance(block, TextBlock) else 0
             for block in message.blocks
         ]
-        shares = share_out(list(map(self.counter.count, texts)), limit)
+        shares = share_out(tokens, limit)
         blocks: list[ContentBlock | None] = []
-        for block, text, share in zip(message.blocks, texts, shares, strict=True):
-            if text:
-                clipped = block.model_copy(
-                    update={"text": self.counter.clip(text, share)}
-                )
+        for block, share in zip(message.blocks, shares, strict=True):
+            if isinstance(block, _UNCOUNTED):
+                blocks.append(block)
+            elif isinstance(block, TextBlock):
+                text = self.counter.clip(block.text, share)
+                blocks.append(block.model_copy(update={"text": text}))
             else:
-                clipped = None
-            # Thinking and cache points are not counted.
-            blocks.append(
-                block
-                if isinstance(block, ToolCallBlock | ThinkingBlock | CachePoint)
-                else clipped
-            )
+                blocks.append(None)
         for i, block in enumerate(message.blocks):
-            more = [*blocks[:i], block, *blocks[i + 1 :]]
-            if blocks[i] is None and self.tokens(message, more) <= limit:
-                blocks = more
+            if blocks[i] is None:
+                with_block = [*blocks[:i], block, *blocks[i + 1 :]]
+                if self.tokens(message, with_block) <= limit:
+                    blocks = with_block
         return blocks
 
     def last_blocks(self, message: ChatMessage, limit: int) -> Blocks:
@@ -240,11 +241,13 @@ class _Trimmer:
         while first and self.tokens(message, message.blocks[first - 1 :]) <= limit:
             first -= 1
         end = message.blocks[first:]
-        block = message.blocks[first - 1] if first else None
+        if not first:
+            return end
+        block = message.blocks[first - 1]
         if not isinstance(block, TextBlock):
             return end
         text = self.counter.tail(block.text, limit - self.tokens(message, end))
-        return [block.model_copy(update={"text": text}) if text else None, *end]
+        return [block.model_copy(update={"text": text}), *end]
 
     def tokens(
         self, message: ChatMessage, blocks: Iterable[ContentBlock | None]
@@ -256,15 +259,17 @@ class _Trimmer:
 def _with_blocks(
     message: ChatMessage, blocks: Iterable[ContentBlock | None]
 ) -> ChatMessage:
-    """Return a copy with these blocks alone, and without what its provider has added to it."""
+    """Return a copy with these blocks alone, without blank texts, and without what its provider has added to it."""
     kwargs = {
         key: value
         for key, value in message.additional_kwargs.items()
         if key in _NEEDED_KWARGS
     }
-    kept = [
-        block
-        for block in blocks
-        if block and not (isinstance(block, TextBlock) and not block.text.strip())
-    ]
-    return message.model_copy(update={"blocks": kept, "additional_kwargs": kwargs})
+    shown_blocks = []
+    for block in blocks:
+        is_blank = isinstance(block, TextBlock) and not block.text.strip()
+        if block is not None and not is_blank:
+            shown_blocks.append(block)
+    return message.model_copy(
+        update={"blocks": shown_blocks, "additional_kwargs": kwargs}
+    )

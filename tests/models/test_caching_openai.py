@@ -300,7 +300,7 @@ async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_th
     server.older = True
     with pytest.raises(
         SettingError,
-        match=r"the one of gpt-5.6-sol refuses them\..* say cache_points=False",
+        match=r"the server of gpt-5.6-sol refuses them\..* pass cache_points=False",
     ) as raised:
         await said(llm, way, asked(0))
     assert server.refusals == ["Unknown parameter: 'prompt_cache_options'."]
