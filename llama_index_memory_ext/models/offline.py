@@ -1,4 +1,4 @@
-"""A model for trying things out: it answers from the prompt alone, by rules, without a network."""
+"""The offline model: answers from the prompt alone, by rules, without a network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SUM = re.compile(
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-# Recalled messages have no end of their own.
+# Recalled messages have no end tag.
 _ELEMENT = re.compile(
     r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$'
     r"|^<message (user|assistant|tool)\b([^>]*)>(.*?)(?=\n<(?:message|/earlier_messages)\b)",
@@ -55,67 +55,92 @@ _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTIL
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
-# Of a topic that users tell of themselves: how they say it, how an answer and a fact
-# do, the fact's category, and how they ask for it. Of the first two only the last
-# statement is true.
+
+class _Topic(NamedTuple):
+    """A topic that users tell about themselves.
+
+    ``statement``: how the user says it, a regular expression.
+    ``answer``, ``fact``: the words of an answer and of a fact.
+    ``category``: the category of the fact.
+    ``question``: how the user asks for it, a regular expression.
+    ``single``: whether only the last statement is true.
+    """
+
+    statement: str
+    answer: str
+    fact: str
+    category: str
+    question: str
+    single: bool = False
+
+
 _FAMILY = "(?:son|daughter|child|children|kid|brother|sister|wife|husband|partner|dog|cat|pet)s?"
 _TOPICS = (
-    (
+    _Topic(
         "my name is|call me",
         "your name is",
         "Is called",
         "knowledge",
         "what(?: i|['\u2019])s my name|who am i",
+        single=True,
     ),
-    (
+    _Topic(
         "i (?:now )?(?:live in|moved to)",
         "you live in",
         "Lives in",
         "context",
         "where do i live",
+        single=True,
     ),
-    (
+    _Topic(
         "i(?:['\u2019]m| am) allergic to",
         "you are allergic to",
         "Is allergic to",
         "context",
         r"(?:what|do|am|any|have)\b.*allerg",
     ),
-    (
+    _Topic(
         rf"i have(?=\s+\S+ (?:\w+ )?{_FAMILY}\b)",
         "you have",
         "Has",
         "context",
         rf"do i have .*{_FAMILY}|my family",
     ),
-    ("i (?:like|love)", "you like", "Likes", "preference", "what do i (?:like|love)"),
-    (
+    _Topic(
+        "i (?:like|love)", "you like", "Likes", "preference", "what do i (?:like|love)"
+    ),
+    _Topic(
         "i work as",
         "you work as",
         "Works as",
         "knowledge",
         "what do i do|my (?:job|profession)",
     ),
-    (
+    _Topic(
         "i work (?:at|for)",
         "you work at",
         "Works at",
         "knowledge",
         "where do i work|who do i work for",
     ),
-    (
+    _Topic(
         "i(?:['\u2019]m| am)? work(?:ing)? on",
         "you work on",
         "Works on",
         "context",
         "what (?:do|am) i work",
     ),
-    ("i use", "you use", "Uses", "context", "what do i use"),
-    ("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
-    ("i bought", "you bought", "Bought", "context", "what did i buy"),
-    ("i plan to", "you planned to", "Plans to", "goal", "what did i (?:plan|say|tell)"),
+    _Topic("i use", "you use", "Uses", "context", "what do i use"),
+    _Topic("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
+    _Topic("i bought", "you bought", "Bought", "context", "what did i buy"),
+    _Topic(
+        "i plan to",
+        "you planned to",
+        "Plans to",
+        "goal",
+        "what did i (?:plan|say|tell)",
+    ),
 )
-_SINGLE = ("Is called", "Lives in")
 
 
 class _Entry(NamedTuple):
@@ -126,190 +151,214 @@ class _Entry(NamedTuple):
     call_id: str = ""
 
 
+class _Call(NamedTuple):
+    """A tool call with its result."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str
+
+
+class _Statement(NamedTuple):
+    """A statement about a topic: the user's words ("I like tea"), and the value in them ("tea")."""
+
+    quote: str
+    value: str
+
+
 def reply(
     messages: Iterable[ChatMessage], tool_names: Collection[str] = ()
 ) -> ChatMessage:
     """Return the answer to messages, by the first rule that fits: a text, or a tool call.
 
     The past is read from the messages, and from the record and the facts within
-    ``<memory>``; the question is what follows the end of that. Of the tools ``add``,
-    ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
+    ``<memory>``; the question follows ``</memory>``. The tools ``add``, ``subtract``,
+    ``multiply``, ``divide`` and ``report_facts`` are used.
 
     >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
     {'a': 12, 'b': 30}
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
-    entries = [entry for message in messages for entry in _entries(message)]
-    asked = max(
-        (i for i, entry in enumerate(entries) if entry.role == "user"),
-        default=len(entries),
-    )
-    question = "".join(entry.text for entry in entries[asked : asked + 1])
-    past = entries[:asked]
-    answer: str | ToolCallBlock
-    if "report_facts" in tool_names:
-        answer = ToolCallBlock(
-            tool_call_id="call_1",
-            tool_name="report_facts",
-            tool_kwargs=_facts_in(question),
-        )
-    elif so_far := _SUMMARY_SO_FAR.search(question):
-        # The first sentence of each message follows the summary so far.
-        said = [
-            one
-            for one in _elements(question)
-            if one.role in {"user", "assistant"} and not _calls([one])
-        ]
-        lines = [
-            f"The {one.role}: {_SENTENCE_END.split(one.text)[0].strip()}"
-            for one in said
-        ]
-        answer = "\n".join(filter(None, [so_far[1].replace("(none)", ""), *lines]))
-    elif "how did you" in question.casefold():
-        answer = _tell_calls(question, past)
-    else:
-        sums = [
-            found[1].strip()
-            for found in map(_SUM.fullmatch, _SENTENCE_END.split(question))
-            if found
-        ]
-        answer = _calculate(
-            max(sums, key=len, default=""), _calls(entries[asked:]), tool_names
-        )
-        answer = answer or _tell_topic(question, past)
+    entries: list[_Entry] = []
+    for message in messages:
+        entries += _entries(message)
+    question = ""
+    start = len(entries)
+    for i, entry in enumerate(entries):
+        if entry.role == "user":
+            question = entry.text
+            start = i
+    answer = _answer(question, entries[:start], entries[start:], tool_names)
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
 
 
+def _answer(
+    question: str,
+    past: Sequence[_Entry],
+    turn: Sequence[_Entry],
+    tool_names: Collection[str],
+) -> str | ToolCallBlock:
+    if "report_facts" in tool_names:
+        facts = _facts_in(question)
+        return ToolCallBlock(
+            tool_call_id="call_1", tool_name="report_facts", tool_kwargs=facts
+        )
+    summary_so_far = _SUMMARY_SO_FAR.search(question)
+    if summary_so_far:
+        return _summarize(summary_so_far[1], question)
+    if "how did you" in question.casefold():
+        return _tell_calls(question, past)
+    answer = _calculate(_longest_sum(question), _calls(turn), tool_names)
+    return answer or _tell_topic(question, past)
+
+
 def _entries(message: ChatMessage) -> Iterator[_Entry]:
-    """Yield what is in the memory of a message, and the message itself with its calls as the record shows them."""
+    """Yield the entries of the memory in a message, and then the message with its calls in the record's form."""
     text = body_of(message)
     if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
         text = text.strip().removeprefix(HINT)
         yield from _elements(memory)
-    yield _Entry(
-        message.role.value,
-        text.strip(),
-        message.additional_kwargs.get("tool_call_id") or "",
-    )
+    call_id = message.additional_kwargs.get("tool_call_id") or ""
+    yield _Entry(message.role.value, text.strip(), call_id)
 
 
 def _elements(text: str) -> list[_Entry]:
-    """Return the messages and facts of a memory or a transcript, recalled messages first: they were said before."""
-    elements = sorted(_ELEMENT.findall(text), key=lambda parts: not parts[3])
-    return [
-        _Entry(
-            role or recalled or "fact",
-            (body or said).strip(),
-            "".join(_CALL_ID.findall(more + of_recalled)),
+    """Return the messages and facts of a memory or a transcript; recalled messages, which are older, come first."""
+    recalled = []
+    listed = []
+    for match in _ELEMENT.finditer(text):
+        role, attributes, body, recalled_role, recalled_attributes, recalled_body = (
+            part or "" for part in match.groups()
         )
-        for role, more, body, recalled, of_recalled, said in elements
-    ]
+        call_id = "".join(_CALL_ID.findall(attributes + recalled_attributes))
+        if recalled_role:
+            recalled.append(_Entry(recalled_role, recalled_body.strip(), call_id))
+        else:
+            listed.append(_Entry(role or "fact", body.strip(), call_id))
+    return recalled + listed
 
 
 def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
 
 
-def _calls(entries: Sequence[_Entry]) -> list[tuple[str, dict[str, Any], str]]:
-    """Return the calls of a turn with their results. They are the assistant's: others' text may only look like one."""
+def _calls(entries: Sequence[_Entry]) -> list[_Call]:
+    """Return the assistant's calls with their results; the text of another role may only look like a call."""
     results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
+    text = "\n".join(_texts_of("assistant", entries))
     calls = []
-    for call_id, name, arguments in _CALL.findall(
-        "\n".join(_texts_of("assistant", entries))
-    ):
-        # Their JSON may be cut.
+    for call_id, name, arguments in _CALL.findall(text):
+        result = results.get(call_id, "no result")
+        # The record may have cut the JSON.
         with suppress(ValueError):
-            calls.append(
-                (name, json.loads(arguments), results.get(call_id, "no result"))
-            )
+            calls.append(_Call(name, json.loads(arguments), result))
     return calls
 
 
-def _statements(said: str, text: str, *, single: bool) -> list[tuple[str, str]]:
-    """Return what a text says of a topic, up to the next one: ("I like tea", "tea") for each statement."""
-    pattern = rf"\b((?i:{said})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
-    sentences = (
-        sentence for sentence in _SENTENCE_END.split(text) if not sentence.endswith("?")
+def _statements(topic: _Topic, text: str, *, latest_only: bool) -> list[_Statement]:
+    """Return the statements of a text about a topic, each up to the next topic; questions are left out."""
+    pattern = (
+        rf"\b((?i:{topic.statement})\s+(.+?))"
+        r"(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
     )
-    found = [
-        statement
-        for sentence in sentences
-        for statement in re.findall(pattern, sentence)
-    ]
-    return found[-1:] if single else found
+    statements: list[_Statement] = []
+    for sentence in _SENTENCE_END.split(text):
+        if not sentence.endswith("?"):
+            statements += map(_Statement._make, re.findall(pattern, sentence))
+    return statements[-1:] if latest_only else statements
 
 
 def _facts_in(question: str) -> dict[str, Any]:
-    """Report what the user says of himself in a transcript, and the known facts that it contradicts."""
-    known, _, transcript = question.partition("<transcript>")
+    """Return the reply to an extraction: the facts of the transcript, and the known facts that they contradict."""
+    known_facts, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
-    new = list[dict[str, Any]]()
-    retired = list[dict[str, Any]]()
-    for said, _, noted, category, _ in _TOPICS:
-        for quote, value in _statements(said, text, single=noted in _SINGLE):
-            content = f"{noted} {value}"
-            label = f"n{len(new) + 1}"
-            new.append(
+    new_facts: list[dict[str, Any]] = []
+    retired: list[dict[str, Any]] = []
+    for topic in _TOPICS:
+        for quote, value in _statements(topic, text, latest_only=topic.single):
+            label = f"n{len(new_facts) + 1}"
+            content = f"{topic.fact} {value}"
+            new_facts.append(
                 {
                     "label": label,
                     "content": content,
-                    "category": category,
+                    "category": topic.category,
                     "confidence": 0.9,
                     "quote": quote,
                 }
             )
-            for number, other in _KNOWN_FACT.findall(known) if noted in _SINGLE else ():
-                if other.startswith(noted) and other.casefold() != content.casefold():
-                    reason = {
-                        "reason": f"The user said: {quote}",
-                        "replaced_by": label,
-                        "quote": quote,
-                    }
-                    retired.append({"number": int(number), **reason})
-    return {"new_facts": new, "confirmed": [], "retired": retired}
+            retired += [
+                {
+                    "number": number,
+                    "reason": f"The user said: {quote}",
+                    "replaced_by": label,
+                    "quote": quote,
+                }
+                for number in _contradicted(topic, content, known_facts)
+            ]
+    return {"new_facts": new_facts, "confirmed": [], "retired": retired}
+
+
+def _contradicted(topic: _Topic, content: str, known_facts: str) -> Iterator[int]:
+    """Yield the numbers of the known facts that a new fact contradicts."""
+    if not topic.single:
+        return
+    for number, fact in _KNOWN_FACT.findall(known_facts):
+        if fact.startswith(topic.fact) and fact.casefold() != content.casefold():
+            yield int(number)
+
+
+def _summarize(summary_so_far: str, request: str) -> str:
+    """Return the summary so far, and the first sentence of each message in the request."""
+    lines = [summary_so_far.replace("(none)", "")]
+    for entry in _elements(request):
+        if entry.role in {"user", "assistant"} and not _calls([entry]):
+            sentence = _SENTENCE_END.split(entry.text)[0].strip()
+            lines.append(f"The {entry.role}: {sentence}")
+    return "\n".join(filter(None, lines))
+
+
+def _longest_sum(question: str) -> str:
+    matches = filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question)))
+    return max((match[1].strip() for match in matches), key=len, default="")
 
 
 def _calculate(
-    written: str,
-    calls: Sequence[tuple[str, dict[str, Any], str]],
-    tools: Collection[str],
+    written: str, calls: Sequence[_Call], tools: Collection[str]
 ) -> str | ToolCallBlock:
-    """Call a tool for each operation of a sum, the inner ones first, then tells its value; "" for what is no sum."""
+    """Return the next tool call of a sum, inner operations first, and at last its value; "" for any other text."""
     results: dict[tuple[object, ...], str] = {
-        (name, *given.values()): result for name, given, result in calls
+        (call.name, *call.arguments.values()): call.result for call in calls
     }
 
-    # The nodes of a syntax tree have no type in common that has their fields.
+    # The nodes of a syntax tree have no common type with these fields.
     def value_of(node: Any) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.UnaryOp):
             return -value_of(node.operand)
-        # A KeyError has the first operation without a result, and a ValueError is for
-        # the text of an error.
-        return json.loads(
-            results[
-                _OPERATIONS.get(type(node.op), "power"),
-                value_of(node.left),
-                value_of(node.right),
-            ]
-        )
+        operation = _OPERATIONS.get(type(node.op), "power")
+        # Raises a KeyError at the first operation without a result, and a ValueError if
+        # the result is the text of an error.
+        return json.loads(results[operation, value_of(node.left), value_of(node.right)])
 
     try:
         tree = ast.parse(written, mode="eval").body
-        if isinstance(tree, ast.BinOp):
-            return f"{written} = {_shown(value_of(tree))}"
-        return ""
+        if not isinstance(tree, ast.BinOp):
+            return ""
+        value = value_of(tree)
     except (SyntaxError, AttributeError):
         return ""
     except ValueError:
-        return f"A tool could not do it: {calls[-1][2]}"
+        return f"A tool could not do it: {calls[-1].result}"
     except KeyError as missing:
         tool, a, b = missing.args[0]
+    else:
+        return f"{written} = {_as_number(value)}"
     if tool not in tools:
         return f"I work out sums with tools only, and there is none named {tool!r}."
     return ToolCallBlock(
@@ -319,69 +368,78 @@ def _calculate(
     )
 
 
-def _shown(value: object) -> str:
+def _as_number(value: object) -> str:
     """Return a number without a fraction that is zero, and any other value as it is."""
     return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Tell the calls of the last turn that began with the numbers of the question; without numbers the last turn's."""
-    starts = [i for i, entry in enumerate(past) if entry.role == "user"]
-    turns = [
-        past[start:end] for start, end in zip(starts, [*starts[1:], None], strict=False)
-    ]
-    if numbers := set(_NUMBER.findall(question)):
-        asked = [turn for turn in turns if "how did you" not in turn[0].text.casefold()]
-        turns = [
-            turn for turn in asked if numbers <= set(_NUMBER.findall(turn[0].text))
-        ]
+    """Describe the calls of the last turn whose question has the numbers of this question.
+
+    Without numbers, describe the calls of the last turn.
+    """
+    turns = _turns(past)
+    numbers = set(_NUMBER.findall(question))
+    if numbers:
+        turns = [turn for turn in turns if _asks_with(numbers, turn[0].text)]
     if not turns:
         return NOT_SEEN
-    told = []
-    for tool, arguments, result in _calls(turns[-1]):
-        shown = ", ".join(
-            f"{name}={_shown(value)}" for name, value in arguments.items()
-        )
-        told.append(f"{tool} with {shown} and got {_shown(result)}")
-    if told:
-        return f"I called {', then '.join(told)}."
-    return NO_CALL
+    descriptions = []
+    for call in _calls(turns[-1]):
+        items = call.arguments.items()
+        arguments = ", ".join(f"{name}={_as_number(value)}" for name, value in items)
+        result = _as_number(call.result)
+        descriptions.append(f"{call.name} with {arguments} and got {result}")
+    if not descriptions:
+        return NO_CALL
+    return f"I called {', then '.join(descriptions)}."
+
+
+def _turns(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+    turns: list[list[_Entry]] = []
+    for entry in entries:
+        if entry.role == "user":
+            turns.append([entry])
+        elif turns:
+            turns[-1].append(entry)
+    return turns
+
+
+def _asks_with(numbers: set[str], question: str) -> bool:
+    if "how did you" in question.casefold():
+        return False
+    return numbers <= set(_NUMBER.findall(question))
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
-    """Tell what the user has said of himself last, else what is known of it; notes what is new in the question."""
+    """Answer from the user's last statement, else from a fact; note new statements of the question."""
     text = "\n".join([*_texts_of("user", past), question])
-    notes = list[str]()
-    for said, echo, noted, _, asked in _TOPICS:
-        told = [value for _, value in reversed(_statements(said, text, single=False))]
-        told += [
-            fact.removeprefix(noted).strip()
-            for fact in _texts_of("fact", past)
-            if fact.startswith(noted)
-        ]
-        if re.search(asked, question, re.IGNORECASE):
-            if told:
-                return f"{echo.capitalize()} {told[0]}."
-            return NOT_SEEN
-        if noted == "Is allergic to" and question.endswith("?"):
-            eaten = [
-                value
-                for value in told
-                if value.casefold().removesuffix("s") in question.casefold()
-            ]
-            if eaten:
-                return f"Take care: {echo} {eaten[0]}."
-        notes += [
-            f"{echo} {value}"
-            for _, value in _statements(said, question, single=noted in _SINGLE)
-        ]
-    if notes:
-        return f"Noted: {', '.join(notes)}."
-    return ABOUT
+    facts = _texts_of("fact", past)
+    notes = []
+    for topic in _TOPICS:
+        values = _values(topic, text, facts)
+        if re.search(topic.question, question, re.IGNORECASE):
+            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
+        if topic.fact == "Is allergic to" and question.endswith("?"):
+            for value in values:
+                if value.casefold().removesuffix("s") in question.casefold():
+                    return f"Take care: {topic.answer} {value}."
+        statements = _statements(topic, question, latest_only=topic.single)
+        notes += [f"{topic.answer} {statement.value}" for statement in statements]
+    return f"Noted: {', '.join(notes)}." if notes else ABOUT
+
+
+def _values(topic: _Topic, text: str, facts: Iterable[str]) -> list[str]:
+    """Return the values of a topic: from the text, the last statement first, and then from the facts."""
+    statements = _statements(topic, text, latest_only=False)
+    values = [statement.value for statement in reversed(statements)]
+    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
+    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
+    return values
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
-    """A LlamaIndex model for trying things out: no network, no key, no state between calls.
+    """A LlamaIndex model for a first try, without a network, a key or a state between calls.
 
     It answers by the rules of ``reply``, from the messages of the call. A stream has
     one part.
@@ -420,31 +478,25 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
         *_: object,
-        tool_required: bool = False,
-        **given: Any,
+        **__: object,
     ) -> dict[str, Any]:
-        user_msg = given.get("user_msg")
-        chat_history = given.get("chat_history")
+        messages = list(chat_history or [])
         if isinstance(user_msg, str):
-            asked = ChatMessage(user_msg)
-        else:
-            asked = user_msg
-        messages = [*(chat_history or []), *([asked] if asked else [])]
-        return {
-            "messages": messages,
-            "tools": [tool.metadata.get_name() for tool in tools],
-        }
+            user_msg = ChatMessage(user_msg)
+        if user_msg:
+            messages.append(user_msg)
+        names = [tool.metadata.get_name() for tool in tools]
+        return {"messages": messages, "tools": names}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, *_: object, **__: object
     ) -> list[ToolSelection]:
-        fields = [
-            block.model_dump()
-            for block in response.message.blocks
-            if isinstance(block, ToolCallBlock)
-        ]
-        return [
-            ToolSelection.model_validate({"tool_id": field["tool_call_id"], **field})
-            for field in fields
-        ]
+        calls = []
+        for block in response.message.blocks:
+            if isinstance(block, ToolCallBlock):
+                fields = {"tool_id": block.tool_call_id, **block.model_dump()}
+                calls.append(ToolSelection.model_validate(fields))
+        return calls
