@@ -356,7 +356,7 @@ def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_sai
         assert shown.stdout.endswith("\nNothing was changed; --apply retires 1 fact.\n")
         assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)) == 3
         assert (
-            "Say --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
+            "Pass --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
         )
         result = json.loads(
             cli(
@@ -548,7 +548,7 @@ def test_one_session_is_deleted_and_what_is_known_stays(
     add(cli, "Has a cat called Semiramis")
     done = cli("forget", "--session", "a", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "`forget --user` deletes that too" in done.stderr
+    assert "`forget --user` deletes them too" in done.stderr
     assert cli("sessions", "list").stdout == "No sessions.\n"
     assert "Semiramis" in cli("facts", "list", *ANN).stdout
 
@@ -1087,7 +1087,7 @@ def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) 
         [],
     ]
     done = cli("facts", "edit", tea, *ANN)
-    assert (done.returncode, "say what is to be changed" in done.stderr) == (2, True)
+    assert (done.returncode, "pass a change" in done.stderr) == (2, True)
     assert (
         "There is no fact"
         in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr
