@@ -537,7 +537,7 @@ def test_what_others_have_said_too_stays_and_is_told(
     talk(database, "b", "bob", "The weather is fine today.")
     done = cli("forget", "--user", user, "--yes")
     assert done.returncode == 0, done.stderr
-    assert "kept there, in whole or in part: 2 texts." in done.stdout
+    assert "rows hold 2 texts too, in whole or in part" in done.stdout
     assert "none of 2 texts is left" in done.stdout
 
 
