@@ -791,7 +791,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        ((), 2, "Show a conversation, and what the model is shown in each turn."),
+        ((), 2, "Show the database in a browser"),
         (("facts",), 2, "List the current facts, the newest first."),
         (("dance",), 2, "No such command 'dance'"),
         (("chat", "--timeout", "-1"), 2, "Invalid value for '--timeout'"),
