@@ -22,7 +22,7 @@ PICTURE = """\
 ---
 cli         chat serve > facts forget sessions > app > demo > __init__                                   # words
 ---
-inspector   server > views > actions > pages                              # pages about a database, for a browser
+inspector   server > views > actions preview > pages                  # pages about a database, for a browser
 .           __init__                                                      # the public names
 ---
 agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
@@ -68,7 +68,6 @@ WITH_ONE_IMPORTER = {
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
-    "memory/stats.py": "is a public class, and how it prints",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/log.py": "is one of the tables of the store",

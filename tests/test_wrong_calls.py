@@ -40,7 +40,7 @@ async def done(answer: Any) -> None:
 # The call, with a memory that knows one fact; what was expected; what was seen; what to do.
 CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
-        lambda _: opened(token_limit="40k"),
+        lambda _: opened(token_limit="40k"),  # noqa: S106 - a number of tokens, no password
         "a whole number of tokens",
         "saw '40k'",
         "Leave it out",

@@ -1,4 +1,4 @@
-"""What the command line needs without its extra: its errors, text that is safe to print, and the database."""
+"""Errors, safe output and the database, for the commands; imports no library of the extra."""
 
 from __future__ import annotations
 
@@ -27,82 +27,86 @@ _UNSAFE = re.compile(
 )
 
 PACKAGE = "llama-index-memory-ext"
-# Seconds that a model has for an answer.
+# Seconds for an answer of the model.
 TIMEOUT = 30.0
 
 
 class TerminalError(Exception):
-    """An error that the user can correct; the text says how."""
+    """An error that the user can correct; its text says how."""
 
 
 class UsageError(TerminalError):
-    """A command that cannot be meant so."""
+    """A wrong combination of arguments and options."""
 
 
 @contextmanager
 def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
-    """Name the extra to install if the block imports one of these libraries, and it is not there."""
+    """Name the extra to install if the block imports one of these libraries and it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in libraries:
             raise
         raise UsageError(
-            f'This command needs more packages: pip install "{PACKAGE}[{extra}]"'
+            f'This command needs more packages. Install them: pip install "{PACKAGE}[{extra}]"'
         ) from None
 
 
 def open_store(db: str, **place: Any) -> ext.MemoryStore:
-    """Return the store in a SQLite file or at a SQLAlchemy address, which it connects to at its first use."""
+    """Return the store in a SQLite file or at a SQLAlchemy address; it connects at its first use."""
     if "://" not in db:
         file = Path(db).expanduser().absolute()
         if "?" in db:
             raise UsageError(
-                "--db must name a file, without a question mark, or be a SQLAlchemy address."
+                "--db must be a SQLAlchemy address, or the name of a file without a question mark."
             )
         if file.is_dir():
-            raise UsageError(f"--db must name a file, and {file} is a folder.")
+            raise UsageError(f"--db must name a file; {file} is a folder.")
         db = f"sqlite+aiosqlite:///{file.as_posix()}"
     store = ext.MemoryStore(db, **place)
     if store.database.in_memory:
         raise UsageError(
-            "a database in memory is gone when the command ends. Name a file or a server."
+            "a database in memory is gone when the command ends. Pass a file or a server to --db."
         )
     return store
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what failed, in one line, without keys, passwords and values that were refused."""
+    """Return an error in one line, without keys, passwords and rejected values."""
     text = str(error)
-    if (usage := getattr(error, "format_message", None)) is not None:
-        return str(usage())
+    usage_of_typer = getattr(error, "format_message", None)
+    if usage_of_typer is not None:
+        return str(usage_of_typer())
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
-        host = model_host()
-        status = status_of(error)
-        body = getattr(error, "body", None)
-        problem = ""
-        if status is not None:
-            if isinstance(body, dict):
-                said = body.get("message")
-            else:
-                said = text
-            problem = f"{host} answers with status {status}: {_redacted(str(said))}"
-        elif is_timeout(error):
-            problem = f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
-        elif is_no_answer(error):
-            problem = f"there is no connection to {host}."
+        problem = _problem_of_server(error)
         if problem:
             return problem
-    elif isinstance(error, ValueError) and callable(
-        errors := getattr(error, "errors", None)
-    ):
+    elif isinstance(error, ValueError) and hasattr(error, "errors"):
         # The whole text of a pydantic error quotes the value.
-        first: Any = errors()[0]
+        first: Any = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        return f"{field}: {_redacted(first['msg']).removeprefix('Value error, ').rstrip('.')}."
+        message = _redacted(first["msg"]).removeprefix("Value error, ").rstrip(".")
+        return f"{field}: {message}."
     return f"{type(error).__name__}: {_redacted(text)}".removesuffix(": ")
+
+
+def _problem_of_server(error: BaseException) -> str:
+    """Return the failure of the model's server; "" if the error is of another kind."""
+    host = model_host()
+    status = status_of(error)
+    if status is not None:
+        message: object = error
+        body = getattr(error, "body", None)
+        if isinstance(body, dict):
+            message = body.get("message")
+        return f"{host} answers with status {status}: {_redacted(str(message))}"
+    if is_timeout(error):
+        return f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
+    if is_no_answer(error):
+        return f"there is no connection to {host}."
+    return ""
 
 
 def model_host() -> str:
@@ -118,10 +122,11 @@ def plain(text: str) -> str:
     '␛[31mred'
     """
 
-    def picture(found: re.Match[str]) -> str:
-        if found[0] < " ":
-            return chr(0x2400 + ord(found[0]))
-        return "\u2421" if found[0] == "\x7f" else "\ufffd"
+    def picture(match: re.Match[str]) -> str:
+        character = match[0]
+        if character < " ":
+            return chr(0x2400 + ord(character))
+        return "\u2421" if character == "\x7f" else "\ufffd"
 
     return _UNSAFE.sub(picture, text)
 
@@ -141,4 +146,6 @@ def pluralize(number: int, noun: str) -> str:
 
 def _redacted(text: str, longest: int = 300) -> str:
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    return one_line(text.replace(key, "[key]") if key else text, longest)
+    if key:
+        text = text.replace(key, "[key]")
+    return one_line(text, longest)

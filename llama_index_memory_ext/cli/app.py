@@ -1,4 +1,4 @@
-"""Defines the app, and what its commands share: options, the database, and output."""
+"""The app, and the options, the database and the output that its commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Console, RenderableType
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.book import FactBook
 
-# The chat table and the schema, from the options before the command.
+# From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
 
 
@@ -47,31 +47,25 @@ def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
 _DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
 _TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
 _SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
-_USER_HELP = "The user. What is known about them applies in all their sessions."
-_AGENT_HELP = "What this agent of the user sees. Default: all agents' facts."
-_EMBED_HELP = "Find by meaning, too, with a small model on this machine (extra local). Default: by words alone."
-_TIMEOUT_HELP = "Seconds that the model has for an answer. Default: 30; a local model may need some hundred."
+_USER_HELP = "The user. Facts of the user apply in all sessions of the user."
+_AGENT_HELP = "Only the facts that this agent sees. Default: the facts of all agents."
+_EMBED_HELP = "Find by meaning too, with a small model on this machine (extra local). Default: by words alone."
+_TIMEOUT_HELP = "Seconds for an answer of the model. Default: 30; a local model may need several hundred."
 _SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
 Db = Annotated[
     str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")
 ]
 User = Annotated[str | None, option("--user", "ID", _USER_HELP)]
-Session = Annotated[
-    str | None, option("--session", "ID", "The session: one conversation.")
-]
+Session = Annotated[str | None, option("--session", "ID", "The session.")]
 Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
 Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]
 Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print JSON and nothing else; errors as JSON on stderr."
-    ),
+    typer.Option("--json", help="Print only JSON; errors as JSON on stderr."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_MODEL_HELP = (
-    "One of OpenAI's, or any at OPENAI_API_BASE; default: OPENAI_MODEL, or gpt-4o-mini."
-)
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+_MODEL_HELP = "A model of OpenAI, or of the server at OPENAI_API_BASE. Default: OPENAI_MODEL, or gpt-4o-mini."
 Model = Annotated[str | None, option("--model", "NAME", _MODEL_HELP)]
 _Table = Annotated[
     str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")
@@ -103,11 +97,11 @@ def _set_tables(
 
 @app.command()
 def demo() -> None:
-    """Ask this memory and LlamaIndex's Memory about a conversation of 60 turns, and compare answers and prices.
+    """Ask CondensedMemory and LlamaIndex's Memory about a conversation of 60 turns, and compare answers and prices.
 
-    Both memories have the same token_limit. With OPENAI_API_KEY set a model of OpenAI's
-    answers (OPENAI_MODEL, default gpt-4o-mini; OPENAI_API_BASE for another server, with
-    a model of any name), without it a small offline model.
+    Both memories have the same token_limit. With OPENAI_API_KEY set, a model of OpenAI
+    answers: OPENAI_MODEL, or gpt-4o-mini. OPENAI_API_BASE names another server, whose
+    model may have any name. Without the key, a small offline model answers.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
@@ -126,7 +120,7 @@ def find_store(db: str | None) -> ext.MemoryStore:
 
 
 def file_of(store: ext.MemoryStore) -> Path | None:
-    """Return the SQLite file of a store; None for a server, and for a file that is named by a URI."""
+    """Return the SQLite file of a store; None for a server, or if the address is a URI."""
     url = store.database.url
     if store.database.backend == "sqlite" and "uri" not in url.query:
         return Path(str(url.database))
@@ -134,10 +128,10 @@ def file_of(store: ext.MemoryStore) -> Path | None:
 
 
 async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
-    """Raise an error that says why the store cannot be used.
+    """Raise a TerminalError if the store has no tables of this package.
 
-    With ``create`` the first write creates what is missing; of the folders only that of
-    the default file is created.
+    With ``create``, missing tables are no error, because the first write creates them.
+    Then the folder of the default file is created too, but no other folder.
     """
     version = await store.read_schema_version()
     file = file_of(store)
@@ -147,26 +141,32 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     elif version is None:
         raise TerminalError(
-            f"There is no memory of this package at {file or store.address} in the table {store.table_name!r}. --db or "
-            "LLAMA_INDEX_MEMORY_DB names another database, --table before the command another table; `chat`, `facts "
-            "add` and `import` create one. What LlamaIndex's own Memory has written is taken over by `chat --session`."
+            f"There is no memory of this package at {file or store.address} in the table {store.table_name!r}. Pass "
+            "another database with --db or LLAMA_INDEX_MEMORY_DB, or another table with --table before the command. "
+            "`chat`, `facts add` and `import` create a memory. `chat --session` takes over the messages of "
+            "LlamaIndex's own Memory."
         )
 
 
 async def try_writing(store: ext.MemoryStore) -> None:
-    """Do what writing a row takes, and takes it back; tables that are missing are made."""
+    """Raise an error if no row can be written; create missing tables, and roll the write back."""
     await store.database.run(lambda conn: conn.rollback(), sessions=["doctor"])
 
 
-# What a command prints: a result for JSON, and what is shown otherwise.
-Output = tuple[Any, RenderableType]
+class Output(NamedTuple):
+    """The output of a command: the ``result`` for --json, and the ``text`` without --json."""
+
+    result: Any
+    text: RenderableType
+
+
 _Work: TypeAlias = "Callable[[ext.MemoryStore], Awaitable[Output | None]]"
 
 
 def run(
     db: str | None, work: _Work, *, create: bool = False, as_json: bool = False
 ) -> Any:
-    """Open the store that ``--db`` names, checks it, does the work on it, and shows and returns the result."""
+    """Do the work on the store that ``--db`` names, print the output, and return the result; None without an output."""
 
     async def call() -> Output | None:
         async with aclosing(find_store(db)) as store:
@@ -180,24 +180,23 @@ def run(
 
 
 def show(output: Output, *, as_json: bool) -> Any:
-    """Print a result as JSON, or what is shown otherwise; returns the result."""
+    """Print the output, and return its result."""
     # Imported here: it takes a while, and the help does not need it.
     from pydantic_core import to_jsonable_python
 
-    result, otherwise = output
     if as_json:
-        # In ASCII, which any terminal and any pipe takes.
-        print(json.dumps(to_jsonable_python(result), indent=2))
+        # In ASCII, which any terminal and any pipe can print.
+        print(json.dumps(to_jsonable_python(output.result), indent=2))
     else:
-        say(otherwise)
-    return result
+        say(output.text)
+    return output.result
 
 
 @app.command()
 def doctor(*, db: Db = None, as_json: Json = False) -> None:
-    """Check the database and the model. Nothing is created. Exit code 1 if something is wrong.
+    """Check the database and the model, and create nothing. Exit code 1 if a check fails.
 
-    `pip check` tells whether the libraries have the versions that are needed.
+    `pip check` checks the versions of the libraries.
     """
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model
@@ -207,40 +206,40 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
         _check(
             PACKAGE, lambda: f"{ext.__version__}, on Python {platform.python_version()}"
         ),
-        _check("database", lambda: asyncio.run(_look_at(store))),
+        _check("database", lambda: asyncio.run(_check_database(store))),
         _check("model", lambda: describe_model(choose_model())),
     ]
     is_ok = all(check["verdict"] == "ok" for check in checks)
-    shown = table(
-        ["checked", "result", "found"], [[*check.values()] for check in checks]
-    )
-    show(({"ok": is_ok, "checks": checks}, shown), as_json=as_json)
+    rows = [list(check.values()) for check in checks]
+    text = table(["checked", "result", "found"], rows)
+    show(Output({"ok": is_ok, "checks": checks}, text), as_json=as_json)
     if not is_ok:
         raise typer.Exit(1)
 
 
-def _check(name: str, look: Callable[[], str]) -> dict[str, str]:
-    """Return what there is, or why it cannot be used."""
+def _check(name: str, check: Callable[[], str]) -> dict[str, str]:
+    """Return a row of the doctor's table: the description that the check returns, or its error."""
     try:
-        return {"name": name, "verdict": "ok", "found": look()}
-    except Exception as error:  # noqa: BLE001 - whatever failed is what the doctor is to find
+        return {"name": name, "verdict": "ok", "found": check()}
+    except Exception as error:  # noqa: BLE001 - the doctor reports each error
         return {"name": name, "verdict": "wrong", "found": describe_error(error)}
 
 
-async def _look_at(store: ext.MemoryStore) -> str:
-    """Return where the database is, and the version of its tables; an error says why it cannot be used."""
+async def _check_database(store: ext.MemoryStore) -> str:
+    """Return the place of the database and the version of its tables; raise an error if it cannot be used."""
     file = file_of(store)
-    found = "no tables of this package yet; the first conversation creates them"
-    # The folder of the default file is created.
+    tables = "no tables of this package yet; the first conversation creates them"
+    # The folder of the default file is created with the file.
     if file and file != default_file() and not file.parent.is_dir():
         raise TerminalError(
-            f"{file} needs the folder {file.parent}, which does not exist."
+            f"{file} needs the folder {file.parent}, which does not exist. Create it first."
         )
     async with aclosing(store):
-        if (schema := await store.read_schema_version()) is not None:
+        schema = await store.read_schema_version()
+        if schema is not None:
             await try_writing(store)
-            found = f"version {schema} of the tables, and rows can be written"
-    return f"{file or store.address}: {found}"
+            tables = f"version {schema} of the tables, and rows can be written"
+    return f"{file or store.address}: {tables}"
 
 
 def memory_on(
@@ -250,7 +249,7 @@ def memory_on(
     agent: str | None = None,
     embed: Embed = None,
 ) -> ext.CondensedMemory:
-    """Return the memory of a session, or of a user without one, that extracts nothing."""
+    """Return the memory of a session, or of a user without a session; it extracts no facts."""
     options: Any = {
         "user_id": user,
         "agent_id": agent,
@@ -263,49 +262,54 @@ def memory_on(
 
 
 def book_of(memory: ext.CondensedMemory) -> FactBook:
-    """Return the facts that the agent of a memory sees; where it has none, those of all agents of the user."""
+    """Return the facts that the memory's agent sees; for a memory without an agent, the facts of all agents."""
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.facts.book import FactBook
 
-    seen = memory.facts
+    book = memory.facts
     if memory.facts_block.agent_id is not None:
-        return seen
-    how: Any = {"categories": seen.categories, "propose": memory.facts_block.apropose}
-    return FactBook(memory.sql_store, seen.namespace, scope="all", **how)
+        return book
+    return FactBook(
+        memory.sql_store,
+        book.namespace,
+        scope="all",
+        categories=book.categories,
+        propose=memory.facts_block.apropose,
+    )
 
 
 def whose(memory: ext.CondensedMemory) -> str:
-    """Return whose facts a memory keeps, as people are told: the user's, or else the session's."""
+    """Return the name of the owner of the memory's facts: the user, or else the session."""
     if memory.user_id is None:
         return memory.session_id
     return memory.user_id
 
 
 def one_of(user: str | None, session: str | None) -> str:
-    """Return the one of two options that is given; both or none are wrong usage."""
+    """Return the user or the session; raise a UsageError for both or neither."""
     if (user is None) == (session is None):
-        raise UsageError("say either --user ID or --session ID.")
+        raise UsageError("pass either --user ID or --session ID.")
     return str(session) if user is None else user
 
 
 def is_terminal() -> bool:
-    """Return whether a user can be asked and sees the answer."""
+    """Return whether a person can type answers."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirm(question: str) -> None:
-    """Ask before something is deleted; ends the command if the answer is no, or if no user can be asked."""
+    """Ask before a change; end the command if the answer is no, or if there is no terminal."""
     if not is_terminal():
         raise UsageError(
-            "nobody can be asked here, so nothing was done. Say --yes if it should be."
+            "No terminal to confirm on; nothing was changed. Pass --yes to confirm."
         )
     agreed = False
-    # An event loop would take the first Ctrl-C for itself, and go on waiting for the
+    # An event loop would handle the first Ctrl-C itself, and go on waiting for the
     # answer.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with suppress(EOFError):
-            # On stderr: stdout holds the result and nothing else.
+            # On stderr: stdout holds the result alone.
             agreed = Confirm.ask(
                 Text(plain(question)), console=new_console(stderr=True), default=False
             )
@@ -317,29 +321,29 @@ def confirm(question: str) -> None:
         raise typer.Exit(1)
 
 
-def say(what: RenderableType, *, style: str = "", stderr: bool = False) -> None:
-    """Print a table, or a text as it is, never as markup; on a terminal its lines end between words."""
+def say(output: RenderableType, *, style: str = "", stderr: bool = False) -> None:
+    """Print a table, or a text without markup; on a terminal, long lines are wrapped between words."""
     console = new_console(stderr=stderr)
-    if isinstance(what, str):
-        console.print(Text(plain(what), style), soft_wrap=not console.is_terminal)
+    if isinstance(output, str):
+        console.print(Text(plain(output), style), soft_wrap=not console.is_terminal)
     else:
-        console.print(what)
+        console.print(output)
 
 
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = ""
 ) -> RenderableType:
-    """Return rows as a table whose cells are folded to the width of the screen; without rows the text for that."""
+    """Return rows as a table as wide as the screen; without rows, return the text ``empty``."""
     if not rows:
         return empty
-    made = Table(
+    grid = Table(
         *columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0)
     )
     for row in rows:
-        made.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
-    return made
+        grid.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
+    return grid
 
 
 def new_console(*, stderr: bool = False) -> Console:
-    """Return a console that takes no text for markup."""
+    """Return a console that prints text as it is, without markup."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from llama_index.core.agent.workflow import FunctionAgent
 
-_TEMPORARY_HELP = "Store nothing: what is known of the user is read, and the conversation is gone at its end."
+_TEMPORARY_HELP = "Store nothing: facts of the user are read, and the conversation is gone at its end."
 _Temporary = Annotated[bool, typer.Option("--temporary", help=_TEMPORARY_HELP)]
 _HELP = """\
-/facts           what is known about you; the command `facts forget ID` deletes a fact
-/why [QUESTION]  which facts the last question showed the model, or another one would, and why
-/help            this
-/quit            end the conversation; so does Ctrl-D. Ctrl-C interrupts an answer."""
+/facts           list the facts about you; the command `facts forget ID` deletes a fact
+/why [QUESTION]  show why each fact is in the prompt for QUESTION (default: the last question), or not
+/help            show this help
+/quit            end the conversation, as Ctrl-D does. Ctrl-C interrupts an answer."""
 
 
 @cli.app.command()
@@ -44,10 +44,10 @@ def chat(
 ) -> None:
     """Talk with an agent that remembers.
 
-    With OPENAI_API_KEY set a model of OpenAI's answers (OPENAI_API_BASE for another
-    address), else a small offline one. Type /help for what else can be done. Ctrl-C
-    interrupts an answer, Ctrl-D or /quit ends the conversation. Lines that come through
-    a pipe are answered one by one.
+    With OPENAI_API_KEY set, a model of OpenAI answers, or a model of the server at
+    OPENAI_API_BASE. Without the key, a small offline model answers. /help lists the
+    commands. Ctrl-C interrupts an answer; Ctrl-D or /quit ends the conversation. From a
+    pipe, each line is a question.
     """
     unanswered = 0
     if session is None:
@@ -62,7 +62,8 @@ def chat(
             )
         try:
             for line in filter(None, iter(_read_line, "/quit")):
-                unanswered += not _respond(loop, agent, memory, line)
+                if not _respond(loop, agent, memory, line):
+                    unanswered += 1
         finally:
             _wait_for_facts(loop, memory.aclose())
     if unanswered and not cli.is_terminal():
@@ -77,7 +78,7 @@ async def _open(
     timeout: float,
     **options: Any,
 ) -> tuple[FunctionAgent, ext.CondensedMemory]:
-    """Make the agent and its memory, and prints its model, its database and whose facts it keeps."""
+    """Return an agent and its memory; print its model, its database, its session and the owner of its facts."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import FunctionAgent
     from openai import DefaultAsyncHttpxClient
@@ -91,16 +92,19 @@ async def _open(
     await resources.enter_async_context(aclosing(store))
     await cli.check_store(store, create=not temporary)
     if not temporary:
-        # Where nothing can be kept no conversation begins.
+        # Without a database that can be written, no conversation begins.
         await cli.try_writing(store)
-    # OpenAI's clients leave connections open unless they are given a client.
-    llm = choose_model(
-        model, await resources.enter_async_context(DefaultAsyncHttpxClient()), timeout
-    )
-    # Servers that give other families OpenAI's API refuse OpenAI's marks.
-    marks = (needs_cache_points(llm.metadata.model_name) or "").startswith("OpenAI")
+    # OpenAI's library leaves connections open unless it gets a client.
+    client = await resources.enter_async_context(DefaultAsyncHttpxClient())
+    llm = choose_model(model, client, timeout)
+    # Other models behind OpenAI's API refuse OpenAI's cache points.
+    provider = needs_cache_points(llm.metadata.model_name) or ""
     memory = ext.CondensedMemory.from_defaults(
-        session, chat_store=store, llm=llm, cache_points=marks, **options
+        session,
+        chat_store=store,
+        llm=llm,
+        cache_points=provider.startswith("OpenAI"),
+        **options,
     )
     messages = await memory.sql_store.count_messages(session, None)
     if temporary:
@@ -109,11 +113,15 @@ async def _open(
         state = f"{messages} messages so far"
     else:
         state = "new"
+    owner = "of this session; --user NAME keeps them for all sessions"
+    if user:
+        owner = f"{user}, in all sessions"
     _note(
-        f"/help lists the commands, /quit ends.\nmodel    {describe_model(llm)}\n"
+        "/help lists the commands, /quit ends.\n"
+        f"model    {describe_model(llm)}\n"
         f"database {cli.file_of(store) or store.address}\n"
         f"session  {session}, {state}\n"
-        f"facts    {f'{user}, in all sessions' if user else 'of this session; --user NAME keeps them for all sessions'}"
+        f"facts    {owner}"
     )
     return FunctionAgent(tools=list(TOOLS), llm=llm), memory
 
@@ -121,74 +129,79 @@ async def _open(
 def _respond(
     loop: BackgroundLoop, agent: FunctionAgent, memory: ext.CondensedMemory, line: str
 ) -> bool:
-    """Answer a question or obeys a command; returns False for a question without an answer."""
-    # Imported here: they import LlamaIndex.
-    from llama_index.core.base.llms.types import ChatMessage
-
-    from llama_index_memory_ext.text.messages import question_in
-
+    """Answer a question or run a command; return False for a question without an answer."""
     is_command = line.startswith("/")
-    name, _, text = line.partition(" ")
     try:
-        if not is_command:
-            loop.run(_answer(agent, memory, line))
-        elif name == "/facts":
-            _wait_for_facts(loop, memory.aflush())
-            cli.say(facts_table(loop.run(memory.facts.alist()), cli.whose(memory)))
-        elif name == "/why":
-            messages = loop.run(memory.aget_all()) + (
-                [ChatMessage(text.strip())] if text.strip() else []
-            )
-            question, context = question_in(
-                messages, [], memory.facts_block.context_turns
-            )
-            if question:
-                cli.say(
-                    f"Facts that the model would be shown now for {one_line(question)!r}, and why:"
-                )
-                found = memory.facts_block.aexplain(
-                    question, session_id=memory.session_id, context=context
-                )
-                cli.say(explanation_table(loop.run(found), cli.whose(memory)))
-            else:
-                cli.say(
-                    "Nothing was asked yet. Say /why QUESTION to look at a question of your own.",
-                    stderr=True,
-                )
-        elif name == "/help":
-            cli.say(_HELP)
+        if is_command:
+            _run_command(loop, memory, line)
         else:
-            cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
+            loop.run(_answer(agent, memory, line))
     except KeyboardInterrupt:
         if not cli.is_terminal():
             raise
         _note("\n(interrupted)")
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever failed, the conversation goes on
-        failed = "That failed" if is_command else "No answer"
-        cli.say(
-            f"{failed}: {describe_error(error).rstrip('.')}.", style="red", stderr=True
-        )
+    except Exception as error:  # noqa: BLE001 - the conversation goes on after any error
+        failure = "The command failed" if is_command else "No answer"
+        text = f"{failure}: {describe_error(error).rstrip('.')}."
+        cli.say(text, style="red", stderr=True)
         return is_command
     return True
+
+
+def _run_command(loop: BackgroundLoop, memory: ext.CondensedMemory, line: str) -> None:
+    name, _, text = line.partition(" ")
+    if name == "/facts":
+        _wait_for_facts(loop, memory.aflush())
+        cli.say(facts_table(loop.run(memory.facts.alist()), cli.whose(memory)))
+    elif name == "/why":
+        _explain(loop, memory, text.strip())
+    elif name == "/help":
+        cli.say(_HELP)
+    else:
+        cli.say(f"There is no {name}. /help lists the commands.", stderr=True)
+
+
+def _explain(loop: BackgroundLoop, memory: ext.CondensedMemory, text: str) -> None:
+    """Print why each fact would be shown for a question, or not; for the last question, if the text is ""."""
+    # Imported here: they import LlamaIndex.
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.text.messages import question_in
+
+    messages = loop.run(memory.aget_all())
+    if text:
+        messages = [*messages, ChatMessage(text)]
+    block = memory.facts_block
+    question, context = question_in(messages, [], block.context_turns)
+    if not question:
+        cli.say("There is no question yet. Type /why QUESTION.", stderr=True)
+        return
+    cli.say(
+        f"Facts that the model would be shown now for {one_line(question)!r}, and why:"
+    )
+    explaining = block.aexplain(question, session_id=memory.session_id, context=context)
+    cli.say(explanation_table(loop.run(explaining), cli.whose(memory)))
 
 
 def _wait_for_facts(loop: BackgroundLoop, work: Coroutine[None, None, None]) -> None:
     """Wait for the extraction from the last turn, unless Ctrl-C is pressed."""
     try:
         with cli.new_console(stderr=True).status(
-            "Extracting facts from the last turn (Ctrl-C leaves that for later)"
+            "Extracting facts from the last turn (Ctrl-C postpones it)"
         ):
             loop.run(work)
     except KeyboardInterrupt:
-        _note("Facts that are missing are extracted when this session is next used.")
+        _note(
+            "The facts of the last turn are extracted when this session is next used."
+        )
 
 
 async def _answer(
     agent: FunctionAgent, memory: ext.CondensedMemory, question: str
 ) -> None:
-    """Print the answer as it comes. The question is in the memory even if there is no answer."""
+    """Print the answer while it is streamed; the memory keeps the question even without an answer."""
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index.core.agent.workflow import AgentStream, ToolCallResult
 
@@ -199,7 +212,6 @@ async def _answer(
         try:
             async for event in run.stream_events():
                 if isinstance(event, AgentStream):
-                    # Without what could control the terminal.
                     print(plain(event.delta), end="", flush=True)
                 elif isinstance(event, ToolCallResult) and cli.is_terminal():
                     _note(one_line(describe_call(event)))
@@ -213,13 +225,13 @@ async def _answer(
 
 
 def _read_line() -> str:
-    """Return what is typed or comes next through the pipe, "" after Ctrl-C, "/quit" at the end."""
+    """Return the next line of the terminal or the pipe; "" after Ctrl-C, "/quit" at the end."""
     prompt = "\nyou> " if cli.is_terminal() else ""
     if prompt:
         with suppress(ImportError):
-            # Gives input() arrow keys and a history, where Python has it. For a pipe it
-            # would print control characters.
-            import readline  # noqa: F401 - it is enough that it is loaded
+            # Adds arrow keys and a history to input(), where Python has it. For a pipe
+            # it would print control characters.
+            import readline  # noqa: F401 - the import alone changes input()
     try:
         return input(prompt).strip()
     except EOFError:

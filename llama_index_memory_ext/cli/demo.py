@@ -1,4 +1,4 @@
-"""The demo, and what ``chat`` shares with it: the model that answers, and a calculator as tools."""
+"""The demo, which compares two memories; its model and its calculator also serve ``chat``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
 _TOKEN_LIMIT = 3_000
-# A long prompt is printed without its middle, a long line without its end.
+# A long prompt is printed without its middle. A long line is printed without its end.
 _FIRST_LINES = 4
 _LAST_LINES = 15
 _COLUMNS = 78
@@ -53,7 +53,13 @@ _COUNTER = ext.TokenCounter()
 
 
 class _Question(NamedTuple):
-    """A question about the past: the turn with the answer, a label, and words that the right answer contains."""
+    """A question about the past.
+
+    ``turn``: the number of the turn with the answer.
+    ``label``: the name in the table.
+    ``text``: the question.
+    ``answer``: words that the right answer contains.
+    """
 
     turn: int
     label: str
@@ -61,7 +67,7 @@ class _Question(NamedTuple):
     answer: str
 
 
-# Its messages have fixed days, so that each run sends prompts of the same length.
+# The messages have fixed days, so that each run sends prompts of the same length.
 _CONVERSATION = json.loads(Path(__file__).with_name("conversation.json").read_bytes())
 _QUESTIONS = [_Question(**fields) for fields in _CONVERSATION["questions"]]
 
@@ -94,11 +100,11 @@ def choose_model(
     http: AsyncClient | None = None,
     timeout: float | None = None,
 ) -> FunctionCallingLLM:
-    """Return the model of this name (default: ``OPENAI_MODEL``); without a key the offline model.
+    """Return the model of this name; without ``OPENAI_API_KEY`` the offline model.
 
-    With an ``OPENAI_API_BASE`` of others it may have any name;
-    ``OPENAI_CONTEXT_WINDOW`` says its window in tokens. ``timeout`` is in seconds
-    (default: ``OPENAI_TIMEOUT``).
+    ``name``: default ``OPENAI_MODEL``; any name with the server at ``OPENAI_API_BASE``.
+    ``timeout``: in seconds, default ``OPENAI_TIMEOUT``.
+    ``OPENAI_CONTEXT_WINDOW`` is the window of the model in tokens.
     """
     variables = os.environ
     if not variables.get("OPENAI_API_KEY"):
@@ -106,7 +112,7 @@ def choose_model(
     seconds = variables.get("OPENAI_TIMEOUT") or str(TIMEOUT)
     if not seconds.replace(".", "", 1).isdecimal():
         raise SettingError(
-            f"OPENAI_TIMEOUT must be a number of seconds such as 30, not {seconds!r}."
+            f"OPENAI_TIMEOUT must be a number of seconds such as 30; got {seconds!r}. Unset it for 30 seconds."
         )
     options: dict[str, Any] = {
         "model": name or variables.get("OPENAI_MODEL") or "gpt-4o-mini",
@@ -122,7 +128,7 @@ def choose_model(
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
-    """Return the name and the host of a model, or why the offline model answers."""
+    """Return the name and the host of a model; of the offline model, why it answers."""
     if isinstance(model, OfflineModel):
         return "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
     return f"{model.metadata.model_name} at {model_host()}"
@@ -136,11 +142,12 @@ def describe_call(call: ToolCallResult) -> str:
 
 @dataclass
 class _Side:
-    """A memory in the comparison, and the tokens of the model's calls with it.
+    """A memory of the comparison, and the tokens of the model's calls with it.
 
+    ``sent``, ``received``: tokens of the prompts and of the replies.
     ``cached``: tokens of the prompts that OpenAI's cache finds.
     ``answered``: for each question, whether the model answered it from the prompt.
-    ``learning``: the calls that learn facts.
+    ``learning``: the tokens of the calls that learn facts.
     """
 
     name: str
@@ -154,7 +161,7 @@ class _Side:
     learning: Usage = field(default_factory=Usage)
 
     def add_call(self, prompt: str, reply: ChatMessage) -> None:
-        """Add a call of the model. The cache finds what the prompt begins with, if the last prompt began so, too."""
+        """Add a call of the model. The cache finds the beginning that the prompt shares with the last prompt."""
         shared = _COUNTER.count(os.path.commonprefix([self.last_prompt, prompt]))  # noqa: RUF071 - texts, not paths
         if shared >= _LEAST_CACHED:
             self.cached += shared - shared % _CACHE_STEP
@@ -165,20 +172,22 @@ class _Side:
 
 
 def run() -> int:
-    """Hold a conversation with both memories, print what each one answers and costs, and return the exit code."""
+    """Hold a conversation with both memories, print the answers and the costs, and return the exit code."""
     model = choose_model()
     messages = ext.messages_from_json(_CONVERSATION)
-    said = [body_of(message) for message in messages if message.role == "user"]
-    turns = len(said) + len(_QUESTIONS)
+    user_texts = [body_of(message) for message in messages if message.role == "user"]
+    turns = len(user_texts) + len(_QUESTIONS)
     uri = f"sqlite+aiosqlite:///{Path(tempfile.mkdtemp(prefix='demo-')).as_posix()}/memory.db"
     print(
         f"A conversation of {turns} turns, with two memories that have token_limit={_TOKEN_LIMIT:,} each\n"
     )
     _print_labelled("model", describe_model(model))
     _print_labelled("database", uri)
-    print(f"\n\nTURNS 1 TO {len(said)}: orders of a fruit trader, and among them:\n")
+    print(
+        f"\n\nTURNS 1 TO {len(user_texts)}: orders of a fruit trader, and among them:\n"
+    )
     for question in _QUESTIONS:
-        _print_labelled(f"turn {question.turn}", said[question.turn - 1])
+        _print_labelled(f"turn {question.turn}", user_texts[question.turn - 1])
     print(
         """
   These turns come with the demo. They are put into both memories with their
@@ -193,11 +202,11 @@ def run() -> int:
 async def _compare(
     model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]
 ) -> list[_Side]:
-    """Put the messages into both memories, ask each the questions, and return what happened."""
+    """Put the messages into both memories, ask each memory the questions, and return the results."""
     agent = FunctionAgent(tools=list(TOOLS), llm=model)
     # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
     # once.
-    plain = Memory.from_defaults(
+    host_memory = Memory.from_defaults(
         token_limit=_TOKEN_LIMIT,
         chat_history_token_ratio=1,
         token_flush_size=_TOKEN_LIMIT // 10,
@@ -209,7 +218,10 @@ async def _compare(
         async_database_uri=uri,
         token_limit=_TOKEN_LIMIT,
     ) as ours:
-        sides = [_Side("LlamaIndex Memory", plain), _Side("CondensedMemory", ours)]
+        sides = [
+            _Side("LlamaIndex Memory", host_memory),
+            _Side("CondensedMemory", ours),
+        ]
         for number, message in enumerate(messages, 1):
             if sys.stdout.isatty():
                 print(f"\r  {number} of {len(messages)} messages", end="", flush=True)
@@ -235,7 +247,7 @@ async def _compare(
 
 
 async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
-    """Ask a question through the agent, and print the answer; at the first question print the prompt, too."""
+    """Ask a question through the agent, and print the answer; print the prompt of the first question too."""
     prompts: list[str] = []
     running = agent.run(question.text, memory=side.memory)
     async for event in running.stream_events():
@@ -250,21 +262,20 @@ async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
     answer = str(await running)
     _print_labelled(side.name, answer)
     # A right guess does not count.
-    side.answered.append(
-        question.answer in prompts[0] and question.answer in answer.replace(",", "")
-    )
+    is_in_prompt = question.answer in prompts[0]
+    side.answered.append(is_in_prompt and question.answer in answer.replace(",", ""))
 
 
-def _print_prompt(whose: str, prompt: str) -> None:
+def _print_prompt(title: str, prompt: str) -> None:
     """Print the beginning and the end of a long prompt, without blank lines."""
-    print(f"\n  The prompt of {whose}, {_COUNTER.count(prompt):,} tokens")
+    print(f"\n  The prompt of {title}, {_COUNTER.count(prompt):,} tokens")
     lines = [one_line(line, _COLUMNS - 6) for line in prompt.splitlines() if line]
     for line in (*lines[:_FIRST_LINES], "...", *lines[-_LAST_LINES:]):
         print("    |", line)
 
 
 def _print_table(sides: Sequence[_Side], turns: int) -> None:
-    """Print what each memory answers, and what its prompts cost."""
+    """Print the answers of each memory, and the costs of its prompts."""
     # From millionths of a dollar for all turns to cents for a thousand turns.
     scale = 0.1 / turns
     columns = [

@@ -1,7 +1,7 @@
-"""The commands under ``facts``: show and change what is known about a user."""
+"""The commands under ``facts``: list, search, explain and change the facts of a user."""
 
-# No annotation is a string here: Typer reads those of the commands, through the
-# signatures that ``command`` makes.
+# Without ``annotations`` from __future__, because Typer reads the annotations of the
+# commands through the signatures that ``command`` makes.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Parameter, Signature, signature
@@ -28,87 +28,87 @@ if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact
     from llama_index_memory_ext.facts.ranking import Explanation
 
-# Begins with the memory whose facts are meant; the other parameters are the arguments
-# and options of the command.
+# The first parameter is the memory with the facts. The other parameters are the
+# arguments and options of the command.
 _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
-# What is to be known of each fact that is deleted.
-WORDS_STAY = "The messages in which it was said stay in their session: `forget --session ID` deletes a session."
+# A warning for each deletion of a fact.
+WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
 _CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
 
 _Question = Annotated[
-    str, typer.Argument(metavar="QUESTION", help="What the user might ask.")
+    str, typer.Argument(metavar="QUESTION", help="A question of the user.")
 ]
 _Text = Annotated[str, typer.Argument(metavar="TEXT", help="The fact in one sentence.")]
 _Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The id of a fact, or its beginning.")
+    str,
+    typer.Argument(metavar="ID", help="The id of a fact, or the beginning of its id."),
 ]
-_Ids = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ID", help="The ids of facts, or their beginnings."),
-]
-_Some = Annotated[
-    list[str],
-    typer.Argument(metavar="ID", help="The ids of facts, or their beginnings."),
-]
+_IDS = typer.Argument(metavar="ID", help="The ids of facts, or their beginnings.")
+_Ids = Annotated[list[str] | None, _IDS]
+_RequiredIds = Annotated[list[str], _IDS]
 _Ttl = Annotated[
     float | None,
     typer.Option(
-        "--ttl", metavar="DAYS", help="After how many days it is shown no more."
+        "--ttl", metavar="DAYS", help="The fact expires after this many days."
     ),
 ]
 _Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
 _Pin = Annotated[
     bool, typer.Option("--pin", help="Show it before facts that match better.")
 ]
-_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why it is no longer true.")]
-_Apply = Annotated[bool, typer.Option("--apply", help="Retire them.")]
+_Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Why the fact is no longer true.")
+]
+_Apply = Annotated[bool, typer.Option("--apply", help="Retire the proposed facts.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
-_NoTags = Annotated[bool, typer.Option("--no-tags", help="Take its tags away.")]
+_NoTags = Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")]
 _Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TEXT", help="A tag; say it again for more."),
+    typer.Option("--tag", metavar="TEXT", help="A tag; repeat the option for more."),
 ]
 _FILTERS: dict[str, Any] = {
     "with_retired": Annotated[
-        bool | None, typer.Option("--retired", help="Also retired facts.")
+        bool | None, typer.Option("--retired", help="Include retired facts.")
     ],
     "with_expired": Annotated[
-        bool | None, typer.Option("--expired", help="Also facts whose time is up.")
+        bool | None, typer.Option("--expired", help="Include expired facts.")
     ],
     "since": Annotated[
         str | None,
         typer.Option(
-            metavar="DAY", help="Known since this day (2026-11-20), or later."
+            metavar="DAY", help="Only facts learned on this day (2026-11-20) or later."
         ),
     ],
     "until": Annotated[
         str | None,
-        typer.Option(metavar="DAY", help="Known since this day, or earlier."),
+        typer.Option(metavar="DAY", help="Only facts learned on this day or earlier."),
     ],
     "category": Annotated[
-        str | None, typer.Option(metavar="CATEGORY", help="Of this category.")
+        str | None,
+        typer.Option(metavar="CATEGORY", help="Only facts of this category."),
     ],
     "tags": _Tags,
     "state": Annotated[
         str | None,
         typer.Option(help="present, past, retired, expired, pending or all."),
     ],
-    "limit": Annotated[int | None, typer.Option(help="Most facts.")],
+    "limit": Annotated[int | None, typer.Option(help="The largest number of facts.")],
     "after": Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only those behind this fact of the list."),
+        typer.Option(metavar="ID", help="Only facts after this fact of the list."),
     ],
 }
 _CHANGES: dict[str, Any] = {
     "content": Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What it says.")
+        str | None, typer.Option(metavar="TEXT", help="The new text of the fact.")
     ],
     "category": Annotated[
         str | None, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)
     ],
     "confidence": Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="How certain it is, 0..1.")
+        float | None,
+        typer.Option(metavar="NUMBER", help="The confidence, from 0 to 1."),
     ],
     "pinned": Annotated[
         bool | None,
@@ -121,27 +121,28 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
     app,
     name="facts",
-    help="What is known about a user: look at it, search it, change it.",
+    help="The facts of a user: list, search, explain, change.",
 )
 
 
 def check_whose(user: str | None, session: str | None) -> None:
-    """Raise a UsageError if it is not said whose facts are meant."""
+    """Raise a UsageError without a user or a session."""
     if not (user or session):
         raise UsageError(
-            "say whose facts: --user ID, or --session ID for those of a session without a user."
+            "pass --user ID, or --session ID for the facts of a session without a user."
         )
 
 
 def command(
     name: str, *, create: bool = False, **options: Any
 ) -> Callable[[_Work], None]:
-    """Make a command of a coroutine function: adds those for user, session, agent, database and JSON to its own.
+    """Return a decorator that makes a command of a coroutine function.
 
-    The ``options`` are further ones that it takes by name; with ``embed`` its memory
-    has an embedding model.
+    The command gets options for user, session, agent, database and JSON. ``options``
+    are further options that the function takes by name; ``embed`` gives its memory an
+    embedding model.
     """
-    added = options | {
+    added_options = options | {
         "user": User,
         "session": Session,
         "agent": Agent,
@@ -150,104 +151,105 @@ def command(
     }
 
     def register(work: _Work) -> None:
-        def run(*, db: str | None, json: bool, **given: Any) -> None:
-            whose = {
-                name: given.pop(name, None)
-                for name in ("session", "user", "agent", "embed")
-            }
-            check_whose(whose["user"], whose["session"])
+        def run(*, db: str | None, json: bool, **values: Any) -> None:
+            names = ("session", "user", "agent", "embed")
+            of_memory = {name: values.pop(name, None) for name in names}
+            check_whose(of_memory["user"], of_memory["session"])
             cli.run(
                 db,
-                lambda store: work(cli.memory_on(store, **whose), **given),
+                lambda store: work(cli.memory_on(store, **of_memory), **values),
                 create=create,
                 as_json=json,
             )
 
-        _, *shown = (
-            one
-            for one in signature(work).parameters.values()
-            if one.kind != one.VAR_KEYWORD
-        )
-        for option, about in added.items():
-            default = False if about is Json else None
-            shown.append(
-                Parameter(
-                    option, Parameter.KEYWORD_ONLY, default=default, annotation=about
-                )
-            )
-        vars(run)["__signature__"] = Signature(shown)  # what Typer reads
+        # Typer reads the options from the signature.
+        vars(run)["__signature__"] = _signature(work, added_options)
         app.command(name, help=work.__doc__)(run)
 
     return register
 
 
+def _signature(work: _Work, options: dict[str, Any]) -> Signature:
+    """Return the parameters of the work behind the memory, and then the options."""
+    _, *parameters = signature(work).parameters.values()
+    if parameters and parameters[-1].kind == Parameter.VAR_KEYWORD:
+        parameters.pop()
+    for name, annotation in options.items():
+        default = False if annotation is Json else None
+        parameters.append(
+            Parameter(
+                name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
+    return Signature(parameters)
+
+
 @command("list", **_FILTERS)
-async def list_(memory: "CondensedMemory", **wanted: Any) -> Output:
+async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     """List the current facts, the newest first."""
-    chosen = {name: value for name, value in wanted.items() if value is not None}
-    if "after" in chosen:
-        chosen["after"] = (await _find(memory, chosen["after"])).id
-    facts = await cli.book_of(memory).alist(**chosen)
-    return facts, facts_table(facts, cli.whose(memory))
+    filters = {name: value for name, value in options.items() if value is not None}
+    if "after" in filters:
+        filters["after"] = (await _find(memory, filters["after"])).id
+    return _listed(memory, await cli.book_of(memory).alist(**filters))
 
 
 @command("pending")
 async def pending(memory: "CondensedMemory") -> Output:
-    """List what was learned and waits for your yes or no, the newest first."""
+    """List the facts that are not yet approved or rejected, the newest first."""
     facts = await cli.book_of(memory).alist(state="pending")
-    return facts, facts_table(facts, f"{cli.whose(memory)} that are pending")
+    return _listed(memory, facts, " that are pending")
 
 
 @command("approve")
-async def approve(memory: "CondensedMemory", fact_ids: _Some) -> Output:
-    """Let pending facts hold, and end what they correct: all that are named, or none."""
-    facts = await cli.book_of(memory).aapprove(
-        *[(await _find(memory, one)).id for one in fact_ids]
-    )
-    return facts, facts_table(facts, cli.whose(memory))
+async def approve(memory: "CondensedMemory", fact_ids: _RequiredIds) -> Output:
+    """Approve pending facts, and retire the facts that they correct; all of them, or none after an error."""
+    ids = await _find_ids(memory, fact_ids)
+    return _listed(memory, await cli.book_of(memory).aapprove(*ids))
 
 
 @command("reject")
 async def reject(
-    memory: "CondensedMemory", fact_ids: _Some, *, reason: _Reason = "rejected by hand"
+    memory: "CondensedMemory",
+    fact_ids: _RequiredIds,
+    *,
+    reason: _Reason = "rejected by hand",
 ) -> Output:
     """Retire pending facts, and do not learn them again."""
-    facts = await cli.book_of(memory).areject(
-        *[(await _find(memory, one)).id for one in fact_ids], reason=reason
-    )
-    return facts, facts_table(facts, cli.whose(memory))
+    ids = await _find_ids(memory, fact_ids)
+    return _listed(memory, await cli.book_of(memory).areject(*ids, reason=reason))
 
 
 @command("search", embed=Embed)
 async def search(memory: "CondensedMemory", question: _Question) -> Output:
-    """Find facts that have words in common with a question, the best first; without --agent those that all share."""
-    found = await memory.facts_block.asearch(question)
-    result = [
-        {
-            **one.fact.model_dump(mode="json"),
-            "score": one.score,
-            "similarity": one.similarity,
-        }
-        for one in found
-    ]
-    return result, facts_table(
-        [one.fact for one in found], f"{cli.whose(memory)} that share a word with it"
-    )
+    """Find facts with words of a question, the best first; without --agent, among the shared facts."""
+    facts = []
+    result = []
+    for match in await memory.facts_block.asearch(question):
+        fields = match.fact.model_dump(mode="json")
+        scores = {"score": match.score, "similarity": match.similarity}
+        facts.append(match.fact)
+        result.append(fields | scores)
+    owner = f"{cli.whose(memory)} that share a word with it"
+    return Output(result, facts_table(facts, owner))
 
 
 @command("explain", embed=Embed)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
-    """Say of each fact whether the model is shown it for a question, and why; without --agent of the shared ones."""
-    found = await memory.facts_block.aexplain(question)
-    names = ("why", "score", "similarity", "recency", "matched", "tokens")
-    facts = [
-        one.fact.model_dump(mode="json")
-        | {"shown": one.injected}
-        | {name: getattr(one, name) for name in names}
-        for one in found.facts
-    ]
-    result = {"tokens": found.tokens, "token_limit": found.limit, "facts": facts}
-    return result, explanation_table(found, cli.whose(memory))
+    """Explain for each fact whether the model is shown it for a question; without --agent, for the shared facts."""
+    explanation = await memory.facts_block.aexplain(question)
+    facts = []
+    for explained in explanation.facts:
+        fields = explained.fact.model_dump(mode="json")
+        fields["shown"] = explained.injected
+        for name in ("why", "score", "similarity", "recency", "matched", "tokens"):
+            fields[name] = getattr(explained, name)
+        facts.append(fields)
+    result = {
+        "tokens": explanation.tokens,
+        "token_limit": explanation.limit,
+        "facts": facts,
+    }
+    return Output(result, explanation_table(explanation, cli.whose(memory)))
 
 
 @command("add", create=True)
@@ -259,27 +261,28 @@ async def add(
     pin: _Pin = False,
     ttl: _Ttl = None,
 ) -> Output:
-    """Add a fact, with --agent as this agent's own; a database that does not exist is created."""
+    """Add a fact, with --agent for this agent alone; a database that does not exist is created."""
     from llama_index_memory_ext.facts.book import known_as
 
-    if same := await known_as(memory.facts, text):
-        return _changed("Known already, as", same)
-    lasting = None if ttl is None else timedelta(days=ttl)
-    fact = await memory.facts.aadd(text, ttl=lasting, category=category, pinned=pin)
+    same_fact = await known_as(memory.facts, text)
+    if same_fact:
+        return _changed("Known already, as", same_fact)
+    lifetime = None if ttl is None else timedelta(days=ttl)
+    fact = await memory.facts.aadd(text, ttl=lifetime, category=category, pinned=pin)
     return _changed("Added", fact)
 
 
 @command("edit", **_CHANGES)
 async def edit(
-    memory: "CondensedMemory", fact_id: _Id, *, no_tags: _NoTags = False, **given: Any
+    memory: "CondensedMemory", fact_id: _Id, *, no_tags: _NoTags = False, **options: Any
 ) -> Output:
-    """Change what a fact says, or how it is kept."""
-    fields = {name: value for name, value in given.items() if value is not None} | (
-        {"tags": ()} if no_tags else {}
-    )
+    """Change the text or the settings of a fact."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    if no_tags:
+        fields["tags"] = ()
     if not fields:
         raise UsageError(
-            "say what is to be changed: --content, --category, --confidence, --pin, --unpin or --tag."
+            "pass a change: --content, --category, --confidence, --pin, --unpin, --tag or --no-tags."
         )
     fact = await _find(memory, fact_id)
     return _changed("Changed", await cli.book_of(memory).aupdate(fact.id, **fields))
@@ -309,27 +312,27 @@ async def forget(
     all_: _All = False,
     yes: Yes = False,
 ) -> Output:
-    """Delete facts for good. It asks before it does.
+    """Delete facts for good; the command asks before it deletes.
 
-    The messages in which they were said stay; `forget` deletes sessions and persons.
+    The messages with their words stay; `forget` deletes sessions and persons.
     """
     if bool(fact_ids) == all_:
-        raise UsageError("name the facts, or say --all.")
-    namespace = cli.whose(memory)
+        raise UsageError("pass the ids of facts, or --all.")
+    owner = cli.whose(memory)
     book = cli.book_of(memory)
+    facts = {}
     if all_:
-        found = await book.alist(state="all")
-    else:
-        found = [await _find(memory, one) for one in fact_ids or ()]
-    facts = {fact.id: fact for fact in found}
+        facts = {fact.id: fact for fact in await book.alist(state="all")}
+    for fact_id in fact_ids or ():
+        fact = await _find(memory, fact_id)
+        facts[fact.id] = fact
     if facts and not yes:
-        cli.say(facts_table([*facts.values()], namespace), stderr=True)
-        cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {namespace} for good?")
-    # Without ids all facts would be deleted.
+        cli.say(facts_table([*facts.values()], owner), stderr=True)
+        cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {owner} for good?")
+    # Without ids, aforget would delete all facts.
     count = await book.aforget(*facts) if facts else 0
-    return {
-        "facts": count
-    }, f"Deleted {pluralize(count, 'fact')} of {namespace}. {WORDS_STAY}"
+    text = f"Deleted {pluralize(count, 'fact')} of {owner}. {WORDS_STAY}"
+    return Output({"facts": count}, text)
 
 
 @command("consolidate")
@@ -340,11 +343,12 @@ async def consolidate(
     yes: Yes = False,
     model: Model = None,
 ) -> Output:
-    """Show which facts need not be kept, each with the one that stays; with --apply they are retired.
+    """Propose facts to retire, each with the fact that stays; --apply retires them.
 
-    They are repeated, contradicted by a newer one, or a plan that is over, and your
-    model confirms it: it needs OPENAI_API_KEY, and OPENAI_API_BASE for another address.
-    `facts restore ID` undoes it. It asks before it does.
+    A proposal is a duplicate, a fact that a newer fact contradicts, or a plan that is
+    over. A model confirms each proposal: set OPENAI_API_KEY, and OPENAI_API_BASE for
+    another server. The command asks before it retires facts, and `facts restore ID`
+    takes it back.
     """
     # Imported here: they import LlamaIndex.
     from openai import DefaultAsyncHttpxClient
@@ -353,130 +357,137 @@ async def consolidate(
 
     async with DefaultAsyncHttpxClient() as client:
         memory.facts_block.llm = choose_model(model, client)
-        proposals = await (book := cli.book_of(memory)).aconsolidate()
-    shown = "\n".join(map(str, proposals))
+        book = cli.book_of(memory)
+        proposals = await book.aconsolidate()
+    listed = "\n".join(map(str, proposals))
     count = pluralize(len(proposals), "fact")
-    if apply and proposals and not yes:
-        cli.say(shown, stderr=True)
+    if not apply:
+        text = f"{listed}\nNothing was changed; --apply retires {count}.".lstrip()
+        return Output({"proposals": proposals, "retired": 0}, text)
+    if proposals and not yes:
+        cli.say(listed, stderr=True)
         cli.confirm(f"Retire {count} of {cli.whose(memory)}?")
-    retired = await book.aapply(proposals) if apply else 0
-    if apply:
-        told = f"Retired {count}."
-    else:
-        told = f"Nothing was changed; --apply retires {count}."
-    return {"proposals": proposals, "retired": retired}, f"{shown}\n{told}".lstrip()
+    retired = await book.aapply(proposals)
+    text = f"{listed}\nRetired {count}.".lstrip()
+    return Output({"proposals": proposals, "retired": retired}, text)
 
 
-def _changed(what: str, fact: "Fact") -> Output:
-    return fact, f"{what} {fact.id}: {one_line(fact.content)}"
+def _listed(
+    memory: "CondensedMemory", facts: Sequence["Fact"], filters: str = ""
+) -> Output:
+    return Output(facts, facts_table(facts, f"{cli.whose(memory)}{filters}"))
+
+
+def _changed(change: str, fact: "Fact") -> Output:
+    return Output(fact, f"{change} {fact.id}: {one_line(fact.content)}")
+
+
+async def _find_ids(memory: "CondensedMemory", texts: Iterable[str]) -> list[str]:
+    return [(await _find(memory, text)).id for text in texts]
 
 
 async def _find(memory: "CondensedMemory", text: str) -> "Fact":
-    """Return the one fact whose id is or begins with the text; else a TerminalError."""
+    """Return the fact whose id is the text, or alone begins with it; else raise a TerminalError."""
     facts = await cli.book_of(memory).alist(state="all")
-    found = [fact for fact in facts if text and fact.id.startswith(text)]
-    found = [fact for fact in found if fact.id == text] or found
-    if not found:
+    matching_facts = []
+    for fact in facts:
+        if fact.id == text:
+            return fact
+        if text and fact.id.startswith(text):
+            matching_facts.append(fact)
+    if not matching_facts:
         raise TerminalError(
             f"There is no fact {text!r} among {len(facts)}. `facts list --state all` shows all."
         )
-    if len(found) > 1:
+    if len(matching_facts) > 1:
         raise TerminalError(
-            f"{len(found)} ids begin with {text!r}. Give more of the one you mean."
+            f"{len(matching_facts)} ids begin with {text!r}. Pass more characters of the id."
         )
-    return found[0]
+    return matching_facts[0]
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return for each id a beginning of it, all of the same length: the least from 8 on with which they differ.
+    """Return the beginning of each id, with the least common length from 8 on that keeps the ids apart.
 
     >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz"])["abcdefgh1"], short_ids(["0123456789"])
     ('abcdefgh1', {'0123456789': '01234567'})
     """
-    whole = set(ids)
-    longest = max(map(len, whole), default=0)
-    length = next(
-        n
-        for n in range(8, longest + 9)
-        if len({id_[:n] for id_ in whole}) == len(whole)
-    )
-    return {id_: id_[:length] for id_ in whole}
+    unique_ids = set(ids)
+    length = 8
+    while len({fact_id[:length] for fact_id in unique_ids}) < len(unique_ids):
+        length += 1
+    return {fact_id: fact_id[:length] for fact_id in unique_ids}
 
 
-def facts_table(facts: Sequence["Fact"], whose: str) -> RenderableType:
-    """Return a table of facts in their order, with what they are if they do not hold now; "No facts of", if none.
+def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
+    """Return a table of facts in their order, with the state of each fact that does not hold now.
 
-    It has a column of agents if one of the facts is an agent's own.
+    It has a column of agents if a fact belongs to an agent. Without facts, return the
+    text "No facts of OWNER".
     """
     ids = short_ids(fact.id for fact in facts)
     columns = ["id", "fact", "category", "confidence", "since"]
-    rows = [
-        [
-            ids[fact.id],
-            _content(fact),
-            fact.category,
-            f"{fact.confidence:.2f}",
-            f"{fact.updated_at:%Y-%m-%d}",
-        ]
-        for fact in facts
-    ]
-    if any(fact.agent_id is not None for fact in facts):
+    has_agents = any(fact.agent_id is not None for fact in facts)
+    if has_agents:
         columns.append("agent")
-        rows = [
-            [*row, fact.agent_id or ""] for row, fact in zip(rows, facts, strict=True)
-        ]
-    return cli.table(columns, rows, empty=f"No facts of {whose}.")
-
-
-def explanation_table(explanation: "Explanation", namespace: str) -> RenderableType:
-    """Return a table that says of each fact whether it is shown, and why."""
-    ids = short_ids(one.fact.id for one in explanation.facts)
     rows = []
-    for one in explanation.facts:
-        if one.injected:
-            shown = f"yes: {one.why}"
-        else:
-            shown = one.why
-        content = _content(one.fact) + (
-            f" (in common: {one_line(one.words)})" if one.words else ""
-        )
-        rows.append(
-            (
-                ids[one.fact.id],
-                content,
-                f"{one.score:.2f}",
-                f"{one.similarity:.2f}",
-                shown,
-            )
-        )
+    for fact in facts:
+        confidence = f"{fact.confidence:.2f}"
+        day = f"{fact.updated_at:%Y-%m-%d}"
+        row = [ids[fact.id], _content(fact), fact.category, confidence, day]
+        if has_agents:
+            row.append(fact.agent_id or "")
+        rows.append(row)
+    return cli.table(columns, rows, empty=f"No facts of {owner}.")
+
+
+def explanation_table(explanation: "Explanation", owner: str) -> RenderableType:
+    """Return a table of the facts, with the reason for which each is shown or not."""
+    ids = short_ids(explained.fact.id for explained in explanation.facts)
+    rows = []
+    for explained in explanation.facts:
+        reason = explained.why
+        if explained.injected:
+            reason = f"yes: {reason}"
+        content = _content(explained.fact)
+        if explained.words:
+            content += f" (in common: {one_line(explained.words)})"
+        score = f"{explained.score:.2f}"
+        similarity = f"{explained.similarity:.2f}"
+        rows.append((ids[explained.fact.id], content, score, similarity, reason))
     # A terminal is narrow: --json has the other numbers.
     columns = ["id", "fact", "score", "similarity", "shown"]
-    table = cli.table(columns, rows, empty=f"No facts of {namespace}.")
+    table = cli.table(columns, rows, empty=f"No facts of {owner}.")
     if rows:
         return Group(table, *explanation.notes)
     return table
 
 
 def _content(fact: "Fact") -> str:
-    """Return what a fact says and when it holds: "Lives in Oslo (past, until 2025-11-20: moved)"."""
+    """Return the text of a fact and its time: "Lives in Oslo (past, until 2025-11-20: moved)"."""
     state = fact.state(datetime.now(timezone.utc))
-    if fact.retired_reason:
-        reason = f": {fact.retired_reason}"
-    else:
-        reason = ""
-    if fact.expires_at:
-        expiry = f"{fact.expires_at:%Y-%m-%d}"
-    else:
-        expiry = ""
-    ended = {
-        "past": f"past, until {fact.ends}{reason}",
-        "retired": f"retired{reason}",
-        "expired": f"expired {expiry}",
-    }
-    to_come = (
-        expiry and f"expires {expiry}",
-        f"until {fact.valid_until}" if fact.valid_until else "",
-    )
-    when = one_line(ended.get(state) or ", ".join(filter(None, to_come)))
-    pinned = "(pending) " * (state == "pending") + "(pinned) " * fact.pinned
-    return f"{pinned}{one_line(fact.content)}{f' ({one_line(when)})' if when else ''}"
+    content = one_line(fact.content)
+    if fact.pinned:
+        content = f"(pinned) {content}"
+    if state == "pending":
+        content = f"(pending) {content}"
+    time = _time_of(fact, state)
+    return f"{content} ({one_line(time)})" if time else content
+
+
+def _time_of(fact: "Fact", state: str) -> str:
+    """Return until when a fact holds or held, and why it ended; "" for a fact without an end."""
+    reason = f": {fact.retired_reason}" if fact.retired_reason else ""
+    expiry = f"{fact.expires_at:%Y-%m-%d}" if fact.expires_at else ""
+    if state == "past":
+        return f"past, until {fact.ends}{reason}"
+    if state == "retired":
+        return f"retired{reason}"
+    if state == "expired":
+        return f"expired {expiry}"
+    ends = []
+    if expiry:
+        ends.append(f"expires {expiry}")
+    if fact.valid_until:
+        ends.append(f"until {fact.valid_until}")
+    return ", ".join(ends)

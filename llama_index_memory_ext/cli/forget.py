@@ -1,9 +1,10 @@
-"""The commands ``forget``, which searches the file for what it has deleted, and ``retain``, for what is old."""
+"""The commands ``forget`` and ``retain``: delete a person, a session or old messages, and search the file."""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,19 +15,21 @@ from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Db, Json, Output, Session, User, Yes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-# The search looks up this many bytes at once; a shorter text is too common to prove
+    from llama_index_memory_ext.store import SessionInfo
+
+# The search looks up this many bytes at once. A shorter text is too common to prove
 # anything.
 _KEY_BYTES = 8
-# A database scatters a long text over several pages, so it is searched in pieces.
+# A database scatters a long text over several pages, so the search takes it in pieces.
 _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
-# Columns of names that are no user's and no session's.
-_OTHER_NAMES = frozenset({"role", "status", "agent_id"})
-_DAYS_HELP = "Delete turns with a message that was stored more than so many days ago."
+# These columns never hold the id of a user or a session, but may hold the same word.
+_COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
+_DAYS_HELP = "Delete turns with a message that was stored more than this many days ago."
 _MESSAGES_HELP = (
-    "Delete turns with a message that is not one of so many newest ones of its session."
+    "Keep this many of the newest messages of each session; delete the turns before."
 )
 _Days = Annotated[
     float | None, cli.option("--days", "NUMBER", _DAYS_HELP, min=0.001, max=36_500)
@@ -34,6 +37,41 @@ _Days = Annotated[
 _Messages = Annotated[
     int | None, cli.option("--messages", "NUMBER", _MESSAGES_HELP, min=1)
 ]
+
+
+@dataclass(frozen=True)
+class _StoredData:
+    """The data that ``forget`` deletes.
+
+    ``users``: the namespaces whose facts are deleted.
+    """
+
+    sessions: Sequence[SessionInfo]
+    users: list[str]
+    facts: list[ext.Fact]
+
+    @property
+    def session_ids(self) -> list[str]:
+        return [info.session_id for info in self.sessions]
+
+    def __str__(self) -> str:
+        messages = pluralize(sum(info.messages for info in self.sessions), "message")
+        sessions = pluralize(len(self.sessions), "session")
+        return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The number of texts in a database file after a deletion.
+
+    ``searched``: texts that were long enough to be searched.
+    ``remaining``: texts that the file still holds, without a row of another owner.
+    ``elsewhere``: texts that only rows of other owners hold.
+    """
+
+    searched: int
+    remaining: int
+    elsewhere: int
 
 
 @cli.app.command()
@@ -47,44 +85,31 @@ def forget(
 ) -> None:
     """Delete a person, or one session, for good.
 
-    Of a person all facts and all sessions. It asks before it does. Afterwards the file
-    is searched for the words that were deleted (SQLite only); exit code 1 if some are
-    left.
+    For a person, all facts and all sessions are deleted. The command asks before it
+    deletes. Then it searches a SQLite file for the deleted words; exit code 1 if the
+    file still holds some.
     """
     name = cli.one_of(user, session)
 
     async def work(store: ext.MemoryStore) -> Output:
-        # Imported here: it imports LlamaIndex.
-        from llama_index_memory_ext.facts.book import FactBook
-
-        infos = await store.sessions(
-            user, session_ids=[] if session is None else [session]
-        )
-        # A session without a user has facts of its own.
-        own = await store.users.own_users([info.session_id for info in infos])
-        users = list(dict.fromkeys(own if user is None else [user, *own]))
-        facts = list[ext.Fact]()
-        for one in users:
-            facts += await FactBook(store, one, scope="all").alist(state="all")
-        if not (infos or facts):
+        stored = await _read_stored(store, user, session)
+        if not (stored.sessions or stored.facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
-            messages = pluralize(sum(info.messages for info in infos), "message")
-            counts = f"{messages} in {pluralize(len(infos), 'session')}, {pluralize(len(facts), 'fact')}."
-            if users:
-                hint = ""
-            else:
-                hint = "\nWhat is known of its user stays; `forget --user` deletes that too."
-            cli.say(f"Stored about {name}: {counts}{hint}", stderr=True)
+            hint = ""
+            if not stored.users:
+                hint = "\nThe facts of its user stay; `forget --user` deletes them too."
+            cli.say(f"Stored about {name}: {stored}{hint}", stderr=True)
         if not yes:
             cli.confirm("Delete all of it for good?")
-        return await _delete(store, [info.session_id for info in infos], users, facts)
+        return await _delete(store, stored)
 
-    found = cli.run(db, work, as_json=json)["file"]
-    if found and found["left"]:
-        searched = pluralize(found["searched"], "text")
+    search = cli.run(db, work, as_json=json)["file"]
+    if search and search["left"]:
+        searched = pluralize(search["searched"], "text")
         raise TerminalError(
-            f"Still in the file or in its journal: {found['left']} of {searched}."
+            f"The file or its journal still holds {search['left']} of {searched}. Run the command again when no other "
+            "program uses the database."
         )
 
 
@@ -99,12 +124,13 @@ def retain(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Delete old messages for good, of all sessions, of one, or of a user's.
+    """Delete old messages for good: of all sessions, of one session, or of a user's sessions.
 
-    Facts stay, without the words of these messages. The turn that goes on stays. It
-    asks before it does, and then rewrites the file; exit code 1 if that fails.
+    Facts stay, without the words of the deleted messages. The current turn stays. The
+    command asks before it deletes. Then it rewrites the file; exit code 1 if that
+    fails.
     """
-    if days is messages is None:
+    if days is None and messages is None:
         raise UsageError(
             "say which messages are old: --days NUMBER, --messages NUMBER, or both."
         )
@@ -115,82 +141,100 @@ def retain(
         infos = await store.sessions(
             user, session_ids=[] if session is None else [session]
         )
-        names = [info.session_id for info in infos]
         deleted = await store.aretain(
-            days=days, messages=messages, session_ids=names, vacuum=False
+            days=days,
+            messages=messages,
+            session_ids=[info.session_id for info in infos],
+            vacuum=False,
         )
         if not await store.vacuum():
             raise TerminalError(
                 "The messages are deleted, but the file was not rewritten. Run the command again."
             )
+        text = f"Deleted {pluralize(deleted['messages'], 'message')}."
         if deleted["unread"]:
-            kept = f" {deleted['unread']} stay until facts are extracted from them."
-        else:
-            kept = ""
-        text = f"Deleted {pluralize(deleted['messages'], 'message')}.{kept}"
-        return deleted, f"{text} Facts that have lost words: {deleted['facts']}."
+            text += f" {deleted['unread']} stay until facts are extracted from them."
+        text += f" Facts that have lost words: {deleted['facts']}."
+        return Output(deleted, text)
 
     cli.run(db, work, as_json=json)
 
 
-async def _delete(
-    store: ext.MemoryStore, sessions: list[str], users: list[str], facts: list[ext.Fact]
-) -> Output:
-    """Delete all of it, rewrites the file, and searches it for what was deleted."""
+async def _read_stored(
+    store: ext.MemoryStore, user: str | None, session: str | None
+) -> _StoredData:
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.facts.book import FactBook
+
+    infos = await store.sessions(user, session_ids=[] if session is None else [session])
+    # A session without a user owns its facts.
+    users = await store.users.own_users([info.session_id for info in infos])
+    if user is not None:
+        users = list(dict.fromkeys([user, *users]))
+    facts: list[ext.Fact] = []
+    for namespace in users:
+        facts += await FactBook(store, namespace, scope="all").alist(state="all")
+    return _StoredData(infos, users, facts)
+
+
+async def _delete(store: ext.MemoryStore, stored: _StoredData) -> Output:
+    """Delete the data, rewrite the file, and search the file for the deleted texts."""
+    session_ids = stored.session_ids
     file = cli.file_of(store)
+    texts: set[str] = set()
     if file:
-        texts = await _texts(store, sessions, facts)
+        texts = await _texts(store, session_ids, stored.facts)
+    if stored.users:
+        deleted = await store.forget_user(
+            stored.users[0], session_ids=session_ids, vacuum=False
+        )
     else:
-        texts = set()
-    if users:
-        deleted = await store.forget_user(users[0], session_ids=sessions, vacuum=False)
-    else:
-        deleted = await store.forget(sessions[0])
+        deleted = await store.forget(session_ids[0])
     await store.vacuum()
-    text = f"Deleted {', '.join(pluralize(n, kind.removesuffix('s')) for kind, n in deleted.items())}."
-    residue = None
-    if file:
-        # Of a session that others share, what they have said stays.
-        kept = [
-            one.session_id
-            for one in await store.sessions()
-            if one.session_id in sessions
-        ]
-        texts -= await _texts(store, kept, ())
-        await store.aclose()
-        residue = search_file(file, texts, {*users, *sessions}.difference(kept))
-        if residue["elsewhere"]:
-            again = pluralize(residue["elsewhere"], "text")
-            text += (
-                f"\nSaid elsewhere too, and kept there, in whole or in part: {again}."
-            )
-        if not residue["left"]:
-            text += f"\nThe file was searched: none of {pluralize(residue['searched'], 'text')} is left in it."
-    else:
-        text += "\nThe files of a server cannot be searched from here; its log and backups are its operator's."
-    return {"deleted": deleted, "file": residue}, text
+    counts = [
+        pluralize(count, kind.removesuffix("s")) for kind, count in deleted.items()
+    ]
+    text = f"Deleted {', '.join(counts)}."
+    if not file:
+        text += "\nThe files of a server cannot be searched from here; its operator has its log and its backups."
+        return Output({"deleted": deleted, "file": None}, text)
+    # A session that other users share stays, with their messages.
+    shared_ids = [
+        info.session_id
+        for info in await store.sessions()
+        if info.session_id in session_ids
+    ]
+    texts -= await _texts(store, shared_ids, ())
+    await store.aclose()
+    owners = {*stored.users, *session_ids}.difference(shared_ids)
+    search = search_file(file, texts, owners)
+    if search.elsewhere:
+        count = pluralize(search.elsewhere, "text")
+        text += f"\nOther owners' rows hold {count} too, in whole or in part; these rows stay."
+    if not search.remaining:
+        searched = pluralize(search.searched, "text")
+        text += f"\nThe file was searched: none of {searched} is left in it."
+    counts_in_file = {
+        "searched": search.searched,
+        "left": search.remaining,
+        "elsewhere": search.elsewhere,
+    }
+    return Output({"deleted": deleted, "file": counts_in_file}, text)
 
 
 async def _texts(
     store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]
 ) -> set[str]:
-    texts = {
-        text
-        for fact in facts
-        for text in (fact.content, fact.quote, fact.source, fact.retired_reason or "")
-    }
-    texts.update(
-        past.retired_reason or "" for fact in facts for past in fact.past_retirements
-    )
+    """Return the texts of the sessions' messages and of the facts."""
+    texts: set[str] = set()
+    for fact in facts:
+        texts |= {fact.content, fact.quote, fact.source, fact.retired_reason or ""}
+        texts.update(past.retired_reason or "" for past in fact.past_retirements)
     # One session at a time: a parsed message takes much more memory than its text.
     for session in sessions:
         for message in await store.get_messages(session, None):
-            texts.update(
-                *(
-                    _strings(block.model_dump(exclude={"block_type"}))
-                    for block in message.blocks
-                )
-            )
+            for block in message.blocks:
+                texts.update(_strings(block.model_dump(exclude={"block_type"})))
     return texts
 
 
@@ -198,105 +242,110 @@ def _strings(value: object) -> Iterator[str]:
     """Yield the strings in a JSON value: text, and the arguments of calls."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+    elif isinstance(value, dict):
+        yield from _strings(list(value.values()))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _strings(entry)
 
 
 def search_file(
     file: Path, texts: Iterable[str], owners: Collection[str]
-) -> dict[str, int]:
+) -> SearchResult:
     """Search a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
 
-    Returns how many texts were searched, how many are left in the file, and how many
-    are in rows of others.
-
-    A row that names one of the deleted users and sessions, the ``owners``, is no
-    other's.
+    Rows that name one of the deleted ``owners``, users and sessions, do not count as
+    rows of other owners.
     """
-    searched = []
-    for text in filter(str.strip, texts):
-        # The forms in which the database may hold a text: JSON and UTF-8.
-        forms = {dumps(text)[1:-1].encode(), text.encode(errors="replace")}
-        starts = [
-            (form, start)
-            for form in forms
-            for start in range(0, len(form), _PIECE_BYTES)
-        ]
-        pieces = {
-            form[start : start + _PIECE_BYTES]
-            for form, start in starts
-            if len(form) - start >= _KEY_BYTES
-        }
-        searched += [pieces] if pieces else []
-    found = set[bytes]()
+    pieces_of_texts = list(filter(None, map(_pieces, texts)))
+    pieces = set().union(*pieces_of_texts)
+    stored: set[bytes] = set()
     for ending in ("", "-wal", "-journal"):
-        found |= find_pieces(Path(f"{file}{ending}"), set().union(*searched))
-    deleted = set(found)
-    for row in _rows(file) if found else ():
-        # A user may be called "assistant", or as another one's agent.
-        if not any(
-            value in owners
-            for column, value in row.items()
-            if column not in _OTHER_NAMES
-        ):
-            content = b"\n".join(
-                one if isinstance(one, bytes) else str(one).encode()
-                for one in row.values()
-            )
-            deleted -= {piece for piece in deleted if piece in content}
-    left = len([pieces for pieces in searched if pieces & deleted])
-    elsewhere = len([pieces for pieces in searched if pieces & found]) - left
-    return {"searched": len(searched), "left": left, "elsewhere": elsewhere}
+        stored |= find_pieces(Path(f"{file}{ending}"), pieces)
+    remains = stored - _pieces_of_other_owners(file, stored, owners)
+    remaining = 0
+    elsewhere = 0
+    for of_text in pieces_of_texts:
+        if of_text & remains:
+            remaining += 1
+        elif of_text & stored:
+            elsewhere += 1
+    return SearchResult(len(pieces_of_texts), remaining, elsewhere)
+
+
+def _pieces(text: str) -> set[bytes]:
+    """Return the pieces of each form in which a database may hold a text; none for a text that is too short."""
+    pieces: set[bytes] = set()
+    if not text.strip():
+        return pieces
+    in_json = dumps(text)[1:-1].encode()
+    for form in {in_json, text.encode(errors="replace")}:
+        for start in range(0, len(form), _PIECE_BYTES):
+            piece = form[start : start + _PIECE_BYTES]
+            if len(piece) >= _KEY_BYTES:
+                pieces.add(piece)
+    return pieces
+
+
+def _pieces_of_other_owners(
+    file: Path, pieces: set[bytes], owners: Collection[str]
+) -> set[bytes]:
+    """Return the pieces that are in rows without one of the owners."""
+    of_others: set[bytes] = set()
+    if not pieces:
+        return of_others
+    for row in _rows(file):
+        # A user may be called "assistant", or like an agent of another user.
+        names = [row[column] for column in row.keys() - _COLUMNS_WITHOUT_OWNERS]
+        if any(name in owners for name in names):
+            continue
+        content = b"\n".join(map(_as_bytes, row.values()))
+        of_others.update(piece for piece in pieces - of_others if piece in content)
+    return of_others
+
+
+def _as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
-    """Return which of the pieces (8 to 48 bytes) are in a file, in one pass over the file."""
+    """Return the pieces (8 to 48 bytes) that are in a file, in one pass over the file."""
     # Imported here: it takes a while, and only this command needs it.
     import numpy as np
 
+    found_pieces: set[bytes] = set()
     if not path.exists() or path.stat().st_size < _KEY_BYTES:
-        return set()
+        return found_pieces
     by_key: dict[int, list[bytes]] = {}
     for piece in pieces:
-        by_key.setdefault(int.from_bytes(piece[:_KEY_BYTES], "little"), []).append(
-            piece
-        )
+        key = int.from_bytes(piece[:_KEY_BYTES], "little")
+        by_key.setdefault(key, []).append(piece)
     keys = np.array(list(by_key), dtype="<u8")
     content = np.memmap(path, mode="r")
-    found = set[bytes]()
     # Blocks overlap by a piece, so that each piece is whole in one of them.
     for block_start in range(0, len(content), _BLOCK_BYTES):
-        block = content[
-            block_start : block_start + _BLOCK_BYTES + _PIECE_BYTES
-        ].tobytes()
+        block_end = block_start + _BLOCK_BYTES + _PIECE_BYTES
+        block = content[block_start:block_end].tobytes()
         for shift in range(_KEY_BYTES):
-            numbers = np.frombuffer(
-                block, "<u8", (len(block) - shift) // _KEY_BYTES, shift
-            )
+            count = (len(block) - shift) // _KEY_BYTES
+            numbers = np.frombuffer(block, "<u8", count, shift)
             for place in np.flatnonzero(np.isin(numbers, keys)):
                 start = int(place) * _KEY_BYTES + shift
-                found.update(
-                    piece
-                    for piece in by_key[int(numbers[place])]
-                    if block.startswith(piece, start)
-                )
-    return found
+                for piece in by_key[int(numbers[place])]:
+                    if block.startswith(piece, start):
+                        found_pieces.add(piece)
+    return found_pieces
 
 
 def _rows(file: Path) -> Iterator[dict[str, object]]:
-    """Yield all rows of all tables, by their columns, and those that name the tables."""
-    with closing(
-        sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-    ) as connection:
+    """Yield all rows of all tables, by their columns, and the rows of the table of tables."""
+    address = f"{file.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
         connection.row_factory = sqlite3.Row
-        tables = [
-            name
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table'"
-            )
-        ]
-        for table in ("sqlite_master", *tables):
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall()
+        for table in ("sqlite_master", *(name for (name,) in tables)):
             quoted = table.replace('"', '""')
             rows = connection.execute(f'SELECT * FROM "{quoted}"')  # noqa: S608 - a name from the database itself
             yield from map(dict, rows)

@@ -1,4 +1,4 @@
-"""The commands ``inspect`` and ``mcp``: show a database in a browser, and a user's memory to other programs."""
+"""The commands ``inspect`` and ``mcp``: serve a database to a browser, and a user's memory to other programs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from llama_index_memory_ext.cli.app import (
 )
 from llama_index_memory_ext.cli.facts import check_whose
 
-_PORT_HELP = "The port on 127.0.0.1; 0: any that is free."
-_SESSION_HELP = "A conversation that another program writes: its messages are searched, and quotes must be in it."
+_PORT_HELP = "The port on 127.0.0.1; 0 for any free port."
+_SESSION_HELP = "A session that another program writes: its messages are searched, and quotes must be in them."
 _Port = Annotated[
     int, typer.Option(min=0, max=65_535, metavar="NUMBER", help=_PORT_HELP)
 ]
@@ -37,43 +37,51 @@ _Write = Annotated[
     bool,
     typer.Option(
         "--write",
-        help="Also add, edit, pin, approve, retire, restore and forget; each asks.",
+        help="Allow to add, edit, pin, approve, retire, restore and forget; each asks for confirmation.",
     ),
 ]
 _To = typer.Option(
-    "--html", metavar="FILE", help="Write --session as one page, and end."
+    "--html", metavar="FILE", help="Write --session as a page to FILE, and end."
 )
 _Html = Annotated[typer.FileBinaryWrite | None, _To]
 _Question = Annotated[
-    str, typer.Option(metavar="TEXT", help="With --html: what the user might ask next.")
+    str,
+    typer.Option(metavar="TEXT", help="With --html: the next question of the user."),
 ]
 _Limit = Annotated[
     int | None,
-    typer.Option(metavar="TOKENS", help="As in your program. Default: the preset's."),
+    typer.Option(
+        metavar="TOKENS",
+        help="The same limit as in your program. Default: the limit of the preset.",
+    ),
 ]
 _OtherSession = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP)]
-_ReadOnly = Annotated[bool, typer.Option("--read-only", help="Only search and list.")]
+_ReadOnly = Annotated[
+    bool, typer.Option("--read-only", help="Offer only the tools that search and list.")
+]
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
-_CONFIG_HELP = "Print what this program needs to start this command, and end."
+_CONFIG_HELP = (
+    "Print the configuration with which this program starts the command, and end."
+)
 _Config = Annotated[
     _Program | None, cli.option("--print-config", "PROGRAM", _CONFIG_HELP)
 ]
-_HTTP_HELP = "Serve over streamable HTTP at this port instead, at /mcp; 0: any that is free. It needs a token."
+_HTTP_HELP = "Serve over streamable HTTP at this port, at /mcp; 0 for any free port. It needs a token."
 _Http = Annotated[
     int | None, cli.option("--http", "PORT", _HTTP_HELP, min=0, max=65_535)
 ]
-_HOST_HELP = "With --http: the address of this machine to listen at. Others than 127.0.0.1 need TLS in front of them."
+_HOST_HELP = "With --http: the address to listen at. Any address but 127.0.0.1 needs a proxy with TLS in front."
 _Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
-# Not an option: the list of processes would show it to others.
-_TOKEN = "LLAMA_INDEX_MEMORY_MCP_TOKEN"
+# Not an option, because other users can read the arguments of a process.
+_TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16
-# No request is logged: addresses hold words of users.
+# Requests are not logged, because addresses hold words of users.
 _SILENT: dict[str, Any] = {
     "access_log": False,
     "log_config": None,
     "server_header": False,
 }
-# Where each program reads its servers from.
+# The place in which each program looks for its servers.
 _CONFIG_FILES: dict[str, str] = {
     "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
     "cursor": "~/.cursor/mcp.json, or .cursor/mcp.json of a project",
@@ -98,22 +106,23 @@ def inspect(
     embed: Embed = None,
     agent: Agent = None,
 ) -> None:
-    """Show in a browser what is stored, and what the model sees of it.
+    """Show the database in a browser, with the prompt that the model would get.
 
-    Only this machine, and only who knows the address that is printed, can see it.
-    Nothing is changed without --write.
+    The pages can be opened on this machine alone, at the address that is printed.
+    Without --write the pages change nothing.
     """
     if (html is None) != (session is None):
-        raise UsageError("--html FILE and --session ID belong together.")
+        raise UsageError("pass both --html FILE and --session ID, or neither.")
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
         from uvicorn import Config, Server
 
         from llama_index_memory_ext.inspector.pages import Access
+        from llama_index_memory_ext.inspector.preview import memory_on
         from llama_index_memory_ext.inspector.server import Inspector
-        from llama_index_memory_ext.inspector.views import memory_on, report
+        from llama_index_memory_ext.inspector.views import report
         from llama_index_memory_ext.store import read_only
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "token_limit": token_limit,
         "condensed_token_limit": condensed_token_limit,
         "facts_token_limit": facts_token_limit,
@@ -121,19 +130,18 @@ def inspect(
         "embed_model": embed,
         "agent_id": agent,
     }
-    limits = {name: value for name, value in asked.items() if value is not None}
-    # Limits that do not fit into each other are told at once.
+    limits = {name: value for name, value in options.items() if value is not None}
+    # Raises an error at once for limits that do not fit together.
     memory_on(ext.MemoryStore(), "", "", limits)
 
     async def show(store: ext.MemoryStore) -> None:
         async with read_only(store) as reader:
             if html is not None:
-                html.write(
-                    (await report(reader, str(session), question, limits)).encode()
-                )
+                page = await report(reader, str(session), question, limits)
+                html.write(page.encode())
                 return
             inspector = Inspector(reader, store, limits, Access(write))
-            note = "Whoever has this address sees all of it until you end this with Ctrl-C."
+            note = "Anyone on this machine with this address can see all data, until you press Ctrl-C."
             server = Server(Config(inspector, lifespan="off", **_SILENT))
             await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
 
@@ -141,16 +149,16 @@ def inspect(
 
 
 async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:
-    """Answer at a port until Ctrl-C, and says at which address."""
+    """Answer requests at a port until Ctrl-C, and print the address."""
     try:
         listening = socket.create_server((host, port))
     except OSError as error:
         raise TerminalError(
-            f"Port {port} cannot be used: {error.strerror}. Name another one, or 0."
+            f"Port {port} cannot be used: {error.strerror}. Pass another port, or 0 for any free port."
         ) from None
     cli.say(f"http://{host}:{listening.getsockname()[1]}{path}\n{note}")
-    # The server sends itself the signal that has ended it once more, when it has closed
-    # its connections.
+    # When the server has closed its connections, it raises the signal that ended it once
+    # more.
     with listening, suppress(KeyboardInterrupt, asyncio.CancelledError):
         await server.serve(sockets=[listening])
         await asyncio.sleep(0)
@@ -168,11 +176,11 @@ def mcp(
     http: _Http = None,
     host: _Host = "127.0.0.1",
 ) -> None:
-    """Serve what is known about a user over the Model Context Protocol, on stdin and stdout or over HTTP.
+    """Serve the facts of a user over the Model Context Protocol, on stdin and stdout or over HTTP.
 
     The tools are search_memory, list_memories, remember and forget. A database that
-    does not exist is created. With --http, clients send the token of
-    LLAMA_INDEX_MEMORY_MCP_TOKEN as "Authorization: Bearer TOKEN".
+    does not exist is created. With --http, set a token in LLAMA_INDEX_MEMORY_MCP_TOKEN;
+    clients send it as "Authorization: Bearer TOKEN".
     """
     check_whose(user, session)
     if print_config:
@@ -184,11 +192,11 @@ def mcp(
         }
         _print_config(print_config, find_store(db), options)
         return
-    token = os.environ.get(_TOKEN, "")
+    token = os.environ.get(_TOKEN_VARIABLE, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
         how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
         raise UsageError(
-            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN}: {how}."
+            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}: {how}."
         )
     with needs_extra("mcp", "mcp", "mcp_types", "uvicorn"):
         # Imported here: it is optional, and takes a second.
@@ -196,8 +204,10 @@ def mcp(
 
         from llama_index_memory_ext.agents.mcp import http_app, memory_server
     if http is None and cli.is_terminal():
-        waiting = "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it."
-        cli.say(waiting, stderr=True)
+        cli.say(
+            "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it.",
+            stderr=True,
+        )
 
     async def answer(store: ext.MemoryStore) -> None:
         memory = cli.memory_on(store, session, user, embed=embed)
@@ -205,13 +215,13 @@ def mcp(
             memory, in_session=session is not None, read_only=read_only
         )
         if http is None:
-            # A thread waits for stdin, for which Python would wait after a Ctrl-C; the
-            # database takes any end.
+            # After Ctrl-C Python would wait for the thread that reads stdin. The database
+            # survives a kill.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             await server.run_stdio_async()
             return
-        answering = Server(Config(http_app(server, token, host), **_SILENT))
-        await _serve(answering, host, http, "/mcp", "Ctrl-C ends it.")
+        http_server = Server(Config(http_app(server, token, host), **_SILENT))
+        await _serve(http_server, host, http, "/mcp", "Ctrl-C ends it.")
 
     cli.run(db, answer, create=not read_only)
 
@@ -219,41 +229,38 @@ def mcp(
 def _print_config(
     program: _Program, store: ext.MemoryStore, options: dict[str, str | None]
 ) -> None:
-    """Print what a program reads to start the command, with absolute paths; where it reads it, on stderr."""
+    """Print the configuration that starts the command, with absolute paths; print its place on stderr."""
     file = file_of(store)
-    before = ["-m", "llama_index_memory_ext"]
-    before += (
-        [f"--table={store.table_name}"]
-        if store.table_name != ext.MemoryStore().table_name
-        else []
-    )
-    before += [f"--schema={store.db_schema}"] if store.db_schema else []
-    given = [
-        part
-        for name, value in options.items()
-        if value is not None
-        for part in (name, value)
-        if part
-    ]
-    arguments = [*before, "mcp", *given, *(["--db", str(file)] if file else [])]
+    arguments = _mcp_arguments(store, options)
     if program == "claude-code":
-        print(
-            shlex.join(
-                ["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]
-            )
-        )
+        command = ["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]
+        print(shlex.join(command))
     else:
         server: dict[str, Any] = {"command": sys.executable, "args": arguments}
         if not file:
             server["env"] = {"LLAMA_INDEX_MEMORY_DB": store.address}
-        if program == "vscode":
-            top = "servers"
-        else:
-            top = "mcpServers"
-        print(json.dumps({top: {"memory": server}}, indent=2))
+        key = "servers" if program == "vscode" else "mcpServers"
+        print(json.dumps({key: {"memory": server}}, indent=2))
     cli.say(f"This belongs into {_CONFIG_FILES[program]}.", stderr=True)
     if not file:
         cli.say(
-            "Set LLAMA_INDEX_MEMORY_DB to the database's address with its password.",
+            "Set LLAMA_INDEX_MEMORY_DB to the address of the database with its password.",
             stderr=True,
         )
+
+
+def _mcp_arguments(store: ext.MemoryStore, options: dict[str, str | None]) -> list[str]:
+    """Return the arguments of Python that start ``mcp`` on the store; an option with the value "" is a flag."""
+    arguments = ["-m", "llama_index_memory_ext"]
+    if store.table_name != ext.MemoryStore().table_name:
+        arguments.append(f"--table={store.table_name}")
+    if store.db_schema:
+        arguments.append(f"--schema={store.db_schema}")
+    arguments.append("mcp")
+    for name, value in options.items():
+        if value is not None:
+            arguments += filter(None, (name, value))
+    file = file_of(store)
+    if file:
+        arguments += ["--db", str(file)]
+    return arguments

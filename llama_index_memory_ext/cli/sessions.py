@@ -1,4 +1,4 @@
-"""The commands ``sessions``, ``export`` and ``import``: look at conversations, take them out, and put them in."""
+"""The commands ``sessions``, ``export`` and ``import``: list sessions, write and read messages and facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _Format = Annotated[
     Literal["llama_index", "openai"],
-    typer.Option("--format", help="How messages are written."),
+    typer.Option("--format", help="The layout of the messages."),
 ]
 _To = typer.Option(
     "--output",
@@ -34,15 +34,15 @@ _File = Annotated[
 ]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-cli.app.add_typer(app, name="sessions", help="The conversations: list them.")
+cli.app.add_typer(app, name="sessions", help="List the sessions.")
 
 
 @app.command("list")
 def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
-    """List the sessions, the one that was used last first."""
+    """List the sessions, the last used first."""
 
     async def read(store: ext.MemoryStore) -> Output:
-        found = await store.sessions(user)
+        sessions = await store.sessions(user)
         rows = [
             (
                 info.session_id,
@@ -50,15 +50,11 @@ def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
                 ", ".join(info.user_ids),
                 _time(info.last_at),
             )
-            for info in found
+            for info in sessions
         ]
-        if user is None:
-            empty = "No sessions."
-        else:
-            empty = f"No sessions of {user}."
-        return found, cli.table(
-            ["session", "messages", "user", "last used"], rows, empty=empty
-        )
+        columns = ["session", "messages", "user", "last used"]
+        empty = "No sessions." if user is None else f"No sessions of {user}."
+        return Output(sessions, cli.table(columns, rows, empty=empty))
 
     cli.run(db, read, as_json=json)
 
@@ -75,21 +71,25 @@ def export(
 ) -> None:
     """Write messages as JSON, or facts as JSON Lines.
 
-    With --session the messages of the session, with --user all that is known about the
-    user, retired facts too, of all agents or, with --agent, what this one sees.
+    With --session, write the messages of the session. With --user, write all facts of
+    the user, retired facts too. With --agent, write only the facts that this agent
+    sees.
     """
     cli.one_of(user, session)
 
     async def write(store: ext.MemoryStore) -> None:
         if session is None:
             text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
-        elif messages := await store.get_messages(session, None):
-            text = ext.messages_to_json(messages, layout=layout) + "\n"
         else:
-            raise TerminalError(
-                f"There is no session {session!r}. `sessions list` shows those that there are."
-            )
-        output.write((plain(text) if output.isatty() else text).encode())
+            messages = await store.get_messages(session, None)
+            if not messages:
+                raise TerminalError(
+                    f"There is no session {session!r}. `sessions list` shows the sessions."
+                )
+            text = ext.messages_to_json(messages, layout=layout) + "\n"
+        if output.isatty():
+            text = plain(text)
+        output.write(text.encode())
 
     cli.run(db, write)
 
@@ -106,14 +106,16 @@ def import_(
 ) -> None:
     """Add messages to a session, or facts to a user.
 
-    A database that does not exist is created. With --session the file holds messages as
-    LlamaIndex or OpenAI's API write them, and --user says whose they are. With --user
-    alone it holds facts as `export --user` writes them. Facts of imported messages are
-    extracted when the session is next used. The guide "Coming from elsewhere" has
-    scripts that convert what LangChain, LangGraph, mem0 and Zep write.
+    A database that does not exist is created. With --session, the file holds messages
+    in the layout of LlamaIndex or OpenAI's API, and --user names their user. With
+    --user alone, it holds facts in the layout of `export --user`. Facts of imported
+    messages are extracted when the session is next used. The guide "Coming from
+    elsewhere" has scripts that convert files of LangChain, LangGraph, mem0 and Zep.
     """
     if session is None and user is None:
-        raise UsageError("say --session ID for messages, or --user ID for facts.")
+        raise UsageError(
+            "pass --session ID to import messages, or --user ID to import facts."
+        )
     try:
         if str(file) == "-":
             content = sys.stdin.buffer.read()
@@ -125,22 +127,18 @@ def import_(
     async def write(store: ext.MemoryStore) -> Output:
         memory = cli.memory_on(store, session, user, agent)
         if session is not None:
-            count = await memory.aimport(content, show_progress=sys.stderr.isatty())
             kind = "message"
+            count = await memory.aimport(content, show_progress=sys.stderr.isatty())
         else:
-            # Some editors write UTF-16.
-            count = await cli.book_of(memory).aimport(
-                content.decode(detect_encoding(content))
-            )
             kind = "fact"
-        return {
-            f"{kind}s": count
-        }, f"Imported {pluralize(count, kind)} into {session or user}."
+            # Some editors write UTF-16.
+            text = content.decode(detect_encoding(content))
+            count = await cli.book_of(memory).aimport(text)
+        done = f"Imported {pluralize(count, kind)} into {session or user}."
+        return Output({f"{kind}s": count}, done)
 
     cli.run(db, write, create=True, as_json=json)
 
 
 def _time(time: datetime | None) -> str:
-    if time:
-        return f"{time.astimezone():%Y-%m-%d %H:%M}"
-    return ""
+    return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else ""

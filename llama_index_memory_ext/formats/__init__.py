@@ -1,4 +1,4 @@
-"""Reads and writes conversations as JSON, in LlamaIndex's layout and OpenAI's."""
+"""Conversations as JSON: reads and writes LlamaIndex's layout and OpenAI's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Layout = Literal["llama_index", "openai"]
 
 _ROLES = [role.value for role in MessageRole]
-# More than any program writes, and far less than Python and databases can handle.
+# Above the levels of any real message, and far below the limits of Python and databases.
 _MAX_LEVELS = 100
-# Of a wrong role, more may be words of a user.
-_LONGEST = 20
+# A longer text in the place of a role may be words of a user.
+_LONGEST_ROLE = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
-_OTHERS = (
+_CONVERT_HINT = (
     'Convert messages of LangChain, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
     "(docs/recipes)."
 )
@@ -44,32 +44,37 @@ _OTHERS = (
 def messages_from_json(
     source: str | bytes | Iterable[Json], *, show_progress: bool = False
 ) -> list[ChatMessage]:
-    """Return the messages of a conversation that LlamaIndex, or another program, has written as JSON.
+    """Return the messages of a conversation that LlamaIndex or another program has written as JSON.
 
-    Each message may be in the format of OpenAI's Chat Completions or in LlamaIndex's
-    own (``ChatMessage.model_dump(mode="json")``, also the older one with a
-    ``content``). A tool call becomes a ``ToolCallBlock``, the id of the call that a
-    result belongs to ``additional_kwargs["tool_call_id"]``, and a refusal a text. A
-    part that LlamaIndex has no block for becomes a text that names and quotes it,
-    without encoded data. A time under ``timestamp``, ``created_at``, ``create_time`` or
-    ``date`` goes into ``additional_kwargs``, where a memory reads when the message was
-    said, and so does a ``message_id``, by which a memory stores it once; other keys are
-    left out. Lone surrogates and NUL become U+FFFD. The guide "Coming from elsewhere"
-    has scripts that convert messages of LangChain, LangGraph and Zep.
+    Each message is in the layout of OpenAI's Chat Completions or of LlamaIndex:
+    ``ChatMessage.model_dump(mode="json")``, also the older layout with a ``content``.
 
-    Nothing is opened here, but a model that is sent a message later may open the files
-    and addresses in it: take messages with files only from sources that you trust.
+    - A tool call becomes a ``ToolCallBlock``, and a refusal becomes a text.
+    - The id of the call that a result answers becomes
+      ``additional_kwargs["tool_call_id"]``.
+    - A part without a block in LlamaIndex becomes a text that names and quotes it,
+      without encoded data.
+    - A time under ``timestamp``, ``created_at``, ``create_time`` or ``date`` goes into
+      ``additional_kwargs``, as the time of the message.
+    - A ``message_id`` goes there too, so that a memory stores the message once.
+    - Other keys are left out. Lone surrogates and NUL become U+FFFD.
+
+    The guide "Coming from elsewhere" has scripts that convert messages of LangChain,
+    LangGraph and Zep.
+
+    This function opens no file and no address. A model that later gets a message may
+    open them, so take messages with files only from sources that you trust.
 
     Args:
         source: The text or the bytes of a JSON list, of an object with ``messages``, or
-            of JSON Lines with a message in each; or what ``json.loads`` made of one. An
-            empty list gives [].
+            of JSON Lines with a message in each line; or the value of ``json.loads``.
+            An empty list gives [].
         show_progress: Whether a progress bar is shown.
 
     Raises:
-        MessageError: It is not JSON, or no messages; also NaN, a key twice in an
-            object, and more than 100 levels. The error tells the place, what was
-            expected, and which keys and types were seen, never a text.
+        MessageError: The source is no JSON or holds no messages; also NaN, a key twice
+            in an object, and more than 100 levels. The error names the place, the
+            expected value, and the keys and types there, never a text.
 
     >>> messages_from_json('[{"role": "user", "content": "Hello!"}]')[0].content
     'Hello!'
@@ -84,17 +89,13 @@ def messages_from_json(
         except MessageError as error:
             problem = str(error)
         except ValidationError as error:
-            wrong = ", ".join(
-                f"{'.'.join(map(str, one['loc']))} ({one['type']})"
-                for one in error.errors()[:3]
-            )
-            problem = f"Expected the values of LlamaIndex's {error.title}; what is wrong is {wrong}."
+            problem = _wrong_fields(error)
         except (ValueError, AttributeError, TypeError):
-            # LlamaIndex looks for pictures there, and programs may put any object
-            # there.
+            # LlamaIndex looks for pictures in additional_kwargs, and programs put
+            # objects of any class there.
             problem = "Expected a message as LlamaIndex writes it; its 'additional_kwargs' cannot be read."
         if problem:
-            # Outside of the handlers, because their errors carry the text.
+            # Outside of the handlers, because an error in a handler would carry the text.
             raise MessageError(f"messages[{len(messages)}]: {problem}")
     return messages
 
@@ -109,13 +110,12 @@ def messages_to_json(
 
     The layout ``"llama_index"`` keeps everything: ``messages_from_json`` returns the
     same messages. ``"openai"`` is for OpenAI's Chat Completions and compatible APIs:
-    thinking and most of ``additional_kwargs`` are left out. Files of which the message
-    has only the path, and all else that the API has no place for, are named in a text.
+    thinking and most of ``additional_kwargs`` are left out. A text names each file that
+    has only a path, and any other content without a place in the API.
 
     Raises:
         LayoutError: There is no such layout.
-        MessageError: Something else than messages, or a message with a value that JSON
-            does not have.
+        MessageError: An entry is no message, or JSON has no value for its content.
 
     >>> messages_to_json([ChatMessage(role="user", content="Hello!")], layout="openai", indent=None)
     '[{"role": "user", "content": "Hello!"}]'
@@ -124,25 +124,29 @@ def messages_to_json(
         raise LayoutError(
             f"Expected the layout to be one of {', '.join(get_args(Layout))}; saw {layout!r}."
         )
-    if layout == "openai":
-        write = to_openai
-    else:
-        write = storable
+    write = to_openai if layout == "openai" else storable
     try:
         written = list(map(write, checked_messages(messages)))
         return json.dumps(written, ensure_ascii=False, allow_nan=False, indent=indent)
     except (ValueError, RecursionError) as error:
         raise MessageError(
-            f"A message holds something that JSON cannot ({type(error).__name__}), such as an object of a program in "
-            "its additional_kwargs. Take it out."
+            f"Expected values that JSON has; a message holds another value ({type(error).__name__}), such as an object "
+            "of a program in its additional_kwargs. Remove this value."
         ) from None
 
 
+def _wrong_fields(error: ValidationError) -> str:
+    fields = []
+    for entry in error.errors()[:3]:
+        place = ".".join(map(str, entry["loc"]))
+        fields.append(f"{place} ({entry['type']})")
+    return f"Expected the values of LlamaIndex's {error.title}; saw wrong values in {', '.join(fields)}."
+
+
 def _values(source: Json) -> list[Json]:
-    if isinstance(source, str | bytes | bytearray):
-        value = loaded_json(source)
-    else:
-        value = source
+    value = source
+    if isinstance(value, str | bytes | bytearray):
+        value = loaded_json(value)
     if isinstance(value, Mapping):
         value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
@@ -153,74 +157,70 @@ def _values(source: Json) -> list[Json]:
 
 
 def loaded_json(source: str | bytes | bytearray) -> Json:
-    """Return the value of a JSON text, or the list of those in JSON Lines; a MessageError for what is none."""
+    """Return the value of a JSON text, or the values of JSON Lines; raise a MessageError for any other text."""
     try:
-        if isinstance(source, str):
-            text = source
-        else:
-            text = source.decode(json.detect_encoding(source))
-        listed, count = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
-        return json.loads(f"[{listed}]" if count else listed, object_pairs_hook=_unique)
+        text = source
+        if not isinstance(text, str):
+            text = text.decode(json.detect_encoding(text))
+        value, line_ends = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
+        if line_ends:
+            value = f"[{value}]"
+        return json.loads(value, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is none of {error.encoding}."
     except json.JSONDecodeError as error:
         place = f"{error.msg.lower()} at line {error.lineno}, column {error.colno}"
+        problem = f"Expected JSON; saw {len(text)} characters that are none: {place}."
         # A text that is no JSON may be the name of a file.
         if isinstance(source, str):
-            hint = f" {_HINT}"
-        else:
-            hint = ""
-        problem = (
-            f"Expected JSON; saw {len(text)} characters that are none: {place}.{hint}"
-        )
+            problem += f" {_HINT}"
     except (ValueError, RecursionError) as error:
         problem = (
             f"Expected JSON of messages; it cannot be read ({type(error).__name__})."
         )
-    raise MessageError(
-        problem
-    )  # Outside of the handlers, because their errors carry the text.
+    # Outside of the handlers, because an error in a handler would carry the text.
+    raise MessageError(problem)
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twin = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise MessageError(
-            f"Expected each key once in an object; saw {twin[:40]!r} twice, of which one would be lost."
+            f"Expected each key once in an object; saw {twin[:40]!r} twice, so a value would be lost."
         )
-    return found
+    return fields
 
 
 def _read(value: Json) -> ChatMessage:
-    if isinstance(
-        value, BaseModel
-    ):  # A ChatMessage, or what a client of OpenAI's API returns.
+    # A ChatMessage, or a message that a client of OpenAI's API returns.
+    if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, dict):
         _check_values(value, _MAX_LEVELS)
         value = dict(cleaned(value))
     if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(
-            f"Expected an object with a 'role'; saw {described(value)}. {_OTHERS}"
+            f"Expected an object with a 'role'; saw {described(value)}. {_CONVERT_HINT}"
         )
     role = value["role"]
-    if role not in _ROLES:
-        is_shown = (
-            isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST
-        )
-        if is_shown:
-            seen = repr(role)
-        else:
-            seen = described(role)
-        raise MessageError(
-            f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}."
-        )
+    _check_role(role)
     message = _own(value) or from_openai(value)
-    # A number or a text, which say the same once they are stored.
-    told = {key: value[key] for key in times_in(value)}
-    message.additional_kwargs = {**told, **message.additional_kwargs}
+    # A time may be a number or a text; both mean the same once they are stored.
+    times = {key: value[key] for key in times_in(value)}
+    message.additional_kwargs = {**times, **message.additional_kwargs}
     return message
+
+
+def _check_role(role: Json) -> None:
+    if role in _ROLES:
+        return
+    seen = described(role)
+    if isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST_ROLE:
+        seen = repr(role)
+    raise MessageError(
+        f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}."
+    )
 
 
 def _check_values(value: Json, levels: int) -> None:
@@ -230,30 +230,27 @@ def _check_values(value: Json, levels: int) -> None:
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise MessageError("Expected numbers; saw NaN, or one that is too large.")
-    for entry in (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
-    ):
+    entries: Iterable[Json] = ()
+    if isinstance(value, dict):
+        entries = value.values()
+    elif isinstance(value, list):
+        entries = value
+    for entry in entries:
         _check_values(entry, levels - 1)
 
 
 def _own(value: dict[str, Json]) -> ChatMessage | None:
-    """Return a message that is in LlamaIndex's own layout; None for one that is not."""
+    """Return a message of LlamaIndex's own layout; None for a value of another layout."""
     content = value.get("content")
     parts = content if isinstance(content, list) else []
     has_blocks = any(isinstance(part, dict) and "block_type" in part for part in parts)
     if not has_blocks and value.keys().isdisjoint(("blocks", "additional_kwargs")):
         return None
-    foreign = [
-        key for key in ("tool_calls", "function_call", "tool_call_id") if value.get(key)
-    ]
-    if foreign:
-        raise MessageError(
-            f"Expected the keys of one format; saw {foreign[0]!r} of OpenAI's in {described(value)}."
-        )
+    for key in ("tool_calls", "function_call", "tool_call_id"):
+        if value.get(key):
+            raise MessageError(
+                f"Expected the keys of one format; saw {key!r} of OpenAI's in {described(value)}."
+            )
     if value.get("blocks"):
         # LlamaIndex would take the content instead, which has no pictures.
         value.pop("content", None)

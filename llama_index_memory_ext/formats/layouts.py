@@ -1,9 +1,10 @@
-"""Converts messages of OpenAI to LlamaIndex's, and LlamaIndex's to OpenAI's."""
+"""The layouts of one message: OpenAI's to LlamaIndex's, and LlamaIndex's to OpenAI's."""
 
 from __future__ import annotations
 
 import base64
 import re
+from typing import NamedTuple
 
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import (
@@ -18,6 +19,7 @@ from llama_index_memory_ext.text.messages import ID_KEY, body_of, cleaned
 from llama_index_memory_ext.text.tool_calls import (
     ASSISTANT_ROLES,
     Json,
+    ToolCall,
     calls_of,
     to_json,
 )
@@ -39,59 +41,48 @@ _INLINE = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
 # In JSON, a thousand characters without a space or a quote are encoded data.
 _ENCODED = re.compile("[!#-~]{1001,}")
 _SHOWN_KEYS = 10
+_TYPE_NAMES: dict[type, str] = {
+    dict: "an empty object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+    int: "a number",
+    float: "a number",
+}
+
+
+class _Base64(NamedTuple):
+    """Data in base64; ``mimetype`` is None if no data URL names it."""
+
+    mimetype: str | None
+    data: bytes
 
 
 def described(value: Json) -> str:
-    """Return what a value is, without any of its texts but keys."""
+    """Return the type of a value, or the keys of an object; never a text."""
     if isinstance(value, dict) and value:
         keys = [repr(str(key)[:40]) for key in value]
-        return f"an object with the keys {', '.join(keys[:_SHOWN_KEYS])}{', ...' if len(keys) > _SHOWN_KEYS else ''}"
-    names = {
-        dict: "an empty object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        type(None): "null",
-    }
-    names |= {int: "a number", float: "a number"}
-    return names.get(type(value), f"a Python {type(value).__name__}")
+        if len(keys) > _SHOWN_KEYS:
+            keys = [*keys[:_SHOWN_KEYS], "..."]
+        return f"an object with the keys {', '.join(keys)}"
+    return _TYPE_NAMES.get(type(value), f"a Python {type(value).__name__}")
 
 
 def from_openai(message: dict[str, Json]) -> ChatMessage:
-    """Return a message of OpenAI's format as LlamaIndex writes it, or raises a ``MessageError``."""
+    """Return LlamaIndex's message for a message of OpenAI's format; raise a MessageError for any other format."""
     if not any(key in message for key in _CONTENT_KEYS):
-        others = ", ".join(_CONTENT_KEYS[1:])
+        keys = ", ".join(_CONTENT_KEYS[1:])
         raise MessageError(
-            f"Expected 'content' or another of {others}; saw {described(message)}."
+            f"Expected 'content' or another of {keys}; saw {described(message)}."
         )
-    blocks = [
-        block for block in _content_blocks(message) if block != TextBlock(text="")
-    ]
-    listed = message.get("tool_calls") or []
-    given = [
-        *(listed if isinstance(listed, list) else [listed]),
-        message.get("function_call"),
-    ]
-    given = list(filter(None, given))
-    calls = calls_of(ChatMessage(additional_kwargs=message))
-    if not all(isinstance(call, dict) for call in given) or not all(
-        call.name for call in calls
-    ):
-        seen = " and ".join(map(described, given))
-        raise MessageError(
-            f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}."
-        )
-    for call_id, name, kwargs in calls:
-        blocks.append(
-            ToolCallBlock(
-                tool_call_id=call_id or None, tool_name=name, tool_kwargs=kwargs
-            )
-        )
-    names = {
-        key: _text(message, key)
-        for key in (*_NAMES, ID_KEY)
-        if message.get(key) is not None
-    }
+    content = _content_blocks(message)
+    blocks = [block for block in content if block != TextBlock(text="")]
+    blocks += _call_blocks(message)
+    names = {}
+    for key in (*_NAMES, ID_KEY):
+        if message.get(key) is not None:
+            names[key] = _text(message, key)
     return ChatMessage(
         role=message["role"],
         blocks=blocks or [TextBlock(text="")],
@@ -99,62 +90,87 @@ def from_openai(message: dict[str, Json]) -> ChatMessage:
     )
 
 
+def _call_blocks(message: dict[str, Json]) -> list[ToolCallBlock]:
+    entries = message.get("tool_calls") or []
+    if not isinstance(entries, list):
+        entries = [entries]
+    entries = list(filter(None, [*entries, message.get("function_call")]))
+    calls = calls_of(ChatMessage(additional_kwargs=message))
+    are_objects = all(isinstance(entry, dict) for entry in entries)
+    if not are_objects or not all(call.name for call in calls):
+        seen = " and ".join(map(described, entries))
+        raise MessageError(
+            f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}."
+        )
+    return [
+        ToolCallBlock(
+            tool_call_id=call.id or None,
+            tool_name=call.name,
+            tool_kwargs=call.arguments,
+        )
+        for call in calls
+    ]
+
+
 def to_openai(message: ChatMessage) -> dict[str, Json]:
-    """Return a message as OpenAI's API takes it. What the API has no place for is named in a text, or left out."""
-    if message.role in ASSISTANT_ROLES:
+    """Return a message as OpenAI's API takes it; content without a place in the API becomes a text or is left out."""
+    role = message.role
+    if role in ASSISTANT_ROLES:
         role = MessageRole.ASSISTANT
-    else:
-        role = message.role
-    parts: list[dict[str, Json]] = []
-    for block in message.blocks:
-        if role == MessageRole.USER:
-            medium = _medium(block)
-        else:
-            medium = None
-        # No file is opened and no address is asked for. A medium that is not in the
-        # message is named.
-        if medium or isinstance(block, ToolCallBlock):
-            text = ""
-        else:
-            text = body_of(ChatMessage(blocks=[block]))
-        if medium or text:
-            parts.append(medium or {"type": "text", "text": text})
     calls = calls_of(message)
-    kwargs = message.additional_kwargs
-    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    parts = _openai_parts(message, role)
+    content: Json = parts
     if [part["type"] for part in parts] == ["text"]:
         content = parts[0]["text"]
-    else:
-        content = parts or (None if calls else "")
+    elif not parts:
+        content = None if calls else ""
     written: dict[str, Json] = {"role": role.value, "content": content}
+    written |= _openai_calls(calls)
+    for key in _NAMES:
+        name = message.additional_kwargs.get(key)
+        if name is not None:
+            written[key] = str(name)
+    return dict(cleaned(written))
+
+
+def _openai_calls(calls: list[ToolCall]) -> dict[str, Json]:
+    """Return the calls under OpenAI's key; a single call without an id is a function call."""
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
     if len(calls) == 1 and not calls[0].id:
-        written["function_call"] = functions[0]
-    elif calls:
-        ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
-        pairs = zip(ids, functions, strict=True)
-        written["tool_calls"] = [
-            {"id": one, "type": "function", "function": function}
-            for one, function in pairs
-        ]
-    return dict(
-        cleaned(
-            written
-            | {key: str(kwargs[key]) for key in _NAMES if kwargs.get(key) is not None}
-        )
-    )
+        return {"function_call": functions[0]}
+    entries = []
+    for i, (call, function) in enumerate(zip(calls, functions, strict=True)):
+        call_id = call.id or f"call_{i}"
+        entries.append({"id": call_id, "type": "function", "function": function})
+    return {"tool_calls": entries} if entries else {}
+
+
+def _openai_parts(message: ChatMessage, role: MessageRole) -> list[dict[str, Json]]:
+    """Return the media of the user, and the texts, but not the calls."""
+    parts = []
+    for block in message.blocks:
+        medium = _medium(block) if role == MessageRole.USER else None
+        if medium:
+            parts.append(medium)
+        elif not isinstance(block, ToolCallBlock):
+            # A text names each medium that is not in the message: no file is opened,
+            # and no address is asked.
+            text = body_of(ChatMessage(blocks=[block]))
+            if text:
+                parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
-    """Return the blocks of all that is no call."""
+    """Return the blocks of a message without its calls."""
     content = message.get("content")
     audio = message.get("audio")
     if not isinstance(content, str | list | None):
         raise MessageError(
             f"Expected a text, null or a list of parts in 'content'; saw {described(content)}."
         )
-    if isinstance(content, list):
-        parts = content
-    else:
+    parts = content
+    if not isinstance(parts, list):
         parts = [{"type": "text", "text": content or ""}]
     blocks = [_block(part, f"'content'[{i}]") for i, part in enumerate(parts)]
     if message.get("refusal"):
@@ -169,94 +185,89 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     if kind in _TEXT_KEYS:
         return TextBlock(text=_text(part, _TEXT_KEYS[kind], place))
     value = part.get(kind)
-    place = f"{kind!r} of {place}"
+    value_place = f"{kind!r} of {place}"
     if kind == "image_url":
-        if isinstance(value, str):
-            image = {"url": value}
-        else:
-            image = value
-        if not _INLINE.fullmatch(_text(image, "url", place)):
-            return types.ImageBlock(url=image["url"], detail=image.get("detail"))
-        mimetype, data = _base64(image, "url", place)
-        return types.ImageBlock(
-            image=data, image_mimetype=mimetype, detail=image.get("detail")
-        )
+        image = {"url": value} if isinstance(value, str) else value
+        return _image_block(image, value_place)
     if kind == "input_audio":
-        return types.AudioBlock(
-            audio=_base64(value, "data", place)[1], format=_text(value, "format", place)
-        )
-    if (
-        kind == "file"
-        and isinstance(value, dict)
-        and value.get("file_data") is not None
-    ):
-        mimetype, data = _base64(value, "file_data", place)
+        sound = _base64(value, "data", value_place)
+        sound_format = _text(value, "format", value_place)
+        return types.AudioBlock(audio=sound.data, format=sound_format)
+    has_file = isinstance(value, dict) and value.get("file_data") is not None
+    if kind == "file" and has_file:
+        file = _base64(value, "file_data", value_place)
         return types.DocumentBlock(
-            data=data, title=value.get("filename"), document_mimetype=mimetype
+            data=file.data,
+            title=value.get("filename"),
+            document_mimetype=file.mimetype,
         )
-    # LlamaIndex has no block for it, nor for a file of which only OpenAI's id is known.
-    quoted = to_json(
-        part.get(kind, {key: entry for key, entry in part.items() if key != "type"})
-    )
+    # LlamaIndex has no block for this kind, nor for a file that has only OpenAI's id.
+    rest = {key: entry for key, entry in part.items() if key != "type"}
+    quoted = to_json(part.get(kind, rest))
     return TextBlock(text=f"[{kind}: {_ENCODED.sub('...', quoted)}]")
 
 
-def _base64(parent: Json, key: str, place: str) -> tuple[str | None, bytes]:
+def _image_block(image: Json, place: str) -> types.ImageBlock:
+    if not _INLINE.fullmatch(_text(image, "url", place)):
+        return types.ImageBlock(url=image["url"], detail=image.get("detail"))
+    inline = _base64(image, "url", place)
+    return types.ImageBlock(
+        image=inline.data, image_mimetype=inline.mimetype, detail=image.get("detail")
+    )
+
+
+def _base64(parent: Json, key: str, place: str) -> _Base64:
     """Return the base64 under a key of an object, and its type if it is in a data URL."""
-    content = _text(parent, key, place)
-    inline = _INLINE.fullmatch(content)
-    mimetype, data = (inline[1] or None, inline[2]) if inline else (None, content)
+    data = _text(parent, key, place)
+    mimetype = None
+    inline = _INLINE.fullmatch(data)
+    if inline:
+        mimetype = inline[1] or None
+        data = inline[2]
     try:
         base64.b64decode(data, validate=True)
     except ValueError:
         raise MessageError(
             f"Expected base64 in {key!r} of {place}; saw {len(data)} other characters."
         ) from None
-    return mimetype, data.encode()
+    return _Base64(mimetype, data.encode())
 
 
 def _text(parent: Json, key: str, place: str = "the message") -> str:
-    """Return the text that an object must have under a key."""
-    if isinstance(parent, dict):
-        value = parent.get(key)
-    else:
-        value = None
-    if not isinstance(value, str):
-        if value is None:
-            seen = described(parent)
-        else:
-            seen = f"{described(value)} there"
-        raise MessageError(f"Expected {place} to have a text as {key!r}; saw {seen}.")
-    return value
+    """Return the text under a key of an object; raise a MessageError without such a text."""
+    value = parent.get(key) if isinstance(parent, dict) else None
+    if isinstance(value, str):
+        return value
+    seen = described(parent) if value is None else f"{described(value)} there"
+    raise MessageError(f"Expected {place} to have a text as {key!r}; saw {seen}.")
 
 
 def _medium(block: types.ContentBlock) -> dict[str, Json] | None:
-    """Return a block with a picture, a sound or a document in it as OpenAI writes it; None for any other block."""
+    """Return a picture, a sound or a document as OpenAI's part; None for any other block."""
     if isinstance(block, types.ImageBlock):
-        image = {"url": str(block.url or ""), "detail": block.detail}
-        if isinstance(block.image, bytes):
-            image["url"] = _data_url(block.image_mimetype, block.image)
-        if image["url"]:
-            return {
-                "type": "image_url",
-                "image_url": {key: value for key, value in image.items() if value},
-            }
-    if (
-        isinstance(block, types.AudioBlock)
-        and isinstance(block.audio, bytes)
-        and block.format
-    ):
-        return {
-            "type": "input_audio",
-            "input_audio": {"data": block.audio.decode(), "format": block.format},
-        }
-    if isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
+        return _image_part(block)
+    if isinstance(block, types.AudioBlock):
+        if isinstance(block.audio, bytes) and block.format:
+            sound = {"data": block.audio.decode(), "format": block.format}
+            return {"type": "input_audio", "input_audio": sound}
+    elif isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
         file_data = _data_url(block.document_mimetype, block.data)
-        return {
-            "type": "file",
-            "file": {"filename": block.title, "file_data": file_data},
-        }
+        file = {"filename": block.title, "file_data": file_data}
+        return {"type": "file", "file": file}
     return None
+
+
+def _image_part(block: types.ImageBlock) -> dict[str, Json] | None:
+    """Return OpenAI's part for a picture; None for a picture that has only a path."""
+    url = str(block.url or "")
+    if isinstance(block.image, bytes):
+        url = _data_url(block.image_mimetype, block.image)
+    if not url:
+        return None
+    image = {"url": url}
+    if block.detail:
+        image["detail"] = block.detail
+    return {"type": "image_url", "image_url": image}
 
 
 def _data_url(mimetype: str | None, data: bytes) -> str:

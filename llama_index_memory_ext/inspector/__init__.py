@@ -1,1 +1,1 @@
-"""Shows in a browser what a database holds, and what the model is shown of it."""
+"""Pages for a browser: the contents of a database, and the prompt that the model would get."""

@@ -1,10 +1,11 @@
-"""Does what a person asks for on a page that says "really?": adds, edits, retires, restores and forgets."""
+"""The actions of a page: add, edit, retire, restore and forget, each described before it is confirmed."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import ALL, utc_now
@@ -14,120 +15,164 @@ from llama_index_memory_ext.inspector.pages import NotFoundError
 from llama_index_memory_ext.store.tables import anonymous, name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
-_OF_FACTS = {
-    "edit": "It says this from now on. The words that it was learned from stay beside it.",
-    "pin": "It is shown to the model for every question, as far as its limit goes.",
-    "unpin": "It is shown to the model where it concerns the question.",
-    "approve": "It holds from now on, and is shown to the model. What it corrects is retired.",
-    "reject": "It is retired, and not learned again. What it would have corrected goes on to hold.",
-    "tidy": "It is retired: another fact says as much or is newer, or its day has passed. It can be restored.",
-    "retire": "It is kept, and no longer shown to the model. It can be restored.",
-    "restore": "It is shown to the model again, without an end. What has replaced it holds, too.",
-    "forget-fact": "It is deleted for good, with its quote and its embedding. The message in which it was said stays.",
+_ADDED = "The fact is stored, and all agents of this user share it. Write one sentence."
+_FACT_OUTCOMES = {
+    "edit": "The fact says this from now on. The words that it was learned from stay beside it.",
+    "pin": "The model is shown this fact for every question, within the limit of the facts.",
+    "unpin": "The model is shown this fact for the questions that it concerns.",
+    "approve": "The fact holds from now on, and the model is shown it. The facts that it corrects are retired.",
+    "reject": "The fact is retired and not learned again. The facts that it would have corrected still hold.",
+    "tidy": "The fact is retired: another fact says as much or is newer, or its day has passed. It can be restored.",
+    "retire": "The fact is kept, and the model is no longer shown it. It can be restored.",
+    "restore": "The model is shown the fact again, without an end. The facts that replaced it still hold.",
+    "forget-fact": "The fact is deleted for good, with its quote and its embedding. The message with the quote stays.",
 }
 
 
-async def ask(store: MemoryStore, deed: str, user: str, thing: str) -> dict[str, Any]:
-    """Return what is to be asked for a deed; a NotFoundError for what there is not. The store is only read.
+class Action(NamedTuple):
+    """An action that a form asks for.
 
-    The ``name`` of the thing, the ``outcome``, and as ``target`` the page that is shown
-    then, with its query. The ``text`` can be changed in the answer; None: there is
-    none.
+    ``name``: "add", "forget-session", "forget-user", or an action on a fact.
+    ``user``: the user whose facts or sessions change, or "".
+    ``item``: the id of the fact or the session, or "".
     """
-    question = {"deed": deed, "user": user, "thing": thing, "name": thing, "text": None}
-    if deed == "add":
-        outcome = "It is stored as a fact that all agents of this user share. Say it in one sentence."
-        return question | {
-            "name": name_of(user),
-            "text": "",
-            "outcome": outcome,
-            "target": ("facts", {"user": user}),
-        }
-    if deed in _OF_FACTS:
-        for fact in (await store.facts.read(user, view=ALL)).facts:
-            if fact.id == thing:
-                if deed == "forget-fact":
-                    there = ("facts", {"user": user})
-                else:
-                    there = ("fact", {"user": user, "fact": thing})
-                text = fact.content if deed == "edit" else None
-                return question | {
-                    "name": fact.content,
-                    "text": text,
-                    "outcome": _OF_FACTS[deed],
-                    "target": there,
-                }
-    elif deed == "forget-session":
-        for info in await store.sessions(session_ids=[thing]):
-            facts = "The facts that were learned from it stay with its user."
-            if await store.users.own_users([thing]):
-                facts = "It belongs to no user, so its facts are deleted with it."
-            outcome = f"Its {info.messages} messages are deleted for good. {facts}"
-            return question | {"outcome": outcome, "target": ("sessions", {})}
-    elif deed == "forget-user":
-        known = (await store.facts.read(user, view=ALL)).facts
-        infos = await store.sessions(user)
-        counts = f"{len(known)} facts, {len(infos)} sessions and their {sum(info.messages for info in infos)} messages"
-        outcome = f"All that is stored of this user is deleted for good: {counts}, also what others said in them."
-        if known or infos:
-            return question | {
-                "name": name_of(user),
-                "outcome": outcome,
-                "target": ("users", {}),
-            }
+
+    name: str
+    user: str
+    item: str
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The question that a page asks before an action.
+
+    ``subject``: the fact, session or user that changes.
+    ``outcome``: the effect of the action.
+    ``page``, ``query``: the page that follows.
+    ``text``: the text that the person can edit; None without such a text.
+    """
+
+    action: Action
+    subject: str
+    outcome: str
+    page: str
+    query: Mapping[str, str]
+    text: str | None = None
+
+
+async def ask(store: MemoryStore, action: Action) -> Confirmation:
+    """Return the question to confirm before an action; the store is only read.
+
+    Raises:
+        NotFoundError: No such action, fact, session or user exists.
+    """
+    if action.name == "add":
+        subject = name_of(action.user)
+        query = {"user": action.user}
+        return Confirmation(action, subject, _ADDED, "facts", query, text="")
+    if action.name in _FACT_OUTCOMES:
+        return await _ask_about_fact(store, action)
+    if action.name == "forget-session":
+        return await _ask_about_session(store, action)
+    if action.name == "forget-user":
+        return await _ask_about_user(store, action)
     raise NotFoundError
 
 
-async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
-    """Return what of a user's facts can be tidied up by the checks alone: no model is asked."""
-    now = utc_now()
-    held = [
-        one
-        for one in (await store.facts.read(user, view=ALL)).facts
-        if one.state(now) in ("present", "past")
-    ]
-    return await asyncio.to_thread(
-        proposals, [one for one in held if not one.retired], now
+async def _ask_about_fact(store: MemoryStore, action: Action) -> Confirmation:
+    outcome = _FACT_OUTCOMES[action.name]
+    query = {"user": action.user}
+    page = "facts"
+    if action.name != "forget-fact":
+        page = "fact"
+        query["fact"] = action.item
+    for fact in (await store.facts.read(action.user, view=ALL)).facts:
+        if fact.id == action.item:
+            text = fact.content if action.name == "edit" else None
+            return Confirmation(action, fact.content, outcome, page, query, text)
+    raise NotFoundError
+
+
+async def _ask_about_session(store: MemoryStore, action: Action) -> Confirmation:
+    sessions = await store.sessions(session_ids=[action.item])
+    if not sessions:
+        raise NotFoundError
+    facts = "The facts that were learned from the session stay with its user."
+    if await store.users.own_users([action.item]):
+        facts = "It belongs to no user, so its facts are deleted with it."
+    outcome = f"Its {sessions[0].messages} messages are deleted for good. {facts}"
+    return Confirmation(action, action.item, outcome, "sessions", {})
+
+
+async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
+    facts = (await store.facts.read(action.user, view=ALL)).facts
+    sessions = await store.sessions(action.user)
+    if not (facts or sessions):
+        raise NotFoundError
+    messages = sum(info.messages for info in sessions)
+    outcome = (
+        f"All data of this user is deleted for good: {len(facts)} facts, {len(sessions)} sessions and their "
+        f"{messages} messages, those of other users in these sessions too."
     )
+    return Confirmation(action, name_of(action.user), outcome, "users", {})
 
 
-async def do(
-    store: MemoryStore, deed: str, user: str, thing: str, text: str = ""
-) -> None:
-    """Do what was asked. What is gone already is no error; a FactError for a text that no fact may have."""
-    book = FactBook(store, user, scope="all")
-    of_facts: dict[str, Any] = {
-        "approve": book.aapprove,
-        "reject": book.areject,
-        "retire": book.aretire,
-    }
-    of_facts |= {"restore": book.arestore, "forget-fact": book.aforget}
-    changes: dict[str, Any] = {
-        "edit": {"content": text},
-        "pin": {"pinned": True},
-        "unpin": {"pinned": False},
-    }
-    if deed == "add":
+async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
+    """Return the facts of a user that the checks alone would retire; no model is asked."""
+    now = utc_now()
+    stored_facts = (await store.facts.read(user, view=ALL)).facts
+    facts = [
+        fact
+        for fact in stored_facts
+        if not fact.retired and fact.state(now) in ("present", "past")
+    ]
+    return await asyncio.to_thread(proposals, facts, now)
+
+
+async def do(store: MemoryStore, action: Action, text: str = "") -> None:
+    """Carry out an action; without effect if the fact, session or user was deleted meanwhile.
+
+    Raises:
+        FactError: No fact may have this ``text``.
+    """
+    if action.name == "add":
+        book = FactBook(store, action.user, scope="all")
         if not await known_as(book, text):
             await book.aadd(text)
-    elif deed in changes:
-        await book.aupdate(thing, **changes[deed])
-    elif deed == "tidy":
-        await book.aapply(
-            [one for one in await tidying(store, user) if one.retired.id == thing]
-        )
-    elif deed in _OF_FACTS:
-        with suppress(FactError):
-            await of_facts[deed](thing)
-    elif deed == "forget-session" and not await store.users.own_users([thing]):
-        await store.forget(thing)
+    elif action.name in _FACT_OUTCOMES:
+        await _change_fact(store, action, text)
+    elif action.name == "forget-user":
+        await store.forget_user(action.user, vacuum=False)
+    elif await store.users.own_users([action.item]):
+        # A session without a user owns its facts.
+        await store.forget_user(anonymous(action.item), vacuum=False)
     else:
-        # A session without a user has facts of its own.
-        await store.forget_user(
-            user if deed == "forget-user" else anonymous(thing), vacuum=False
-        )
-    if deed.startswith("forget"):
+        await store.forget(action.item)
+    if action.name.startswith("forget"):
         await store.vacuum()
+
+
+async def _change_fact(store: MemoryStore, action: Action, text: str) -> None:
+    book = FactBook(store, action.user, scope="all")
+    if action.name == "edit":
+        await book.aupdate(action.item, content=text)
+    elif action.name in ("pin", "unpin"):
+        await book.aupdate(action.item, pinned=action.name == "pin")
+    elif action.name == "tidy":
+        all_proposals = await tidying(store, action.user)
+        await book.aapply([p for p in all_proposals if p.retired.id == action.item])
+    else:
+        changes: dict[str, Any] = {
+            "approve": book.aapprove,
+            "reject": book.areject,
+            "retire": book.aretire,
+            "restore": book.arestore,
+            "forget-fact": book.aforget,
+        }
+        with suppress(FactError):
+            await changes[action.name](action.item)

@@ -1,4 +1,4 @@
-"""Decides which requests are answered, and what a browser may do with the answers."""
+"""The access to the pages, the headers of each answer, and the templates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class NotFoundError(MemoryExtError):
-    """There is nothing of this name in the database."""
+    """The database has no session, user, fact or page of this name."""
 
 
-# The names by which a browser on this machine reaches us. Any other one is a web page's
-# that leads here by its DNS.
+# A browser on this machine uses these names. Any other name is of a web page whose DNS
+# leads to this machine.
 _HOST = re.compile(
     r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE
 )
@@ -39,9 +39,9 @@ _HOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask: whoever knows the ``token``, which is the first part of the path of each address.
+    """Access for the browser that knows the ``token``, the first part of the path of each address.
 
-    A cookie would be sent to all other servers of this machine, too.
+    A cookie would reach all other servers of this machine, too.
     """
 
     writes: bool = False
@@ -50,39 +50,36 @@ class Access:
     _key: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
 
     def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a request is answered at all. Reading is all that is done for GET and HEAD."""
-        if not _HOST.fullmatch(headers.get("host", "")) or not _same(token, self.token):
+        """Return whether a request is answered; POST alone may change the database."""
+        if not _HOST.fullmatch(headers.get("host", "")):
+            return False
+        if not _is_equal(token, self.token):
             return False
         if method in {"GET", "HEAD"}:
             return True
-        # Older browsers do not say where a form comes from; the proof in the form is
-        # what counts.
-        return (
-            method == "POST"
-            and self.writes
-            and headers.get("sec-fetch-site", "same-origin") == "same-origin"
-        )
+        # Older browsers do not send this header; the proof in the form protects them.
+        origin = headers.get("sec-fetch-site", "same-origin")
+        return method == "POST" and self.writes and origin == "same-origin"
 
-    def proof(self, *deed: str) -> str:
-        """Return what a form proves with that it comes from one of our pages, and is about this deed alone."""
-        return hmac.new(
-            self._key.encode(), json.dumps(deed).encode(), hashlib.sha256
-        ).hexdigest()
+    def proof(self, *action: str) -> str:
+        """Return the proof that a form comes from these pages, and is for this action alone."""
+        content = json.dumps(action).encode()
+        return hmac.new(self._key.encode(), content, hashlib.sha256).hexdigest()
 
-    def is_proven(self, proof: str, *deed: str) -> bool:
-        """Return whether a form has the proof for its deed."""
-        return _same(proof, self.proof(*deed))
+    def is_proven(self, proof: str, *action: str) -> bool:
+        """Return whether a form has the proof for its action."""
+        return _is_equal(proof, self.proof(*action))
 
 
-def _same(given: str, wanted: str) -> bool:
-    # In a time that does not depend on how much of it is right.
-    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+def _is_equal(text: str, secret: str) -> bool:
+    # The time must not depend on how many characters are right.
+    return hmac.compare_digest(text.encode(errors="replace"), secret.encode())
 
 
 _FOLDER = Path(__file__).parent / "templates"
 STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _DIGEST = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-# Nothing but the one style sheet is loaded or run, and nothing is kept.
+# The browser loads this style sheet alone, runs no script, and stores no page.
 _POLICY = (
     f"default-src 'none'; style-src 'sha256-{_DIGEST}'; img-src data:; base-uri 'none'"
 )
@@ -97,18 +94,18 @@ HEADERS = {
 
 
 def _time(value: datetime | None) -> str:
-    if value:
-        return f"{value:%Y-%m-%d %H:%M}"
-    return "unknown"
+    return f"{value:%Y-%m-%d %H:%M}" if value else "unknown"
 
 
 def _share(part: float, whole: float) -> str:
-    """Return a share in per cent, with one decimal place, as drawings use it; 0 of nothing.
+    """Return a share in per cent, with one decimal place; 0 if the whole is 0.
 
     >>> _share(1, 3), _share(0, 0)
     ('33.3', '0.0')
     """
-    return f"{100 * part / whole if whole else 0:.1f}"
+    if not whole:
+        return "0.0"
+    return f"{100 * part / whole:.1f}"
 
 
 _ENVIRONMENT = Environment(
@@ -124,22 +121,22 @@ _ENVIRONMENT.filters.update(
     number="{:,}".format,
     share=_share,
     body=body_of,
+    whose=name_of,
 )
-_ENVIRONMENT.filters.update(whose=name_of)
-# Our own file, which holds no tag.
+# The file is part of the package and holds no tag.
 _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages about one ``database``, at addresses that begin with ``root``; "" for a page that has no links."""
+    """The pages about a ``database``, at addresses that begin with ``root``; without links if ``root`` is ""."""
 
     database: str
     root: str = ""
     writes: bool = False
 
     def render(self, template: str, **context: Any) -> str:
-        """Return a page as HTML. Whatever it shows is escaped."""
+        """Return a page as HTML, with each value of the ``context`` escaped."""
         shared = {
             "url": self.url,
             "links": bool(self.root),
@@ -152,11 +149,9 @@ class Pages:
         self, page: str, query: Mapping[str, object] | None = None, /, **more: object
     ) -> str:
         """Return the address of a page, with the values that are not None in its query."""
-        values = {
-            name: value
-            for name, value in {**(query or {}), **more}.items()
-            if value is not None
-        }
+        fields = {**(query or {}), **more}
+        values = {name: value for name, value in fields.items() if value is not None}
+        address = f"{self.root}/{page}"
         if values:
-            return f"{self.root}/{page}?{urlencode(values)}"
-        return f"{self.root}/{page}"
+            return f"{address}?{urlencode(values)}"
+        return address

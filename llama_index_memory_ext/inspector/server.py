@@ -1,4 +1,4 @@
-"""Answers the requests of a browser on this machine."""
+"""The web application: answers the requests of a browser on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.responses import (
 )
 
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.inspector.actions import ask, do
+from llama_index_memory_ext.inspector.actions import Action, ask, do
 from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundError, Pages
 from llama_index_memory_ext.inspector.views import Views
 
@@ -35,9 +35,9 @@ _PAGES = ("sessions", "users", "session", "messages", "facts", "fact", "tidy")
 
 @dataclass
 class Inspector:
-    """An ASGI application that shows a database: ``reader`` is read, and ``writer`` only for what a form asks.
+    """An ASGI application that shows a database: pages use ``reader``, and confirmed actions use ``writer``.
 
-    Every address begins with ``path``. Whoever does not know it learns nothing.
+    Each address begins with ``path``. Requests to other addresses are refused.
     """
 
     reader: MemoryStore
@@ -51,11 +51,11 @@ class Inspector:
 
     @property
     def path(self) -> str:
-        """What the path of each address begins with."""
+        """The beginning of the path of each address."""
         return f"/{self.access.token}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI asks."""
+        """Answer a request of ASGI."""
         if scope["type"] != "http":
             return
         response = await self._respond(Request(scope, receive))
@@ -65,43 +65,49 @@ class Inspector:
     async def _respond(self, request: Request) -> Response:
         token, _, page = request.url.path.removeprefix("/").partition("/")
         if not self.access.allows(request.method, token, request.headers):
-            return PlainTextResponse("Forbidden\n", 403)
+            return _forbidden()
         try:
             if request.method != "POST":
                 return await self._show(page, dict(request.query_params))
-            form = await _form(request)
-            deed = _deed_of(form)
-            if page != "do" or not self.access.is_proven(form.get("proof", ""), *deed):
-                return PlainTextResponse("Forbidden\n", 403)
-            question = await ask(self.reader, *deed)
-            await do(self.writer, *deed, form.get("text", ""))
-            return RedirectResponse(self._pages.url(*question["target"]), 303)
-        except NotFoundError:
-            status = 404
+            if page != "do":
+                return _forbidden()
+            return await self._act(await _form(request))
+        except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
+            return self._show_error(error)
+
+    async def _act(self, form: Mapping[str, str]) -> Response:
+        """Carry out the action of a form, and lead to the page that follows."""
+        action = _action_of(form)
+        if not self.access.is_proven(form.get("proof", ""), *action):
+            return _forbidden()
+        confirmation = await ask(self.reader, action)
+        await do(self.writer, action, form.get("text", ""))
+        return RedirectResponse(
+            self._pages.url(confirmation.page, confirmation.query), 303
+        )
+
+    def _show_error(self, error: Exception) -> Response:
+        if isinstance(error, NotFoundError):
             title = "There is nothing of this name."
             text = "It may have been deleted meanwhile."
-        except Exception as error:  # noqa: BLE001 - the server's own log of an error would hold words of users
-            # What the database has refused has a cause.
-            if isinstance(error, MemoryExtError) and error.__cause__ is None:
-                status = 400
-                title = "This cannot be shown."
-                text = str(error)
-            else:
-                logger.warning("A page was not made (%s).", type(error).__name__)
-                status = 500
-                title = "Something went wrong."
-                text = f"A {type(error).__name__} was raised."
-        return self._html("error", status, title=title, text=text)
+            return self._html("error", 404, title=title, text=text)
+        # An error of the database has a cause.
+        if isinstance(error, MemoryExtError) and error.__cause__ is None:
+            title = "This cannot be shown."
+            return self._html("error", 400, title=title, text=str(error))
+        name = type(error).__name__
+        logger.warning("A page of the inspector failed with %s; status 500.", name)
+        title = "Something went wrong."
+        return self._html("error", 500, title=title, text=f"A {name} was raised.")
 
     async def _show(self, page: str, query: Mapping[str, str]) -> Response:
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page == "really" and self.access.writes:
-            deed = _deed_of(query)
-            question = await ask(self.reader, *deed)
-            return self._html(
-                "really", question=question, proof=self.access.proof(*deed)
-            )
+            action = _action_of(query)
+            confirmation = await ask(self.reader, action)
+            proof = self.access.proof(*action)
+            return self._html("really", confirmation=confirmation, proof=proof)
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
@@ -111,12 +117,18 @@ class Inspector:
         return HTMLResponse(self._pages.render(template, **context), status)
 
 
-def _deed_of(values: Mapping[str, str]) -> tuple[str, str, str]:
-    return values.get("deed", ""), values.get("user", ""), values.get("thing", "")
+def _forbidden() -> Response:
+    return PlainTextResponse("Forbidden\n", 403)
+
+
+def _action_of(values: Mapping[str, str]) -> Action:
+    return Action(
+        values.get("action", ""), values.get("user", ""), values.get("item", "")
+    )
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none of one that is too long to be ours."""
+    """Return the fields of a form; none of a form that is longer than any of these pages sends."""
     body = b""
     async for chunk in request.stream():
         body += chunk

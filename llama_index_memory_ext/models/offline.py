@@ -1,4 +1,4 @@
-"""The offline model, for trials: it answers from the prompt alone, by rules, without a network."""
+"""The offline model: answers from the prompt alone, by rules, without a network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SUM = re.compile(
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-# A recalled message has no closing tag.
+# Recalled messages have no end tag.
 _ELEMENT = re.compile(
     r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$'
     r"|^<message (user|assistant|tool)\b([^>]*)>(.*?)(?=\n<(?:message|/earlier_messages)\b)",
@@ -55,27 +55,23 @@ _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTIL
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
-_HOW = "how did you"
-_ALLERGY = "Is allergic to"
-
 
 class _Topic(NamedTuple):
-    """A topic that users talk about.
+    """A topic that users tell about themselves.
 
-    ``statement``: a pattern of the user's words.
-    ``echo``: the words of an answer.
-    ``fact``: the words of a fact.
+    ``statement``: how the user says it, a regular expression.
+    ``answer``, ``fact``: the words of an answer and of a fact.
     ``category``: the category of the fact.
-    ``question``: a pattern of a question about it.
-    ``is_single``: whether only the last statement is true.
+    ``question``: how the user asks for it, a regular expression.
+    ``single``: whether only the last statement is true.
     """
 
     statement: str
-    echo: str
+    answer: str
     fact: str
     category: str
     question: str
-    is_single: bool = False
+    single: bool = False
 
 
 _FAMILY = "(?:son|daughter|child|children|kid|brother|sister|wife|husband|partner|dog|cat|pet)s?"
@@ -86,7 +82,7 @@ _TOPICS = (
         "Is called",
         "knowledge",
         "what(?: i|['\u2019])s my name|who am i",
-        is_single=True,
+        single=True,
     ),
     _Topic(
         "i (?:now )?(?:live in|moved to)",
@@ -94,12 +90,12 @@ _TOPICS = (
         "Lives in",
         "context",
         "where do i live",
-        is_single=True,
+        single=True,
     ),
     _Topic(
         "i(?:['\u2019]m| am) allergic to",
         "you are allergic to",
-        _ALLERGY,
+        "Is allergic to",
         "context",
         r"(?:what|do|am|any|have)\b.*allerg",
     ),
@@ -164,7 +160,7 @@ class _Call(NamedTuple):
 
 
 class _Statement(NamedTuple):
-    """The user's words about a topic, "I like tea", and the ``value`` in them, "tea"."""
+    """A statement about a topic: the user's words ("I like tea"), and the value in them ("tea")."""
 
     quote: str
     value: str
@@ -176,8 +172,8 @@ def reply(
     """Return the answer to messages, by the first rule that fits: a text, or a tool call.
 
     The past is read from the messages, and from the record and the facts within
-    ``<memory>``; the question is the text behind them. Of the tools ``add``,
-    ``subtract``, ``multiply``, ``divide`` and ``report_facts`` are used.
+    ``<memory>``; the question follows ``</memory>``. The tools ``add``, ``subtract``,
+    ``multiply``, ``divide`` and ``report_facts`` are used.
 
     >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
     {'a': 12, 'b': 30}
@@ -187,37 +183,40 @@ def reply(
     entries: list[_Entry] = []
     for message in messages:
         entries += _entries(message)
+    question = ""
     start = len(entries)
     for i, entry in enumerate(entries):
         if entry.role == "user":
+            question = entry.text
             start = i
-    answer = _answer(entries[:start], entries[start:], tool_names)
+    answer = _answer(question, entries[:start], entries[start:], tool_names)
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
 
 
 def _answer(
-    past: Sequence[_Entry], turn: Sequence[_Entry], tool_names: Collection[str]
+    question: str,
+    past: Sequence[_Entry],
+    turn: Sequence[_Entry],
+    tool_names: Collection[str],
 ) -> str | ToolCallBlock:
-    question = turn[0].text if turn else ""
     if "report_facts" in tool_names:
+        facts = _facts_in(question)
         return ToolCallBlock(
-            tool_call_id="call_1",
-            tool_name="report_facts",
-            tool_kwargs=_facts_in(question),
+            tool_call_id="call_1", tool_name="report_facts", tool_kwargs=facts
         )
-    summary = _SUMMARY_SO_FAR.search(question)
-    if summary:
-        return _summarize(summary[1], question)
-    if _HOW in question.casefold():
+    summary_so_far = _SUMMARY_SO_FAR.search(question)
+    if summary_so_far:
+        return _summarize(summary_so_far[1], question)
+    if "how did you" in question.casefold():
         return _tell_calls(question, past)
-    calculation = _calculate(_longest_sum(question), _calls(turn), tool_names)
-    return calculation or _tell_topic(question, past)
+    answer = _calculate(_longest_sum(question), _calls(turn), tool_names)
+    return answer or _tell_topic(question, past)
 
 
 def _entries(message: ChatMessage) -> Iterator[_Entry]:
-    """Yield the messages and facts in the memory of a message, then the message with its calls."""
+    """Yield the entries of the memory in a message, and then the message with its calls in the record's form."""
     text = body_of(message)
     if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
@@ -228,20 +227,19 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
 
 
 def _elements(text: str) -> list[_Entry]:
-    """Return the messages and facts of a memory or a transcript, recalled messages first, which are older."""
+    """Return the messages and facts of a memory or a transcript; recalled messages, which are older, come first."""
     recalled = []
-    elements = []
+    listed = []
     for match in _ELEMENT.finditer(text):
-        if match[4]:
-            recalled.append(_parse_element(*match.group(4, 5, 6)))
+        role, attributes, body, recalled_role, recalled_attributes, recalled_body = (
+            part or "" for part in match.groups()
+        )
+        call_id = "".join(_CALL_ID.findall(attributes + recalled_attributes))
+        if recalled_role:
+            recalled.append(_Entry(recalled_role, recalled_body.strip(), call_id))
         else:
-            elements.append(_parse_element(*match.group(1, 2, 3)))
-    return recalled + elements
-
-
-def _parse_element(role: str | None, attributes: str, body: str) -> _Entry:
-    call_id = "".join(_CALL_ID.findall(attributes))
-    return _Entry(role or "fact", body.strip(), call_id)
+            listed.append(_Entry(role or "fact", body.strip(), call_id))
+    return recalled + listed
 
 
 def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
@@ -249,51 +247,42 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
 
 
 def _calls(entries: Sequence[_Entry]) -> list[_Call]:
-    """Return the assistant's calls in a turn. The text of another role may only look like a call."""
+    """Return the assistant's calls with their results; the text of another role may only look like a call."""
     results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    calls = []
     text = "\n".join(_texts_of("assistant", entries))
+    calls = []
     for call_id, name, arguments in _CALL.findall(text):
         result = results.get(call_id, "no result")
-        # The JSON may be cut.
+        # The record may have cut the JSON.
         with suppress(ValueError):
             calls.append(_Call(name, json.loads(arguments), result))
     return calls
 
 
-def _statements(topic: _Topic, text: str) -> list[_Statement]:
-    """Return the true statements about a topic in a text, outside of questions. The next statement ends a value."""
+def _statements(topic: _Topic, text: str, *, latest_only: bool) -> list[_Statement]:
+    """Return the statements of a text about a topic, each up to the next topic; questions are left out."""
     pattern = (
-        rf"\b((?i:{topic.statement})\s+(.+?))(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
+        rf"\b((?i:{topic.statement})\s+(.+?))"
+        r"(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
     )
     statements: list[_Statement] = []
     for sentence in _SENTENCE_END.split(text):
         if not sentence.endswith("?"):
             statements += map(_Statement._make, re.findall(pattern, sentence))
-    return statements[-1:] if topic.is_single else statements
-
-
-def _summarize(summary: str, question: str) -> str:
-    """Return the summary so far, and the first sentence of each message that follows it."""
-    lines = [summary.replace("(none)", "")]
-    for message in _elements(question):
-        if message.role in {"user", "assistant"} and not _calls([message]):
-            sentence = _SENTENCE_END.split(message.text)[0].strip()
-            lines.append(f"The {message.role}: {sentence}")
-    return "\n".join(filter(None, lines))
+    return statements[-1:] if latest_only else statements
 
 
 def _facts_in(question: str) -> dict[str, Any]:
-    """Report the user's statements in a transcript, and the numbered facts that they contradict."""
-    numbered_facts, _, transcript = question.partition("<transcript>")
+    """Return the reply to an extraction: the facts of the transcript, and the known facts that they contradict."""
+    known_facts, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
-    new: list[dict[str, Any]] = []
-    retired = []
+    new_facts: list[dict[str, Any]] = []
+    retired: list[dict[str, Any]] = []
     for topic in _TOPICS:
-        for quote, value in _statements(topic, text):
+        for quote, value in _statements(topic, text, latest_only=topic.single):
+            label = f"n{len(new_facts) + 1}"
             content = f"{topic.fact} {value}"
-            label = f"n{len(new) + 1}"
-            new.append(
+            new_facts.append(
                 {
                     "label": label,
                     "content": content,
@@ -302,55 +291,63 @@ def _facts_in(question: str) -> dict[str, Any]:
                     "quote": quote,
                 }
             )
-            if not topic.is_single:
-                continue
-            for number, fact in _KNOWN_FACT.findall(numbered_facts):
-                if (
-                    fact.startswith(topic.fact)
-                    and fact.casefold() != content.casefold()
-                ):
-                    retired.append(
-                        {
-                            "number": int(number),
-                            "reason": f"The user said: {quote}",
-                            "replaced_by": label,
-                            "quote": quote,
-                        }
-                    )
-    return {"new_facts": new, "confirmed": [], "retired": retired}
+            retired += [
+                {
+                    "number": number,
+                    "reason": f"The user said: {quote}",
+                    "replaced_by": label,
+                    "quote": quote,
+                }
+                for number in _contradicted(topic, content, known_facts)
+            ]
+    return {"new_facts": new_facts, "confirmed": [], "retired": retired}
+
+
+def _contradicted(topic: _Topic, content: str, known_facts: str) -> Iterator[int]:
+    """Yield the numbers of the known facts that a new fact contradicts."""
+    if not topic.single:
+        return
+    for number, fact in _KNOWN_FACT.findall(known_facts):
+        if fact.startswith(topic.fact) and fact.casefold() != content.casefold():
+            yield int(number)
+
+
+def _summarize(summary_so_far: str, request: str) -> str:
+    """Return the summary so far, and the first sentence of each message in the request."""
+    lines = [summary_so_far.replace("(none)", "")]
+    for entry in _elements(request):
+        if entry.role in {"user", "assistant"} and not _calls([entry]):
+            sentence = _SENTENCE_END.split(entry.text)[0].strip()
+            lines.append(f"The {entry.role}: {sentence}")
+    return "\n".join(filter(None, lines))
 
 
 def _longest_sum(question: str) -> str:
-    """Return the longest sum that is a sentence of the question; "" for none."""
-    sums = []
-    for sentence in _SENTENCE_END.split(question):
-        match = _SUM.fullmatch(sentence)
-        if match:
-            sums.append(match[1].strip())
-    return max(sums, key=len, default="")
+    matches = filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question)))
+    return max((match[1].strip() for match in matches), key=len, default="")
 
 
 def _calculate(
-    text: str, calls: Sequence[_Call], tools: Collection[str]
+    written: str, calls: Sequence[_Call], tools: Collection[str]
 ) -> str | ToolCallBlock:
-    """Call a tool for each operation of a sum, the inner ones first, then tell its value; "" for any other text."""
+    """Return the next tool call of a sum, inner operations first, and at last its value; "" for any other text."""
     results: dict[tuple[object, ...], str] = {
         (call.name, *call.arguments.values()): call.result for call in calls
     }
 
-    # The nodes of a syntax tree have no type in common that has their fields.
+    # The nodes of a syntax tree have no common type with these fields.
     def value_of(node: Any) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.UnaryOp):
             return -value_of(node.operand)
-        tool = _OPERATIONS.get(type(node.op), "power")
-        # Raises a KeyError for an operation without a result, and a ValueError for the
-        # text of an error.
-        return json.loads(results[tool, value_of(node.left), value_of(node.right)])
+        operation = _OPERATIONS.get(type(node.op), "power")
+        # Raises a KeyError at the first operation without a result, and a ValueError if
+        # the result is the text of an error.
+        return json.loads(results[operation, value_of(node.left), value_of(node.right)])
 
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = ast.parse(written, mode="eval").body
         if not isinstance(tree, ast.BinOp):
             return ""
         value = value_of(tree)
@@ -361,7 +358,7 @@ def _calculate(
     except KeyError as missing:
         tool, a, b = missing.args[0]
     else:
-        return f"{text} = {_format_number(value)}"
+        return f"{written} = {_as_number(value)}"
     if tool not in tools:
         return f"I work out sums with tools only, and there is none named {tool!r}."
     return ToolCallBlock(
@@ -371,69 +368,78 @@ def _calculate(
     )
 
 
-def _format_number(value: object) -> str:
+def _as_number(value: object) -> str:
     """Return a number without a fraction that is zero, and any other value as it is."""
     return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
 
 
 def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Tell the calls of the last turn that began with the numbers of the question; without numbers the last turn's."""
-    turns: list[list[_Entry]] = []
-    for entry in past:
-        if entry.role == "user":
-            turns.append([])
-        if turns:
-            turns[-1].append(entry)
+    """Describe the calls of the last turn whose question has the numbers of this question.
+
+    Without numbers, describe the calls of the last turn.
+    """
+    turns = _turns(past)
     numbers = set(_NUMBER.findall(question))
     if numbers:
-        turns = [turn for turn in turns if _asks_for(turn[0].text, numbers)]
+        turns = [turn for turn in turns if _asks_with(numbers, turn[0].text)]
     if not turns:
         return NOT_SEEN
-    calls = ", then ".join(map(_describe, _calls(turns[-1])))
-    return f"I called {calls}." if calls else NO_CALL
+    descriptions = []
+    for call in _calls(turns[-1]):
+        items = call.arguments.items()
+        arguments = ", ".join(f"{name}={_as_number(value)}" for name, value in items)
+        result = _as_number(call.result)
+        descriptions.append(f"{call.name} with {arguments} and got {result}")
+    if not descriptions:
+        return NO_CALL
+    return f"I called {', then '.join(descriptions)}."
 
 
-def _describe(call: _Call) -> str:
-    arguments = ", ".join(
-        f"{name}={_format_number(value)}" for name, value in call.arguments.items()
-    )
-    return f"{call.name} with {arguments} and got {_format_number(call.result)}"
+def _turns(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+    turns: list[list[_Entry]] = []
+    for entry in entries:
+        if entry.role == "user":
+            turns.append([entry])
+        elif turns:
+            turns[-1].append(entry)
+    return turns
 
 
-def _asks_for(question: str, numbers: set[str]) -> bool:
-    return _HOW not in question.casefold() and numbers <= set(_NUMBER.findall(question))
+def _asks_with(numbers: set[str], question: str) -> bool:
+    if "how did you" in question.casefold():
+        return False
+    return numbers <= set(_NUMBER.findall(question))
 
 
 def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
-    """Tell the user's last statement about the topic of a question, else a fact; notes new statements."""
+    """Answer from the user's last statement, else from a fact; note new statements of the question."""
     text = "\n".join([*_texts_of("user", past), question])
     facts = _texts_of("fact", past)
     notes = []
     for topic in _TOPICS:
-        values = _values_of(topic, text, facts)
+        values = _values(topic, text, facts)
         if re.search(topic.question, question, re.IGNORECASE):
-            return f"{topic.echo.capitalize()} {values[0]}." if values else NOT_SEEN
-        if topic.fact == _ALLERGY and question.endswith("?"):
+            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
+        if topic.fact == "Is allergic to" and question.endswith("?"):
             for value in values:
                 if value.casefold().removesuffix("s") in question.casefold():
-                    return f"Take care: {topic.echo} {value}."
-        statements = _statements(topic, question)
-        notes += [f"{topic.echo} {statement.value}" for statement in statements]
-    if notes:
-        return f"Noted: {', '.join(notes)}."
-    return ABOUT
+                    return f"Take care: {topic.answer} {value}."
+        statements = _statements(topic, question, latest_only=topic.single)
+        notes += [f"{topic.answer} {statement.value}" for statement in statements]
+    return f"Noted: {', '.join(notes)}." if notes else ABOUT
 
 
-def _values_of(topic: _Topic, text: str, facts: Sequence[str]) -> list[str]:
-    """Return the values of the statements in a text, the last one first, then the values of the facts."""
-    values = [statement.value for statement in reversed(_statements(topic, text))]
-    matching_facts = [fact for fact in facts if fact.startswith(topic.fact)]
-    values += [fact.removeprefix(topic.fact).strip() for fact in matching_facts]
+def _values(topic: _Topic, text: str, facts: Iterable[str]) -> list[str]:
+    """Return the values of a topic: from the text, the last statement first, and then from the facts."""
+    statements = _statements(topic, text, latest_only=False)
+    values = [statement.value for statement in reversed(statements)]
+    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
+    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
     return values
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
-    """A LlamaIndex model for trials: no network, no key, no state between calls.
+    """A LlamaIndex model for a first try, without a network, a key or a state between calls.
 
     It answers by the rules of ``reply``, from the messages of the call. A stream has
     one part.
@@ -472,28 +478,25 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
         *_: object,
-        tool_required: bool = False,
-        **kwargs: Any,
+        **__: object,
     ) -> dict[str, Any]:
-        messages = list(kwargs.get("chat_history") or [])
-        user_msg = kwargs.get("user_msg")
+        messages = list(chat_history or [])
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
         if user_msg:
             messages.append(user_msg)
-        return {
-            "messages": messages,
-            "tools": [tool.metadata.get_name() for tool in tools],
-        }
+        names = [tool.metadata.get_name() for tool in tools]
+        return {"messages": messages, "tools": names}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, *_: object, **__: object
     ) -> list[ToolSelection]:
-        selections = []
+        calls = []
         for block in response.message.blocks:
             if isinstance(block, ToolCallBlock):
-                fields = block.model_dump()
-                fields["tool_id"] = block.tool_call_id
-                selections.append(ToolSelection.model_validate(fields))
-        return selections
+                fields = {"tool_id": block.tool_call_id, **block.model_dump()}
+                calls.append(ToolSelection.model_validate(fields))
+        return calls

@@ -192,7 +192,7 @@ def test_what_a_model_says_does_not_command_the_terminal(chat: Chat) -> None:
     ("line", "says"),
     [
         ("/dance", "There is no /dance. /help lists the commands."),
-        ("/why", "Nothing was asked yet"),
+        ("/why", "There is no question yet"),
         ("/help", "/quit"),
         ("/facts", "No facts of s."),
     ],

@@ -25,7 +25,7 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.cli import plain
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
-from llama_index_memory_ext.cli.forget import find_pieces, search_file
+from llama_index_memory_ext.cli.forget import SearchResult, find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import SCHEMA_VERSION, Opening
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
@@ -242,7 +242,7 @@ def test_the_beginning_of_an_id_must_be_that_of_one_fact(cli: Here) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr
-        == "Error: 2 ids begin with 'same'. Give more of the one you mean.\n"
+        == "Error: 2 ids begin with 'same'. Pass more characters of the id.\n"
     )
     assert cli("facts", "retire", "same1", *ANN).returncode == 0
 
@@ -356,7 +356,7 @@ def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_sai
         assert shown.stdout.endswith("\nNothing was changed; --apply retires 1 fact.\n")
         assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)) == 3
         assert (
-            "Say --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
+            "Pass --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
         )
         result = json.loads(
             cli(
@@ -537,7 +537,7 @@ def test_what_others_have_said_too_stays_and_is_told(
     talk(database, "b", "bob", "The weather is fine today.")
     done = cli("forget", "--user", user, "--yes")
     assert done.returncode == 0, done.stderr
-    assert "kept there, in whole or in part: 2 texts." in done.stdout
+    assert "rows hold 2 texts too, in whole or in part" in done.stdout
     assert "none of 2 texts is left" in done.stdout
 
 
@@ -548,7 +548,7 @@ def test_one_session_is_deleted_and_what_is_known_stays(
     add(cli, "Has a cat called Semiramis")
     done = cli("forget", "--session", "a", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "`forget --user` deletes that too" in done.stderr
+    assert "`forget --user` deletes them too" in done.stderr
     assert cli("sessions", "list").stdout == "No sessions.\n"
     assert "Semiramis" in cli("facts", "list", *ANN).stdout
 
@@ -651,20 +651,12 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
             "INSERT INTO rows VALUES ('bob', ?)", [json.dumps({"t": texts[2]})]
         )
         connection.commit()
-        assert search_file(file, texts, {"ann"}) == {
-            "searched": 3,
-            "left": 2,
-            "elsewhere": 1,
-        }
+        assert search_file(file, texts, {"ann"}) == SearchResult(3, 2, 1)
         connection.execute("DELETE FROM rows WHERE owner = 'ann'")
         connection.commit()
-        assert search_file(file, texts, {"ann"})["left"] == 2
+        assert search_file(file, texts, {"ann"}).remaining == 2
         connection.execute("VACUUM")
-        assert search_file(file, [*texts, "short"], {"ann"}) == {
-            "searched": 3,
-            "left": 0,
-            "elsewhere": 1,
-        }
+        assert search_file(file, [*texts, "short"], {"ann"}) == SearchResult(3, 0, 1)
 
 
 @given(st.integers(0, 99), st.binary(min_size=8, max_size=48))
@@ -799,7 +791,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        ((), 2, "Show a conversation, and what the model is shown in each turn."),
+        ((), 2, "Show the database in a browser"),
         (("facts",), 2, "List the current facts, the newest first."),
         (("dance",), 2, "No such command 'dance'"),
         (("chat", "--timeout", "-1"), 2, "Invalid value for '--timeout'"),
@@ -817,8 +809,8 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             "in memory is gone when the command ends",
         ),
         (("chat", "--session", ""), 2, "must not be empty"),
-        (("mcp",), 2, "say whose facts"),
-        (("facts", "list"), 2, "say whose facts"),
+        (("mcp",), 2, "pass --user ID"),
+        (("facts", "list"), 2, "pass --user ID"),
         (
             ("facts", "list", "--user", " ann"),
             2,
@@ -832,11 +824,11 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             1,
             "'postgresql+asyncpg://user@host/database'",
         ),
-        (("facts", "forget", *ANN), 2, "name the facts, or say --all"),
+        (("facts", "forget", *ANN), 2, "pass the ids of facts, or --all"),
         (
             ("forget", *ANN),
             2,
-            "nobody can be asked here, so nothing was done. Say --yes",
+            "No terminal to confirm on; nothing was changed. Pass --yes",
         ),
         (("--table", "", "sessions", "list"), 2, "must not be empty"),
         (("facts", "add", " ", *ANN), 1, "Error: content: a fact needs words"),
@@ -846,11 +838,11 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             "Expected one of the categories",
         ),
         (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
-        (("export",), 2, "say either --user ID or --session ID"),
+        (("export",), 2, "pass either --user ID or --session ID"),
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
-        (("import", "-"), 2, "say --session ID for messages"),
+        (("import", "-"), 2, "pass --session ID to import messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (
             ("sessions", "list", "--db", "oracle://a:secret@b/c"),
@@ -876,7 +868,7 @@ def test_mistakes_get_a_clear_sentence(
 def test_with_json_wrong_usage_is_json_too(cli: Here) -> None:
     done = cli("facts", "list", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "say whose facts" in json.loads(done.stderr.splitlines()[-1])["error"]
+    assert "pass --user ID" in json.loads(done.stderr.splitlines()[-1])["error"]
 
 
 def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
@@ -1095,7 +1087,7 @@ def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) 
         [],
     ]
     done = cli("facts", "edit", tea, *ANN)
-    assert (done.returncode, "say what is to be changed" in done.stderr) == (2, True)
+    assert (done.returncode, "pass a change" in done.stderr) == (2, True)
     assert (
         "There is no fact"
         in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr

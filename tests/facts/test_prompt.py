@@ -57,13 +57,13 @@ KNOWN = [Fact(content="Works on FastAPI services"), Fact(content="Lives in Berli
 PROMPT = extraction_prompt(LINES, KNOWN, today=TODAY)
 ARGUMENTS: dict[str, Any] = {
     "new_facts": [
-        dict(
-            label="n1",
-            content="Prefers pytest",
-            category="preference",
-            confidence=0.9,
-            quote="I prefer pytest",
-        )
+        {
+            "label": "n1",
+            "content": "Prefers pytest",
+            "category": "preference",
+            "confidence": 0.9,
+            "quote": "I prefer pytest",
+        }
     ],
     "confirmed": [1],
     "retired": [],

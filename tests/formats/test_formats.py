@@ -473,7 +473,7 @@ def test_what_cannot_go_out_is_refused() -> None:
         LayoutError, match="one of llama_index, openai; saw 'anthropic'"
     ):
         messages_to_json([], layout="anthropic")  # type: ignore[arg-type]
-    with pytest.raises(MessageError, match="something that JSON cannot"):
+    with pytest.raises(MessageError, match="another value"):
         messages_to_json(
             [ChatMessage(role="user", content="x", additional_kwargs={"a": object()})]
         )
@@ -595,18 +595,18 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
         (part("image_url", {}), "'image_url' of 'content'[0] to have a text as 'url'"),
         (
             part("image_url", "the secret word"),
-            "LlamaIndex's ImageBlock; what is wrong is url (url_parsing)",
+            "LlamaIndex's ImageBlock; saw wrong values in url (url_parsing)",
         ),
         (part("image_url", "data:image/png;base64,secret!"), "saw 7 other characters"),
         (
             part(
                 "image_url", {"url": "https://a.b", "detail": {"a": "the secret word"}}
             ),
-            "is detail (string_type)",
+            "in detail (string_type)",
         ),
         (
             part("image_url", {"url": f"data:image/png;base64,{PNG}", "detail": {}}),
-            "is detail (string_type)",
+            "in detail (string_type)",
         ),
         (part("input_audio", {"data": "UklGRg=="}), "to have a text as 'format'"),
         (

@@ -33,7 +33,7 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(
             assert "server" not in page.headers
             assert (
                 client.get(
-                    "really", params={"deed": "forget-user", "user": "mia"}
+                    "really", params={"action": "forget-user", "user": "mia"}
                 ).status_code
                 == 404
             )
@@ -87,7 +87,7 @@ def test_wrong_options_are_told_with_what_to_do(
     command: Here, filled: Path, tmp_path: Path
 ) -> None:
     wrong: dict[tuple[str, ...], str] = {
-        ("--html", "x.html"): "belong together",
+        ("--html", "x.html"): "pass both --html FILE and --session ID",
         (
             "--html",
             str(tmp_path / "no" / "x.html"),

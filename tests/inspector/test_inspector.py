@@ -20,7 +20,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.views import show
+from llama_index_memory_ext.inspector.preview import preview_prompt
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, user
@@ -158,7 +158,7 @@ async def test_looking_at_every_page_changes_no_byte(
     client = await inspect(filled, writes=writes)
     pages = await crawl(client)
     await client.get("session", params={"id": SESSION, "q": "What do I eat?"})
-    await client.get("do", params={"deed": "forget-user", "user": "mia", "thing": ""})
+    await client.get("do", params={"action": "forget-user", "user": "mia", "item": ""})
     kinds = set(map(kind_of, pages))
     assert kinds >= {"sessions", "users", "session", "messages", "facts", "fact"}
     assert ("really" in kinds) is writes
@@ -170,10 +170,11 @@ async def rows_of(uri: str) -> dict[str, list[str]]:
     tables = await ask(
         uri, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     )
-    return {
-        name: await ask(uri, f"SELECT t::text FROM {name} t ORDER BY 1")
-        for name in tables
-    }
+    rows = {}
+    for name in tables:
+        query = f"SELECT t::text FROM {name} t ORDER BY 1"  # noqa: S608 - a name from the database itself
+        rows[name] = await ask(uri, query)
+    return rows
 
 
 async def test_on_a_server_nothing_can_be_written_either(
@@ -230,7 +231,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with read_only(store) as reader:
-        seen = await show(reader, SESSION, "mia", "What do I eat?", limits)
+        seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(
         SESSION, user_id="mia", chat_store=store, **options
@@ -238,16 +239,16 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
     sent = await memory.aget()
-    parts = [part for run in seen["runs"] for part in run]
+    parts = [part for run in seen.runs for part in run]
     assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
     assert (
-        [run[0].kind for run in seen["runs"]]
-        == list(seen["tokens"])
+        [run[0].kind for run in seen.runs]
+        == list(seen.tokens)
         == ["record", "facts", "question"]
     )
-    shown = {one.fact.content for one in seen["explanation"].facts if one.injected}
+    shown = {one.fact.content for one in seen.explanation.facts if one.injected}
     assert "Eats vegetarian food" in shown
     assert all(
         content in "".join(part.text for part in parts if part.kind == "facts")
@@ -269,7 +270,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
         (await client.get("session", params={"id": SESSION, "q": question})).text
         for question in ("Why?", "")
     ]
-    unread = ("46", "messages, which nobody has read for facts")
+    unread = ("46", "messages, which no reader has read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
     kinds = {"the conversation", "facts", "question"}
@@ -387,10 +388,10 @@ async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(
 
 
 async def act(
-    client: Inspected, text: str | None = None, **deed: str
+    client: Inspected, text: str | None = None, **action: str
 ) -> httpx.Response:
-    """Ask for a deed, and answer "really?" with yes, and with a text where one is asked for."""
-    asked = await client.get("really", params=deed)
+    """Ask for an action, and answer "really?" with yes, and with a text where one is asked for."""
+    asked = await client.get("really", params=action)
     assert "Really" in asked.text
     form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text))
     assert ("<textarea" in asked.text) == (text is not None)
@@ -410,14 +411,14 @@ async def test_facts_are_retired_restored_and_forgotten(
         for one in (await reader.facts.read("mia")).facts
         if "museums" in one.content
     )
-    for deed, state in (("retire", "retired"), ("restore", "holds")):
-        done = await act(client, deed=deed, user="mia", thing=fact.id)
+    for action, state in (("retire", "retired"), ("restore", "holds")):
+        done = await act(client, action=action, user="mia", item=fact.id)
         assert done.status_code == 303
         assert (
             f">{state}</span>"
             in (await client.get(done.headers["location"].split("/", 2)[2])).text
         )
-    await act(client, deed="forget-fact", user="mia", thing=fact.id)
+    await act(client, action="forget-fact", user="mia", item=fact.id)
     assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
 
@@ -437,7 +438,7 @@ async def test_what_need_not_be_kept_is_shown_before_and_after_and_retired_one_b
     assert page.count(">after<") == 1
     assert "Owns a cat named Tom" in page.split(">after<")[1]
     assert "Has a dog" not in page
-    await act(client, deed="tidy", user="zoe", thing="cat")
+    await act(client, action="tidy", user="zoe", item="cat")
     (cat,) = [
         one
         for one in (await client.inspector.reader.facts.read("zoe")).facts
@@ -456,7 +457,7 @@ async def test_facts_are_added_edited_and_pinned(
     for _ in range(2):
         # What is known is not stored twice.
         assert (
-            await act(client, deed="add", user="mia", text="Plays <b>chess</b>")
+            await act(client, action="add", user="mia", text="Plays <b>chess</b>")
         ).status_code == 303
     (fact,) = [
         one
@@ -470,7 +471,7 @@ async def test_facts_are_added_edited_and_pinned(
     await client.inspector.writer.facts.write(
         "mia", [Fact(content="Plays poker", pending=True)]
     )
-    await act(client, deed="add", user="mia", text="plays poker.")
+    await act(client, action="add", user="mia", text="plays poker.")
     assert (
         sum(
             "poker" in one.content
@@ -478,16 +479,16 @@ async def test_facts_are_added_edited_and_pinned(
         )
         == 1
     )
-    for deed, text, found in (
+    for action, text, found in (
         ("edit", "Plays go", "Plays go"),
         ("pin", None, ">pinned<"),
         ("unpin", None, "Pin …"),
     ):
-        done = await act(client, text, deed=deed, user="mia", thing=fact.id)
+        done = await act(client, text, action=action, user="mia", item=fact.id)
         assert (
             found in (await client.get(done.headers["location"].split("/", 2)[2])).text
         )
-    refused = await act(client, deed="edit", user="mia", thing=fact.id, text=" ")
+    refused = await act(client, action="edit", user="mia", item=fact.id, text=" ")
     assert refused.status_code == 400
     assert "content" in refused.text
 
@@ -564,7 +565,7 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
         await client.get("facts", params={"user": "mia", "q": "museums"})
     ).text
     assert "of cook</span>" in listed_all
-    done = await act(client, deed="retire", user="mia", thing="other")
+    done = await act(client, action="retire", user="mia", item="other")
     timeline = (await client.get(done.headers["location"].split("/", 2)[2])).text.split(
         "Timeline"
     )[1]
@@ -591,7 +592,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True)
-    for name, deed, state in (
+    for name, action, state in (
         ("tea", "approve", "holds"),
         ("milk", "reject", "retired"),
     ):
@@ -602,7 +603,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
             text in page
             for text in (">pending</span>", "Approve …", "Reject …", "drink")
         )
-        done = await act(client, deed=deed, user="mia", thing=name)
+        done = await act(client, action=action, user="mia", item=name)
         assert (
             f">{state}</span>"
             in (await client.get(done.headers["location"].split("/", 2)[2])).text
@@ -613,17 +614,17 @@ async def test_sessions_and_users_are_forgotten_with_their_words(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True)
-    await act(client, deed="forget-session", thing="support/003")
+    await act(client, action="forget-session", item="support/003")
     left = {info.session_id: info for info in await client.inspector.reader.sessions()}
     assert "support/003" not in left
     assert left["support/012"].user_ids == ("user 3",)
-    assert (await act(client, deed="forget-user", user="mia")).status_code == 303
+    assert (await act(client, action="forget-user", user="mia")).status_code == 303
     assert SESSION not in {
         info.session_id for info in await client.inspector.reader.sessions()
     }
     assert b"vegetarisch" not in bytes_of(filled)
     assert (
-        await client.get("really", params={"deed": "forget-user", "user": "mia"})
+        await client.get("really", params={"action": "forget-user", "user": "mia"})
     ).status_code == 404
 
 
@@ -652,7 +653,7 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
         assert "Likes tea" in shown
         assert "Likes milk" not in shown
     assert "Likes tea" in (await client.get("session", params={"id": "bob"})).text
-    await act(client, deed="forget-user", user="bob", thing="")
+    await act(client, action="forget-user", user="bob", item="")
     assert {"bob", "bobs"} & {info.session_id for info in await store.sessions()} == {
         "bob"
     }
@@ -660,11 +661,11 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
         "It belongs to no user"
         in (
             await client.get(
-                "really", params={"deed": "forget-session", "user": "", "thing": "bob"}
+                "really", params={"action": "forget-session", "user": "", "item": "bob"}
             )
         ).text
     )
-    await act(client, deed="forget-session", thing="bob")
+    await act(client, action="forget-session", item="bob")
     assert "bob" not in {info.session_id for info in await store.sessions()}
     assert not [name for name in await store.users.facts_of_each() if "bob" in name]
 
@@ -674,17 +675,17 @@ async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(
 ) -> None:
     client = await inspect(filled, writes=True)
     access, before = client.inspector.access, bytes_of(filled)
-    deed = {"deed": "forget-user", "user": "mia", "thing": ""}
+    action = {"action": "forget-user", "user": "mia", "item": ""}
     proofs = [
         "",
         "x",
-        Access(writes=True).proof(*deed.values()),
+        Access(writes=True).proof(*action.values()),
         access.proof("forget-user", "user 1", ""),
     ]
     answers = [
-        await client.post("do", data={**deed, "proof": proof}) for proof in proofs
+        await client.post("do", data={**action, "proof": proof}) for proof in proofs
     ]
-    proven = {**deed, "proof": access.proof(*deed.values())}
+    proven = {**action, "proof": access.proof(*action.values())}
     answers.append(
         await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"})
     )
@@ -692,7 +693,8 @@ async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(
     reading = await inspect(filled)
     answers.append(
         await reading.post(
-            "do", data={**deed, "proof": reading.inspector.access.proof(*deed.values())}
+            "do",
+            data={**action, "proof": reading.inspector.access.proof(*action.values())},
         )
     )
     assert [answer.status_code for answer in answers] == [403] * 7
@@ -709,7 +711,7 @@ async def test_an_error_is_told_without_the_words_of_anybody(
         answer = await client.get("session", params={"id": "my secret\x00name"})
     assert answer.status_code == 500
     assert "secret" not in answer.text + caplog.text
-    assert "A page was not made" in caplog.text
+    assert "A page of the inspector failed" in caplog.text
 
 
 async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(
@@ -727,12 +729,10 @@ async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(
             "Drives a red car",
         ):
             await memory.facts.aadd(text)
-        by_words, by_meaning = [
-            (await show(memory.sql_store, "s", "ann", "Which surgery?", options))[
-                "explanation"
-            ]
-            .facts[0]
-            .similarity
-            for options in ({}, {"embed_model": "local"})
-        ]
-        assert (by_words, by_meaning) == (0, 1)
+        similarities = []
+        for options in ({}, {"embed_model": "local"}):
+            preview = await preview_prompt(
+                memory.sql_store, "s", "ann", "Which surgery?", options
+            )
+            similarities.append(preview.explanation.facts[0].similarity)
+        assert similarities == [0, 1]

@@ -473,7 +473,10 @@ async def test_a_summary_may_shrink_to_a_limit_that_was_lowered(
     start_model: StartModel, limit: int
 ) -> None:
     """Else none would be taken any more."""
-    answer = "The user is Logan, a baker from Porto, who opens a second shop in May; he has asked for the weather there."
+    answer = (
+        "The user is Logan, a baker from Porto, who opens a second shop in May; "
+        "he has asked for the weather there."
+    )
     text, _ = await ask(start_model, say(answer), LONG * 3, token_limit=limit)
     assert text == answer
 

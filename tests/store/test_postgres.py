@@ -35,9 +35,10 @@ SUMMING_UP: dict[str, Any] = {"max_messages": 6, "keep_messages": 2, "summarize"
 
 async def end_connections(uri: str) -> None:
     """As a restart of the server does."""
-    others = "WHERE pid <> pg_backend_pid() AND datname = current_database()"
     await ask(
-        uri, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {others}"
+        uri,
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND datname = current_database()",
     )
 
 

@@ -11,7 +11,7 @@ from llama_index.core.llms import ChatMessage
 from sqlalchemy import Connection, update
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
-from llama_index_memory_ext.cli.forget import search_file
+from llama_index_memory_ext.cli.forget import SearchResult, search_file
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.facts.learning import contents, learner, likes, talk
@@ -291,13 +291,9 @@ async def test_no_byte_of_it_is_left_in_the_file(
         text for word in words[:2] for text in (f"I like {word}.", f"I like {word}")
     }
     before = search_file(file, texts, ())
-    assert before["left"] + before["elsewhere"] == len(texts)
+    assert before.remaining + before.elsewhere == len(texts)
     await store.aretain(messages=2)
-    assert search_file(file, texts, ()) == {
-        "searched": len(texts),
-        "left": 0,
-        "elsewhere": 0,
-    }
-    assert search_file(file, {"I like obelisks."}, ())["elsewhere"] == 1
+    assert search_file(file, texts, ()) == SearchResult(len(texts), 0, 0)
+    assert search_file(file, {"I like obelisks."}, ()).elsewhere == 1
     assert len(await memory.facts.alist()) == 3
     await memory.facts_block.aclose()
