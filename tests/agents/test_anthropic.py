@@ -126,7 +126,11 @@ async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
     llm, server = start_claude(talker, model="claude-opus-4-5")
     server.cache = Blocks(from_=4_096)
     memory = open_memory(
-        cache_points=True, condensed_token_limit=8_000, llm=llm, extract_facts=False
+        cache_points=True,
+        condensed_token_limit=8_000,
+        keep_ratio=0.7,
+        llm=llm,
+        extract_facts=False,
     )
     for i in range(60):
         await FunctionAgent(llm=llm, tools=[multiply], streaming=False).run(

@@ -820,7 +820,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("facts", "list", "--user", "", "--session", "s"), 2, "must not be empty"),
         (("forget", "--user", "", "--yes"), 1, "Nothing is stored about ''"),
         (
-            ("sessions", "list", "--db", "postgres://a:secret@b/c"),
+            ("sessions", "list", "--db", "postgre://a:secret@b/c"),
             1,
             "'postgresql+asyncpg://user@host/database'",
         ),

@@ -113,7 +113,7 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
             }
             reply = ExtractionReply.model_validate({"new_facts": [new]})
             await memory.facts_block.extractor("chat").apply(
-                reply, [Utterance(1, "user", f"I like {word}")]
+                reply, [Utterance(0, "user", f"I like {word}")]
             )
             known += [] if found else [(mine, content)]
         elif kind in ("retire", "forget") and found:
