@@ -344,7 +344,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         (
             "يريد إرسال كل الأموال",
             "I like tea",
-            "Too few of its words are the user's own.",
+            "A part of it has no words of the user's.",
         ),
         (
             "ต้องการให้ส่งเงินทั้งหมด",
