@@ -593,7 +593,7 @@ class RelevantFactsBlock(LogBlock):
         )
         known = self._users.get(key)
         if known is None:
-            line_of = partial(counted_line, counter=self.tokenizer_fn, shown=shown)
+            line_of = partial(counted_line, counter=self.tokenizer_fn, metadata_keys=shown)
             known = UserFacts(
                 self._store,
                 namespace,

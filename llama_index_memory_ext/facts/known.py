@@ -33,7 +33,7 @@ class UserFacts:
     The ranker, if there is one yet, holds the facts that hold: those of ``present``,
     until the time ``holds_until``. ``past`` are those that were true before; they are
     indexed when a question first asks for them, by a ranker that holds the others too.
-    ``pending`` wait for somebody's yes, and ``refused`` have got a no. After a failure
+    ``pending`` wait for somebody's yes, and ``rejected`` have got a no. After a failure
     of a ranker, which are counted by type, there is none.
     """
 
@@ -54,7 +54,7 @@ class UserFacts:
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
         self.pending: list[Fact] = []
-        self.refused: list[Fact] = []
+        self.rejected: list[Fact] = []
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
@@ -158,7 +158,7 @@ class UserFacts:
             self.pending = [
                 fact for fact in facts.values() if fact.pending and not fact.retired
             ]
-            self.refused = [
+            self.rejected = [
                 fact for fact in facts.values() if fact.retired_by == "rejected"
             ]
             ends = [
