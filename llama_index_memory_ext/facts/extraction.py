@@ -711,7 +711,8 @@ class Extractor:
     def _rejected_text(self) -> str:
         """Return the facts that a person has rejected, newest first, for the prompt; "" for none."""
         texts = []
-        for fact in self.user_facts.rejected[: -_MOST_REJECTED - 1 : -1]:
+        newest_first = self.user_facts.rejected[::-1]
+        for fact in newest_first[:_MOST_REJECTED]:
             text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
             texts.append(f"- {asking.on_one_line(text)}\n")
         places = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)

@@ -120,7 +120,7 @@ async def test_what_names_nothing_is_refused(
 async def test_facts_of_an_agent_that_is_not_seen_are_not_asked_for(
     store: MemoryStore, book: FactBook
 ) -> None:
-    with pytest.raises(FactError, match="saw a fact of agent 'a'"):
+    with pytest.raises(FactError, match="got a fact of agent 'a'"):
         await FactBook(store, "ann").alist(agent_id="a")
 
 

@@ -380,12 +380,13 @@ async def test_what_is_no_fact_and_what_is_no_id_is_refused(
     anything: Any
     for anything in (None, 7, ["Likes tea"], {"content": "Likes tea"}):
         with pytest.raises(
-            FactError, match="Expected a Fact, or what it says as a text; this is a "
+            FactError, match="Expected a Fact, or its content as a str; got "
         ):
             await book.aadd(anything)
     for anything in ([fact.id], None):
         with pytest.raises(
-            FactError, match=r"Expected ids of facts as single texts, aforget\(\*ids\)"
+            FactError,
+            match=r"Expected ids of facts as separate str arguments, aforget\(\*ids\)",
         ):
             await book.aforget(anything)
     with pytest.raises(FactError, match="content: a fact needs words"):
