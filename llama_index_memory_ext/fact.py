@@ -212,7 +212,7 @@ class Fact(BaseModel):
     )
     said_as: SaidAs | None = Field(
         default=None,
-        description="stated, confirmed (a yes to the assistant), planned or past; None: unknown, as for a fact added by hand.",
+        description="stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand.",
     )
     about: About | None = Field(
         default=None,

@@ -242,13 +242,6 @@ class Batch(NamedTuple):
     spent: list[Usage]
 
 
-class Report(NamedTuple):
-    """The model's reply, and the ``related`` facts that it names by their places."""
-
-    reply: ExtractionReply
-    related: Sequence[Fact]
-
-
 class Applied(NamedTuple):
     """A validated reply of a tool, and all facts that it has changed."""
 
@@ -268,6 +261,7 @@ class Extracted(NamedTuple):
 
     ``reply``: the validated reply.
     ``seconds``: the time that the model took; None if no model was asked.
+    ``usage``: the calls of the model and their tokens.
     ``messages``: how many messages were read.
 
     All fields but ``seconds`` are empty if another process was faster.
@@ -276,6 +270,7 @@ class Extracted(NamedTuple):
     changed: Sequence[Fact] = ()
     reply: ValidatedReply = ValidatedReply()
     seconds: float | None = None
+    usage: Usage = Usage()
     messages: int = 0
 
 
@@ -436,13 +431,21 @@ class Extractor:
         room = self._room(progress.halved) if rows else Room()
         lines = await self._lines_of(rows, room)
         end = _end_of_turns(rows, lines, answered=answered)
+        starts = [line.is_users for line in lines[:end]]
         if len(rows) < _BATCH_ROWS:
-            turns = sum(line.is_users for line in lines[:end])
-            if not turns:
+            if not any(starts):
                 self.user_facts.store.jobs.unread.discard(self.session_id)
-            if not end or turns < least_turns:
+            if not end or sum(starts) < least_turns:
                 return None
-        end = await self._end_of_batch(rows[:end], lines[:end], room, progress)
+        texts = [line.text for line in lines[:end]]
+        count = self.block.tokenizer_fn.count
+        end = asking.batch_end(
+            starts,
+            await asyncio.to_thread(lambda: list(map(count, texts))),
+            [row.said_at and row.said_at.date() for row in rows[:end]],
+            token_limit=room.batch,
+            most_turns=progress.most_turns,
+        )
         return await self._batch(replace(unread, rows=rows[:end]), lines[:end], room)
 
     async def _registered_rows(self) -> LogPage:
@@ -466,25 +469,6 @@ class Extractor:
                 readers=[self.reader],
                 epoch=unread.epoch,
             )
-
-    async def _end_of_batch(
-        self,
-        rows: Sequence[LogRow],
-        lines: Sequence[Utterance],
-        room: Room,
-        progress: Progress,
-    ) -> int:
-        """Return how many of the rows one request may have."""
-        count = self.block.tokenizer_fn.count
-        texts = [line.text for line in lines]
-        tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
-        return asking.batch_end(
-            [line.is_users for line in lines],
-            tokens,
-            [row.said_at and row.said_at.date() for row in rows],
-            token_limit=room.batch,
-            most_turns=progress.most_turns,
-        )
 
     async def _lines_of(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
         """Return the text and the speaker of each row; a text is clipped to half a batch.
@@ -555,14 +539,15 @@ class Extractor:
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
             for line in _with_text(await self._lines_of(page.rows, Room()))
         ]
-        # Rows before the first question belong to a turn of an earlier batch.
+        # No time is after now: a clock may have been ahead. Rows before the first
+        # question belong to a turn of an earlier batch.
         turns = int(not lines[0].is_users)
         asked_at = now
         for row, line in zip(rows, lines, strict=True):
             if line.is_users:
                 turns += 1
-                asked_at = _not_after(now, row.said_at)
-        ended_at = _not_after(now, rows[-1].said_at)
+                asked_at = min(row.said_at or now, now)
+        ended_at = min(rows[-1].said_at or now, now)
         return Batch(
             unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
         )
@@ -586,7 +571,7 @@ class Extractor:
             rows = batch.unread.rows
             progress = progress.noting(
                 utc_now().date(),
-                sum(batch.spent, Usage()),
+                learned.usage,
                 [rejection.reason for rejection in learned.reply.rejected],
                 rows[0].id,
                 rows[-1].id,
@@ -603,7 +588,7 @@ class Extractor:
         )
         if is_stored:
             learned = learned._replace(messages=len(batch.unread.rows))
-            await self._send_event(learned, before, batch.spent)
+            await self._send_event(learned, before)
         if learned.changed:
             await self.user_facts.refresh(is_read=is_stored and is_heard())
         if is_stored:
@@ -613,27 +598,28 @@ class Extractor:
     async def _extracted(self, batch: Batch) -> Extracted:
         """Return the facts that a batch changes, checked and not yet stored."""
         started = perf_counter()
-        report = await self._report(batch)
+        related = await self._related_facts(batch)
+        reply = await self._report(batch, related)
         valid = await self._validated(
-            report.reply,
-            batch.lines,
-            report.related,
-            batch.asked_at,
-            context=batch.before,
+            reply, batch.lines, related, batch.asked_at, context=batch.before
         )
         if self.verify and valid.claims:
-            valid = await self._verified(valid, batch, _quotes_of_retired(report))
+            quotes = {}
+            for entry in reply.retired:
+                if 1 <= entry.number <= len(related):
+                    quotes[related[entry.number - 1].id] = entry.quote
+            valid = await self._verified(valid, batch, quotes)
         valid = self._with_agent(valid)
         if self.review:
             valid = _pending_reply(valid, self.user_facts)
         self.rejections.update(valid.rejections)
         changed = self._changed_facts(valid)
-        return Extracted(changed, valid, perf_counter() - started)
+        usage = sum(batch.spent, Usage())
+        return Extracted(changed, valid, perf_counter() - started, usage)
 
-    async def _report(self, batch: Batch) -> Report:
-        """Return the model's reply about a batch, and the facts that it was asked about."""
+    async def _report(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
+        """Return the model's reply about a batch, and about the facts that it may change."""
         counter = self.block.tokenizer_fn
-        related = await self._related_facts(batch)
         # A longer context would be learned twice, and a model may have refused to read
         # it.
         before = []
@@ -657,7 +643,7 @@ class Extractor:
             raise TruncatedReplyError(
                 "Expected a whole answer; it was cut off. Each half of the turns is read alone next."
             )
-        return Report(reply, related)
+        return reply
 
     async def _related_facts(self, batch: Batch) -> Sequence[Fact]:
         """Return the facts that the batch may change, within the limit of a request.
@@ -885,15 +871,9 @@ class Extractor:
             )
         return is_stored and action != "stop" and (self.at_once or action != "pause")
 
-    async def _send_event(
-        self,
-        learned: Extracted,
-        before: Mapping[str, Fact],
-        spent: Sequence[Usage] = (),
-    ) -> None:
+    async def _send_event(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
         if not is_heard():
             return
-        usage = sum(spent, Usage())
         stored_facts = (await self.user_facts.read()).facts
         new = []
         confirmed = []
@@ -924,8 +904,8 @@ class Extractor:
                 pending=pending,
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
+                prompt_tokens=learned.usage.prompt_tokens,
+                completion_tokens=learned.usage.completion_tokens,
             )
         )
 
@@ -948,20 +928,6 @@ def _end_of_turns(
 
 def _with_text(lines: Iterable[Utterance]) -> list[Utterance]:
     return [line for line in lines if line.text]
-
-
-def _not_after(now: datetime, said_at: datetime | None) -> datetime:
-    """Return the time of a row, or now: a clock may have been ahead."""
-    return min(said_at or now, now)
-
-
-def _quotes_of_retired(report: Report) -> dict[str, str]:
-    """Return the quote by which each related fact is retired, by the fact's id."""
-    quotes = {}
-    for entry in report.reply.retired:
-        if 1 <= entry.number <= len(report.related):
-            quotes[report.related[entry.number - 1].id] = entry.quote
-    return quotes
 
 
 def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedReply:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import thread_lock
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterable,
-        Iterator,
-        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
@@ -146,28 +143,27 @@ class UserFacts:
         """
         with self._guard:
             now = utc_now()
-            before: dict[str, Fact] = {}
-            lines: Mapping[str, CountedText] = {}
-            if changes.fresh:
-                before = self.facts
-                lines = self.present.lines
             changed = {fact.id: fact for fact in changes.facts}
-            facts = {**before, **changed}
+            facts = changed
+            if changes.fresh:
+                facts = {**self.facts, **changed}
             active = tuple(
                 fact for fact in facts.values() if fact.state(now) == "present"
             )
             past = tuple(past_facts(facts, now))
             self._follow_rankers(active, past, changed)
+            lines = {}
+            for fact in active:
+                line = None
+                if changes.fresh and fact.id not in changed:
+                    line = self.present.lines.get(fact.id)
+                lines[fact.id] = line or self._line_of(fact)
             self.present = ShowableFacts(
-                active,
-                self._ranker,
-                lines=self._lines_of(active, lines, changed),
-                sparing=self._sparing,
+                active, self._ranker, lines=lines, sparing=self._sparing
             )
             self.facts = facts
             self.past = past
-            ends = chain.from_iterable(map(_ends_of, facts.values()))
-            self._holds_until = min((end for end in ends if end > now), default=None)
+            self._holds_until = _next_end(facts.values(), now)
 
     def _follow_rankers(
         self,
@@ -183,21 +179,6 @@ class UserFacts:
                 held = (*self.active, *self.past)
                 _follow(self._past_ranker, held, (*active, *past), changed)
 
-    def _lines_of(
-        self,
-        facts: Iterable[Fact],
-        lines: Mapping[str, CountedText],
-        changed: Collection[str],
-    ) -> dict[str, CountedText]:
-        """Return the line of each fact, from these lines for unchanged facts."""
-        new_lines = {}
-        for fact in facts:
-            if fact.id in lines and fact.id not in changed:
-                new_lines[fact.id] = lines[fact.id]
-            else:
-                new_lines[fact.id] = self._line_of(fact)
-        return new_lines
-
     def _in_period(self, period: Period) -> ShowableFacts:
         """Return the past facts of a period, and the facts that hold.
 
@@ -206,30 +187,24 @@ class UserFacts:
         """
         with self._guard:
             past = tuple(fact for fact in self.past if true_in(fact, period))
-            active = [
-                fact
-                for fact in self.active
-                if fact.pinned or (fact.valid_from or date.min) <= period.end
-            ]
+            active = [fact for fact in self.active if _may_hold_in(fact, period)]
             ranker = self._ranker
             if past:
-                self._index_past()
+                if self._past_ranker is None:
+                    with self._sparing():
+                        past_ranker = self._make_ranker()
+                        _follow(past_ranker, (), (*self.active, *self.past), ())
+                        self._past_ranker = past_ranker
                 ranker = self._past_ranker
+            lines = {fact.id: self._line_of(fact) for fact in past}
             return ShowableFacts(
                 (*active, *past),
                 ranker,
-                lines={**self.present.lines, **self._lines_of(past, {}, ())},
+                lines={**self.present.lines, **lines},
                 period=period,
                 past_ids={fact.id for fact in past},
                 sparing=self._sparing,
             )
-
-    def _index_past(self) -> None:
-        if self._past_ranker is None:
-            with self._sparing():
-                ranker = self._make_ranker()
-                _follow(ranker, (), (*self.active, *self.past), ())
-                self._past_ranker = ranker
 
     def _sparing(self) -> AbstractContextManager[None]:
         """Return a context in which rankers may fail. Until they are made anew, confidence decides."""
@@ -242,14 +217,20 @@ class UserFacts:
         return sparing(self._failures, "Facts were not ranked", drop)
 
 
-def _ends_of(fact: Fact) -> Iterator[datetime]:
-    """Yield the known times at which a fact expires or stops being true."""
-    if fact.expires_at:
-        yield fact.expires_at
-    if fact.valid_until and fact.valid_until < date.max and not fact.retired:
-        yield datetime.combine(
-            fact.valid_until + timedelta(days=1), time(), timezone.utc
-        )
+def _may_hold_in(fact: Fact, period: Period) -> bool:
+    return fact.pinned or (fact.valid_from or date.min) <= period.end
+
+
+def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
+    """Return the next known time at which a fact expires or stops being true."""
+    ends = []
+    for fact in facts:
+        if fact.expires_at:
+            ends.append(fact.expires_at)
+        if fact.valid_until and fact.valid_until < date.max and not fact.retired:
+            day_after = fact.valid_until + timedelta(days=1)
+            ends.append(datetime.combine(day_after, time(), timezone.utc))
+    return min((end for end in ends if end > now), default=None)
 
 
 def _follow(

@@ -286,7 +286,11 @@ class ShowableFacts:
         )
         self.newer = _newer_facts(self.facts)
         if period is None:
-            self.recencies = _recencies(self.newer)
+            # A fact that was stated or learned last is new: newer facts are counted
+            # by their times or by the order of learning, whichever gives fewer.
+            learned_later = np.arange(len(self.facts))[::-1]
+            fewer = np.minimum(self.newer, learned_later)
+            self.recencies = 0.5 ** (fewer / _HALF_LIFE)
         else:
             self.recencies = _numbers(
                 period.start <= fact.began <= period.end for fact in self.facts
@@ -406,17 +410,6 @@ def _newer_facts(facts: Sequence[Fact]) -> Numbers:
     newer = np.empty(len(facts))
     newer[np.argsort(seconds, kind="stable")[::-1]] = np.arange(len(facts))
     return newer
-
-
-def _recencies(newer: Numbers) -> Numbers:
-    """Return ``0.5 ** (newer facts / 40)`` for each fact.
-
-    A fact that was stated or learned last is new: newer facts are counted by their
-    times or by the order of learning, whichever gives fewer.
-    """
-    learned_later = np.arange(len(newer))[::-1]
-    recencies: Numbers = 0.5 ** (np.minimum(newer, learned_later) / _HALF_LIFE)
-    return recencies
 
 
 def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
@@ -850,16 +843,16 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
             why = "left out: too little in common"
         facts.append(
             ExplainedFact(
-                fact=fact,
-                similarity=entry.similarity,
-                confidence=entry.confidence,
-                score=entry.score,
-                matched=tuple(matches),
-                tokens=line.tokens,
-                injected=is_shown,
-                why=why,
-                recency=entry.recency,
-                words=_words_by_place(matches),
+                fact,
+                entry.similarity,
+                entry.confidence,
+                entry.score,
+                tuple(matches),
+                line.tokens,
+                is_shown,
+                why,
+                entry.recency,
+                _words_by_place(matches),
             )
         )
     return Explanation(tuple(facts), tokens, limit, ranking.weights)

@@ -420,7 +420,7 @@ async def test_a_fact_cannot_be_given_to_an_agent_whose_facts_one_does_not_see(
     fact = await on(store, **ONLY_A).facts.aadd("Likes tea")
     for agent, agent_id in ((BOTH_A, "b"), (ONLY_A, None), (SHARED, "a")):
         with pytest.raises(
-            FactError, match=r"Expected .*; saw .*\. Use a memory of that agent"
+            FactError, match=r"Expected .*; got .*\. Use a memory of that agent"
         ):
             await on(store, **agent).facts.aadd("Likes rain", agent_id=agent_id)
     with pytest.raises(FactError, match="got a fact of agent 'b'"):

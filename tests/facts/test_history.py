@@ -346,7 +346,7 @@ async def test_replacements_in_a_circle_have_a_history(open_block: OpenBlock) ->
         ({"ttl": 30}, "a timedelta, such as"),
         ({"ttl": timedelta.max}, "the year 9999"),
         ({"ttl": timedelta(1), "expires_at": NOW}, "either ttl or expires_at"),
-        ({"category": "opinion"}, "'allergy', 'diet'; saw 'opinion'"),
+        ({"category": "opinion"}, "'allergy', 'diet'; got 'opinion'"),
         (
             {"confidence": 7},
             "confidence must be less than or equal to 1; saw 7. It is: ",
