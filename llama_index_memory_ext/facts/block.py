@@ -155,7 +155,7 @@ class RelevantFactsBlock(LogBlock):
     )
     agent_id: str | None = Field(
         default=None,
-        description="The agent that may have facts of its own; None: none has.",
+        description="The agent that may have own facts; None: all facts are shared.",
     )
     scope: Scope | None = Field(
         default=None,
@@ -225,7 +225,7 @@ class RelevantFactsBlock(LogBlock):
     )
     review: Switch = Field(
         default=False,
-        description="Whether what is learned is pending until somebody approves it.",
+        description="Whether new facts are pending until a person approves them.",
     )
     show_metadata: tuple[str, ...] = Field(
         default=(), description="Keys of facts' metadata that the model is shown."
