@@ -1,4 +1,4 @@
-"""One fact about a user, and which of a user's facts an agent sees."""
+"""A fact about a user, and which of a user's facts an agent sees."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import unicodedata
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -27,16 +28,16 @@ from llama_index_memory_ext.text.messages import cleaned
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# What kinds of facts a model is asked for, unless the program names its own.
+# The kinds of facts that a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
 DEFAULT_CATEGORY = "knowledge"
 
 # The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
-# Their shares of a fact's score for a question.
+# The weights of similarity and confidence in a fact's score for a question.
 SIMILARITY_WEIGHT = 0.6
 CONFIDENCE_WEIGHT = 0.4
-# The weight of recency beside them for the question of a conversation; 0 leaves it out.
+# The weight of recency for the question of a conversation; 0: age does not matter.
 RECENCY_WEIGHT = 0.4
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
@@ -61,25 +62,26 @@ def _not_blank(value: str) -> str:
     return value
 
 
-# By what a fact was retired: it was true until then; it never was; the user wants it
-# forgotten; a person or a program has retired it; there were too many facts, or nobody
-# has approved it in time; a person has rejected it.
+# Why a fact is retired. "change": it was true until then. "correction": it never was
+# true. "request": the user wants it forgotten. "hand": a person or a program decided.
+# "limit": there were too many facts. "rejected": a person rejected it.
 RetiredBy: TypeAlias = Literal[
     "change", "correction", "request", "hand", "limit", "rejected"
 ]
-# How the user said it, by the model that extracted it. Facts of the last four are not
+# How the user said it, in the judgement of the model. Facts of the last four are not
 # stored.
 SaidAs: TypeAlias = Literal[
     "stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"
 ]
-# Whom a fact is about: the user, or somebody whom its content names.
+# The subject of a fact: the user, or another person whom its content names.
 About: TypeAlias = Literal["user", "other"]
-# What a fact is at a time: it holds; it was true before; it is not shown any more, but
-# kept; its time is up; it waits for somebody's yes.
+# The state of a fact at a time. "present": it holds. "past": it was true before.
+# "retired": it is kept, but not shown. "expired": after ``expires_at``. "pending": not
+# yet approved.
 FactState: TypeAlias = Literal["present", "past", "retired", "expired", "pending"]
 
 Text = Annotated[str, BeforeValidator(cleaned)]
-# What a model reads holds nothing that a person does not see.
+# A model reads no character that a person cannot see.
 Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
 Content = Annotated[
     str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)
@@ -92,22 +94,22 @@ Tag = Annotated[
 ]
 
 _METADATA_BYTES = 2_048
-# Facts that earlier versions have stored or exported may have these fields; a pending
-# fact has no deadline any more.
+# Facts of earlier versions may have these fields: a pending fact had a deadline.
 _REMOVED_FIELDS = frozenset({"review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
-    """Return metadata as a database gives them back; a ValueError for what is no JSON, or too long."""
+    """Return metadata as a database returns them; a ValueError if they are no JSON, or too long."""
     if not value:
         return value
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, RecursionError) as error:
         raise ValueError(
-            f"expected what can be written as JSON ({type(error).__name__})"
+            f"expected values that JSON can hold ({type(error).__name__})"
         ) from None
-    if (size := len(text.encode(errors="replace"))) > _METADATA_BYTES:
+    size = len(text.encode(errors="replace"))
+    if size > _METADATA_BYTES:
         raise ValueError(
             f"expected at most {_METADATA_BYTES} bytes as JSON, saw {size}"
         )
@@ -118,7 +120,7 @@ Metadata = Annotated[dict[str, Any], AfterValidator(_as_stored)]
 
 
 class SetAside(NamedTuple):
-    """A turn from which no facts could be extracted: its first and last row in the log, and the type of the error."""
+    """A turn whose extraction failed: its first and last row in the log, and the type of the error."""
 
     first: int
     last: int
@@ -126,7 +128,7 @@ class SetAside(NamedTuple):
 
 
 class PastRetirement(BaseModel):
-    """That a fact was retired once, and holds again since ``restored_at``."""
+    """A retirement of a fact that was restored at ``restored_at``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -143,12 +145,12 @@ ENDING = (*_RETIREMENT, "valid_until")
 
 
 class Fact(BaseModel):
-    """One thing that is known about a user. It never changes; ``model_copy(update=...)`` makes a new one.
+    """A statement about a user. It never changes; ``model_copy(update=...)`` makes a new fact.
 
     Only ``content`` is required. In texts, lone surrogates and NUL become U+FFFD, and a
-    pair of surrogates becomes its character. Other characters that nobody sees
-    (controls, zero-width and bidirectional ones, tags) are taken out of all texts but
-    ids. Datetimes need a time zone and are converted to UTC.
+    pair of surrogates becomes its character. Invisible characters (controls, zero-width
+    and bidirectional characters, tags) are removed from all texts but ids. Datetimes
+    need a time zone and are converted to UTC.
 
     Raises:
         FactError: Blank content or category, an unknown field, a confidence outside
@@ -165,20 +167,20 @@ class Fact(BaseModel):
     id: Text = Field(
         default_factory=new_id,
         min_length=1,
-        description="Names it in its namespace; default: a new one.",
+        description="Its name in its namespace; default: a new id.",
     )
     namespace: Text = Field(
-        default="", description="Whose fact it is: facts of two namespaces never meet."
+        default="", description="Its owner: facts of two namespaces never meet."
     )
     agent_id: Text | None = Field(
         default=None,
         min_length=1,
-        description="The agent that alone sees it; None: all agents of the user share it.",
+        description="The only agent that sees it; None: all agents of the user share it.",
     )
     content: Content = Field(description="The fact in one sentence.")
     category: Content = Field(
         default=DEFAULT_CATEGORY,
-        description="preference, knowledge, context, behavior, goal or correction, or one of the program's own.",
+        description="preference, knowledge, context, behavior, goal or correction, or a category of the program.",
     )
     confidence: float = Field(
         default=1.0, ge=0.0, le=1.0, description="How certain it is, 0..1."
@@ -191,13 +193,13 @@ class Fact(BaseModel):
         description="When it last changed; default: when it was created.",
     )
     valid_from: date | None = Field(
-        default=None, description="Since when it is true, as far as that was said."
+        default=None, description="The first day on which it is true, if that was said."
     )
     valid_until: date | None = Field(
         default=None, description="The last day on which it was true, if that was said."
     )
     expires_at: Utc | None = Field(
-        default=None, description="From when on it is not shown any more."
+        default=None, description="The time from which it is not shown any more."
     )
     session_id: Text | None = Field(
         default=None, description="The session in which the user stated it."
@@ -210,25 +212,25 @@ class Fact(BaseModel):
     )
     said_as: SaidAs | None = Field(
         default=None,
-        description="stated, confirmed (a yes to the assistant), planned or past; None: nobody has told, as by hand.",
+        description="stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand.",
     )
     about: About | None = Field(
         default=None,
-        description="user, or other: somebody whom the content names; None: nobody has told.",
+        description="user, or other: another person whom the content names; None: unknown.",
     )
     source: Visible = Field(
-        default="", description="The text around the quote, by which it is found too."
+        default="", description="The text around the quote; it finds the fact, too."
     )
     words_deleted_at: Utc | None = Field(
         default=None,
-        description="When messages that state it, or are around it, were deleted, and their words here.",
+        description="When messages that state it, or are around it, and their words here were deleted.",
     )
     imported_from: Visible | None = Field(
         default=None,
-        description="The program whose export it was converted from; None: none.",
+        description="The program of the export that it was converted from; None: none.",
     )
     retired_at: Utc | None = Field(
-        default=None, description="Since when it is no longer true."
+        default=None, description="The time from which it is no longer true."
     )
     retired_reason: Visible | None = Field(
         default=None, description="Why it is no longer true."
@@ -239,11 +241,11 @@ class Fact(BaseModel):
     retired_by: RetiredBy | None = Field(
         default=None,
         description="change (it was true until then), correction (it never was), request (the user wants it "
-        "forgotten), hand or limit; None: of an earlier version.",
+        "forgotten), hand, limit or rejected; None: retired by an earlier version.",
     )
     past_retirements: tuple[PastRetirement, ...] = Field(
         default=(),
-        description="When it was retired before it was restored, oldest first.",
+        description="Retirements from which it was restored, oldest first.",
     )
     pinned: bool = Field(
         default=False, description="Whether it is shown before facts that match better."
@@ -251,17 +253,18 @@ class Fact(BaseModel):
     tags: tuple[Tag, ...] = Field(
         default=(),
         max_length=20,
-        description="To find it by, of 100 characters at most.",
+        description="Labels that find it, of at most 100 characters.",
     )
     metadata: Metadata = Field(
         default_factory=dict,
-        description="A program's own, as JSON of at most 2,048 bytes.",
+        description="Data of the program, as JSON of at most 2,048 bytes.",
     )
     pending: bool = Field(
-        default=False, description="Whether somebody must approve it before it counts."
+        default=False, description="Whether a person must approve it before it counts."
     )
     ends_facts: dict[str, dict[str, str | None]] = Field(
-        default_factory=dict, description="What it ends, and how."
+        default_factory=dict,
+        description="The facts that it ends when it is approved, and how.",
     )
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
@@ -269,8 +272,8 @@ class Fact(BaseModel):
         def __init__(self, **values: Any) -> None:
             checked(type(self), super().__init__, FactError, **values)
 
-        # So that pydantic does not read each stored fact by this method, which takes
-        # half as long again.
+        # Without it, pydantic reads each stored fact by this method, which takes half as
+        # long again.
         __init__.__pydantic_base_init__ = True
 
     @model_validator(mode="before")
@@ -294,7 +297,7 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether it is no longer true. A retired fact is kept for undo and is never shown as if it held."""
+        """Whether it is retired. A retired fact is kept for ``arestore``, and is never shown as if it held."""
         return self.retired_at is not None
 
     @property
@@ -304,20 +307,20 @@ class Fact(BaseModel):
 
     @property
     def ends(self) -> date | None:
-        """The last day on which it is true, None if no end is known: ``valid_until``, or the retirement's day."""
+        """The last day on which it is true: ``valid_until`` or the day of its retirement; None for no known end."""
         days = [self.valid_until, self.retired_at and self.retired_at.date()]
         return min(filter(None, days), default=None)
 
     def expired(self, now: datetime) -> bool:
-        """Return whether its time is up: from ``expires_at`` on it is neither shown nor searched."""
+        """Return whether ``expires_at`` has come. From then on it is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
     def state(self, now: datetime) -> FactState:
-        """What it is at a time: "present", "past", "retired", "expired" or "pending".
+        """Return its state at a time: "present", "past", "retired", "expired" or "pending".
 
         It is past after the day ``valid_until``, and if a change has ended it: another
-        fact has replaced it, or the user has said that it is no longer true. What was
-        forgotten, was never true, was retired by hand, or was not approved is retired.
+        fact has replaced it, or the user has said that it is over. It is retired if it
+        was forgotten, never true, retired by hand, or not approved.
         """
         if self.expired(now):
             return "expired"
@@ -328,11 +331,10 @@ class Fact(BaseModel):
             return "retired"
         if self.pending:
             return "pending"
-        is_over = (
-            self.valid_until is not None
-            and self.valid_until < now.astimezone(timezone.utc).date()
-        )
-        return "past" if is_over else "present"
+        today = now.astimezone(timezone.utc).date()
+        if self.valid_until is not None and self.valid_until < today:
+            return "past"
+        return "present"
 
 
 def retire(
@@ -343,104 +345,104 @@ def retire(
     *,
     by: RetiredBy | None = None,
 ) -> Fact:
-    """Return the fact as a retired one, which is kept and can be restored. What had replaced it before stays."""
-    fields = {
-        "retired_at": now,
-        "updated_at": now,
-        "retired_reason": visible(reason),
-        "retired_by": by,
-    }
+    """Return the fact as a retired one, which can be restored. An earlier ``replaced_by`` stays."""
     return fact.model_copy(
-        update={**fields, "replaced_by": replaced_by or fact.replaced_by}
+        update={
+            "retired_at": now,
+            "updated_at": now,
+            "retired_reason": visible(reason),
+            "retired_by": by,
+            "replaced_by": replaced_by or fact.replaced_by,
+        }
     )
 
 
 def restored(fact: Fact, now: datetime) -> Fact:
-    """Return the fact as one that holds without an end; that it was retired is kept in ``past_retirements``.
+    """Return the fact as a present one without an end; its retirement goes to ``past_retirements``.
 
-    What holds, or is pending, stays as it is.
+    A present or pending fact stays as it is.
     """
     if fact.state(now) in ("present", "pending"):
         return fact
-    kept = fact.past_retirements
+    past_retirements = fact.past_retirements
     if fact.retired_at is not None:
-        kept += (
-            PastRetirement(
-                **{name: getattr(fact, name) for name in _RETIREMENT}, restored_at=now
-            ),
-        )
+        fields = fact.model_dump(include={*_RETIREMENT})
+        past_retirements += (PastRetirement(**fields, restored_at=now),)
+    expires_at = fact.expires_at
     if fact.expired(now):
         expires_at = None
-    else:
-        expires_at = fact.expires_at
-    fields = {"expires_at": expires_at, "past_retirements": kept, "updated_at": now}
-    return fact.model_copy(update={**dict.fromkeys(ENDING), **_DECIDED, **fields})
+    return fact.model_copy(
+        update={
+            **dict.fromkeys(ENDING),
+            **_DECIDED,
+            "expires_at": expires_at,
+            "past_retirements": past_retirements,
+            "updated_at": now,
+        }
+    )
 
 
-# A person or a limit has retired a fact by these; by all others it was words, and a
-# model has said why.
+# Retirements without words of the user. For all others a model has written the reason.
 _WITHOUT_WORDS = ("hand", "limit", "rejected")
 
 
+def _may_quote(
+    ending: Mapping[str, Any], *, gone: Collection[str], is_team: bool
+) -> bool:
+    has_words = ending.get("retired_by") not in _WITHOUT_WORDS
+    if not ending.get("retired_reason") or not has_words:
+        return False
+    return is_team or ending.get("replaced_by") in gone
+
+
 def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
-    """Return a fact without the reasons that may quote a user who was deleted, and itself if there are none.
+    """Return a fact without the reasons that may quote a deleted user; itself if there are none.
 
-    Those are why a fact that is ``gone`` has replaced it, and in the facts of a team
-    all that words have ended.
+    A reason may quote the user if a fact that is ``gone`` has replaced the fact. In the
+    facts of a team, each reason of a model may quote the user.
     """
-
-    def may_quote(ending: Mapping[str, Any]) -> bool:
-        is_of_words = is_team or ending.get("replaced_by") in gone
-        return (
-            bool(ending.get("retired_reason"))
-            and is_of_words
-            and ending.get("retired_by") not in _WITHOUT_WORDS
-        )
-
+    may_quote = partial(_may_quote, gone=gone, is_team=is_team)
+    without = {"retired_reason": None}
+    fields: dict[str, Any] = {}
     if may_quote(vars(fact)):
-        fields: dict[str, Any] = {"retired_reason": None}
-    else:
-        fields = {}
-    nothing = {"retired_reason": None}
-    if any(may_quote(vars(one)) for one in fact.past_retirements):
-        past = [
-            one.model_copy(update=nothing) if may_quote(vars(one)) else one
-            for one in fact.past_retirements
-        ]
-        fields["past_retirements"] = tuple(past)
-    if any(may_quote(end) for end in fact.ends_facts.values()):
+        fields.update(without)
+    past_retirements = [
+        past.model_copy(update=without) if may_quote(vars(past)) else past
+        for past in fact.past_retirements
+    ]
+    if past_retirements != [*fact.past_retirements]:
+        fields["past_retirements"] = tuple(past_retirements)
+    if any(map(may_quote, fact.ends_facts.values())):
         fields["ends_facts"] = {
-            name: {**end, **nothing} for name, end in fact.ends_facts.items()
+            name: {**ending, **without} for name, ending in fact.ends_facts.items()
         }
-    if fields:
-        return fact.model_copy(update=fields)
-    return fact
+    return fact.model_copy(update=fields) if fields else fact
 
 
-# A pending fact of this kind of saying ends facts, and is none itself.
+# A pending fact that is said so only ends facts, and is no fact itself.
 ONLY_ENDS: SaidAs = "denied"
 _DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 
 def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
-    """Return a pending fact as one that counts, and those of the ``facts`` that it ends, retired."""
-    held = fact.model_copy(update={**_DECIDED, "updated_at": now})
+    """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
+    holding = fact.model_copy(update={**_DECIDED, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
-        held = retire(held, "approved: it has ended another fact", now, by="hand")
-    ended = [
-        (facts[name], end)
-        for name, end in fact.ends_facts.items()
-        if name in facts and not facts[name].retired
-    ]
-    values = [
-        {**old.model_dump(), **{name: end.get(name) for name in ENDING}}
-        for old, end in ended
-    ]
-    return [held, *(Fact(**{**old, "updated_at": now}) for old in values)]
+        reason = "approved: it has ended another fact"
+        holding = retire(holding, reason, now, by="hand")
+    changed = [holding]
+    for name, ending in fact.ends_facts.items():
+        old = facts.get(name)
+        if old is not None and not old.retired:
+            fields = {field: ending.get(field) for field in ENDING}
+            changed.append(Fact(**{**old.model_dump(), **fields, "updated_at": now}))
+    return changed
 
 
 def raised(fact: Fact, now: datetime) -> Fact:
-    """Return a fact that was said again, which is surer then: 0.3 of what is missing to 1 is added.
+    """Return a fact that the user has said again, with more confidence.
+
+    ``confidence += (1 - confidence) * 0.3``
 
     >>> round(raised(Fact(content="Likes tea", confidence=0.7), utc_now()).confidence, 2)
     0.79
@@ -452,45 +454,47 @@ def raised(fact: Fact, now: datetime) -> Fact:
 
 
 def normalised(content: str) -> str:
-    """Return the key by which duplicates are found: NFKC, casefolded, punctuation and white space as one space.
+    """Return the key that duplicates share: NFKC, casefolded, punctuation and white space as one space.
 
-    Marks such as # and a minus before a number stay, and so does a text of nothing but
-    punctuation.
+    Marks such as # and a minus before a number stay. A text of punctuation alone stays
+    as it is.
 
     >>> normalised("Prefers  PyTest - for testing!") == normalised("prefers pytest for testing")
     True
     >>> normalised("Likes C#") == normalised("Likes C")
     False
     """
-    text = unicodedata.normalize(
-        "NFKC", unicodedata.normalize("NFKC", content).casefold()
-    )
-    kept = []
+    folded = unicodedata.normalize("NFKC", content).casefold()
+    text = unicodedata.normalize("NFKC", folded)
+    characters = []
+    before = ""
     for i, character in enumerate(text):
-        is_sign = (
-            character == "-"
-            and text[i + 1 : i + 2].isdigit()
-            and not text[:i][-1:].strip()
+        is_minus = (
+            character == "-" and text[i + 1 : i + 2].isdigit() and not before.strip()
         )
-        is_mark = (
+        is_punctuation = (
             unicodedata.category(character).startswith("P")
             and character not in _DISTINGUISHING
         )
-        kept.append(" " if is_mark and not is_sign else character)
-    folded = "".join(kept)
-    return " ".join((folded if folded.strip() else text).split())
+        characters.append(" " if is_punctuation and not is_minus else character)
+        before = character
+    key = "".join(characters)
+    if not key.strip():
+        key = text
+    return " ".join(key.split())
 
 
-# The facts that all agents share, those of one agent alone, or both.
+# "user": the facts that all agents share. "agent": the facts of one agent.
 Scope: TypeAlias = Literal["user", "agent", "both"]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """Which of a user's facts are seen: those of these ``agents``, None among them for the shared ones.
+    """The facts of a user that an agent sees.
 
-    ``own`` is the agent of a new fact; None: it is shared. ``agents`` is None for a
-    view of everybody's facts.
+    ``agents``: the agents whose facts are seen, None among them for shared facts; None
+    for all facts.
+    ``own``: the agent of a new fact; None: a new fact is shared.
     """
 
     agents: tuple[str | None, ...] | None = (None,)
@@ -498,27 +502,30 @@ class AgentView:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The agents as the database names them, "" for the shared facts; None for everybody's facts."""
+        """The agents as the database names them, "" for the shared facts; None for all facts."""
         if self.agents is None:
             return None
         return tuple(agent or "" for agent in self.agents)
 
     def sees(self, agent_id: str | None) -> bool:
-        """Return whether a fact of this agent, None for a shared one, is seen."""
+        """Return whether a fact of this agent is seen; None: a shared fact."""
         return self.agents is None or agent_id in self.agents
 
     def check(self, agent_id: str | None) -> None:
-        """Raise a FactError for an agent, None for all of them, whose facts are not seen."""
+        """Raise a FactError for an agent whose facts are not seen; None: the shared facts."""
         if not self.sees(agent_id):
             raise FactError(
-                f"Expected {' or '.join(map(_described, self.agents or ()))}; saw {_described(agent_id)}. "
+                f"Expected {' or '.join(map(_described, self.agents or ()))}; got {_described(agent_id)}. "
                 "Use a memory of that agent, or an agent_id and a scope that see such facts."
             )
 
     def owner(self, agent_id: str | None) -> str | None:
-        """Whose a fact from elsewhere is here: a shared one is the agent's own where no shared ones are seen.
+        """Return the agent that an imported fact belongs to here.
 
-        Raises a FactError for another agent's.
+        A shared fact becomes the agent's own where no shared facts are seen.
+
+        Raises:
+            FactError: The fact is another agent's.
         """
         if agent_id is None and not self.sees(None):
             return self.own
@@ -526,16 +533,21 @@ class AgentView:
         return agent_id
 
 
-# What one sees who is no agent of a name.
+# The view without an agent.
 SHARED = AgentView()
 ALL = AgentView(None)
 
 
 def view_of(agent_id: str | None, scope: str | None) -> AgentView:
-    """Return what an agent sees; without a ``scope`` both, or without an ``agent_id`` the shared facts.
+    """Return the facts that an agent sees.
 
-    The scope "all" shows everybody's facts. Raises a FactError where a scope lacks its
-    agent, and for an unknown scope; a SettingError for an ``agent_id`` that is no id.
+    Args:
+        agent_id: The agent; None: no agent.
+        scope: "user", "agent", "both" or "all"; None: "both" for an agent, else "user".
+
+    Raises:
+        FactError: The scope is unknown, or needs an agent.
+        SettingError: The ``agent_id`` is no id.
 
     >>> view_of("travel", None), view_of(None, None) == SHARED
     (AgentView(agents=(None, 'travel'), own='travel'), True)
@@ -553,7 +565,7 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
     }
     view = views.get(scope or "both")
     if view is None:
-        raise FactError(f'Expected the scope "user", "agent" or "both"; saw {scope!r}.')
+        raise FactError(f'Expected the scope "user", "agent" or "both"; got {scope!r}.')
     if name is None:
         raise FactError(
             f'The scope "{scope}" needs to know the agent, and agent_id is None. Name it, agent_id="travel", or leave '

@@ -1,4 +1,4 @@
-"""Defines the base of the blocks that read the log of a store."""
+"""The base of the blocks that read the log of a store."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_SESSION_ID = "default"
-# Most seconds that closing waits for work, besides that of the memory's own session.
+# Most seconds that closing waits for the work of sessions other than the memory's.
 CLOSE_SECONDS = 30.0
-# A block that was given nothing after so many questions is in a Memory that keeps its
-# turns to itself.
+# A block without messages after three questions is in a Memory that does not flush.
 _MOST_UNGIVEN_TURNS = 3
 _MOST_SEEN = 1_000
 
@@ -56,17 +55,19 @@ _MODELS = ("llm", "embed_model")
 
 def llm_of_settings() -> LLM | None:
     """Return the model that the program has set as ``Settings.llm``; None if it has set none."""
-    # The property of the settings would make an OpenAI, to which nobody has agreed.
+    # The property would make an OpenAI model, which the program has not chosen.
     llm = Settings._llm  # noqa: SLF001
-    # What LlamaIndex takes where somebody sets None.
-    return None if type(llm) is MockLLM else llm
+    # LlamaIndex stores a MockLLM for None.
+    if type(llm) is MockLLM:
+        return None
+    return llm
 
 
 class LogBlock(BaseMemoryBlock[str]):
     """A block that reads the log of its store.
 
-    Without a store it has a private one in memory, into which ``aput`` writes what the
-    memory flushes.
+    Without a store it has a private store in memory. ``aput`` writes the messages into
+    it that the memory flushes.
     """
 
     # A misspelt setting must not be ignored.
@@ -101,7 +102,7 @@ class LogBlock(BaseMemoryBlock[str]):
     )
 
     _store: MemoryStore = PrivateAttr()
-    # The last sessions that were not flushed since they were used.
+    # The last sessions that were used and not flushed since.
     _seen: dict[str, None] = PrivateAttr(default_factory=dict)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
@@ -124,23 +125,28 @@ class LogBlock(BaseMemoryBlock[str]):
         return self.llm
 
     def chosen_llm(self) -> LLM:
-        """As ``known_llm``, without the history that its server keeps; raises a NoModelError if there is none."""
+        """Return the model of ``known_llm``, without the history that its server keeps.
+
+        Raises:
+            NoModelError: There is no model.
+        """
         llm = self.known_llm()
         if llm is None:
             raise NoModelError
         return without_history(llm)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        models = [self.__dict__[name] for name in _MODELS if name in self.__dict__]
-        return super().__deepcopy__(
-            {**(memo or {}), **{id(model): model for model in models}}
-        )
+        memo = dict(memo or {})
+        for name in _MODELS:
+            if name in self.__dict__:
+                model = self.__dict__[name]
+                memo[id(model)] = model
+        return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
-        fields = {
-            name: None if name in _MODELS else value
-            for name, value in self.__dict__.items()
-        }
+        fields = dict(self.__dict__)
+        for name in fields.keys() & _MODELS:
+            fields[name] = None
         return {**super().__getstate__(), "__dict__": fields}
 
     async def aput(
@@ -149,9 +155,9 @@ class LogBlock(BaseMemoryBlock[str]):
         from_short_term_memory: bool = False,
         session_id: str | None = None,
     ) -> None:
-        """Start the work that follows from messages that have left short-term memory.
+        """Start the work for messages that have left short-term memory.
 
-        They are in the log of a given store already; a private store gets them here.
+        The log of a shared store has them already; a private store gets them here.
         """
         if messages and (self.accept_short_term_memory or not from_short_term_memory):
             session_id = self._see(session_id)
@@ -165,24 +171,24 @@ class LogBlock(BaseMemoryBlock[str]):
     async def anotice_flush(
         self, session_id: str, messages: Sequence[ChatMessage]
     ) -> None:
-        """Start the background work that follows from these messages, which have just left short-term memory."""
+        """Start the background work for messages that have just left short-term memory."""
         await self.anotice(session_id)
 
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
-        """Start the background work that follows from new messages in the log of a session."""
+        """Start the background work for new messages in the log of a session."""
 
     async def aopen(self, session_id: str) -> None:
-        """Do what is needed when a memory begins to use a session."""
+        """Prepare for a session that a memory begins to use."""
 
     async def aflush(self, session_id: str | None = None) -> None:
-        """Do the background work of a session now, or without an id that of each session that this block has seen.
+        """Do the background work of a session now; without an id, of each session that this block has seen.
 
         A failure is logged, and the next start tries again.
         """
 
     def _take_seen(self, session_id: str | None) -> list[str]:
-        """Return the session, or without an id all that this block has seen; they are flushed from then on."""
+        """Return the session, or without an id all that this block has seen, to flush them."""
         if session_id is None:
             sessions = list(self._seen)
         else:
@@ -200,7 +206,7 @@ class LogBlock(BaseMemoryBlock[str]):
         return session_id
 
     def _advise(self, messages: Sequence[ChatMessage]) -> None:
-        """Log once in a process what to set, if a Memory keeps these turns and has given this block none."""
+        """Log advice on settings once in a process, if a Memory has passed on none of these turns."""
         questions = [
             message for message in messages if message.role == MessageRole.USER
         ]
@@ -208,7 +214,7 @@ class LogBlock(BaseMemoryBlock[str]):
             _advise_on_settings(self.name)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """Return the readers that the store registers when a session is written to."""
+        """Return the names of the readers that the store registers for a session."""
         return ()
 
     @property
@@ -226,23 +232,24 @@ class LogBlock(BaseMemoryBlock[str]):
         return (self.jobs,)
 
     async def await_jobs(self, session_id: str) -> None:
-        """Wait for the running jobs of a session; those that pause after a failure are cancelled."""
+        """Wait for the running jobs of a session; jobs that pause after a failure are cancelled."""
         for jobs in self.all_jobs:
             await jobs.wait(self.job_key(session_id))
 
     def failures_of(self, session_id: str) -> dict[str, Failure]:
-        """Return the last failures of a session's jobs since their last success, by kind; {} if there are none."""
-        found = {
-            jobs.kind: jobs.failure_of(self.job_key(session_id))
-            for jobs in self.all_jobs
-        }
-        return {kind: failure for kind, failure in found.items() if failure}
+        """Return the last failures of a session's jobs since their last success, by kind; {} for none."""
+        failures = {}
+        for jobs in self.all_jobs:
+            failure = jobs.failure_of(self.job_key(session_id))
+            if failure:
+                failures[jobs.kind] = failure
+        return failures
 
     async def aclose(self) -> None:
         """Flush the sessions that this block has seen, for at most 30 seconds, and close a private store.
 
-        The messages of a private store are gone then, and later calls raise a
-        StoreError. A given store stays open.
+        The messages of a private store are deleted, and later calls raise a StoreError.
+        A shared store stays open.
         """
         try:
             await self.finish()
@@ -270,7 +277,7 @@ class LogBlock(BaseMemoryBlock[str]):
 def _advise_on_settings(name: str) -> None:
     logger.warning(
         "Block %r was given no turn yet: this Memory keeps %d questions in short-term memory. By default LlamaIndex "
-        "passes turns on after 28,000 of 40,000 tokens. Make it by Memory.from_defaults(..., "
+        "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
         'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
         name,
         _MOST_UNGIVEN_TURNS,

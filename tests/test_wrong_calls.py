@@ -128,7 +128,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda memory: memory.facts.aadd("x", category="no"),
         "one of the categories",
-        "saw 'no'",
+        "got 'no'",
         "Choose one of them",
     ),
     (
@@ -140,7 +140,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY),
         "before until",
-        "saw 2026-02-01",
+        "got 2026-02-01",
         "Exchange",
     ),
     (
@@ -153,7 +153,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         lambda memory: memory.abackfill(session_ids=["x"]),
         "There is no session",
         "'x'",
-        "get_keys()` lists those",
+        "get_keys()` lists the sessions",
     ),
     (
         lambda _: messages_from_json("{"),

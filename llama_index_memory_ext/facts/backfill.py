@@ -1,4 +1,4 @@
-"""Extracts facts from the messages of past sessions that no extraction has read."""
+"""Backfill: extracts facts from the unread messages of past sessions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 
-# A model without a key or a network fails with every session; a thousand of them need
-# not be tried.
+# A model without a key or a network fails with every session, so a backfill of a
+# thousand sessions stops after three.
 _MOST_FAILURES = 3
 
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a backfill has read and extracted, and what is left for a second call.
+    """The result of a backfill.
 
-    ``sessions`` is how many are now read to their end, and ``messages`` how many this
-    call has read in all. ``new``, ``confirmed`` and ``retired`` are numbers of facts.
-    ``failed`` maps each session that stopped half-way to the type of its error, and
-    ``not_tried`` are those after too many failures in a row. ``set_aside`` turns of the
-    sessions that are read were left behind, by this call or before, because no facts
-    could be extracted from them.
+    ``sessions``: sessions that are now read to their end.
+    ``messages``: messages that this call has read.
+    ``new``, ``confirmed``, ``retired``: numbers of facts.
+    ``failed``: the type of the error, by session, of sessions that stopped half-way.
+    ``not_tried``: the sessions after too many failures in a row.
+    ``set_aside``: turns of the read sessions without facts, because extraction failed.
     """
 
     sessions: int = 0
@@ -54,108 +54,126 @@ async def backfill(
     show_progress: bool = False,
     failed: bool = False,
 ) -> Backfilled:
-    """Extract what is unread of sessions, one after the other, so that a later one can correct an earlier one.
+    """Extract facts from the unread messages of sessions, one session after the other.
 
-    Without ``session_ids``, ``session_id`` and all other sessions of its user are read,
-    or with facts of an agent's own, those in which this agent has learned before. With
-    ``failed``, the turns that were set aside are tried once more. Raises a StoreError,
-    before a model is asked, if one of the sessions does not exist.
+    A later session can so correct an earlier one.
+
+    Args:
+        store: The store of the sessions.
+        block: The facts' block.
+        session_id: The session of the memory.
+        session_ids: The sessions to read; None: ``session_id`` and all other sessions
+            of its user, or for an agent, the sessions in which it has learned before.
+        show_progress: Whether to show a progress bar.
+        failed: Whether to try the turns once more that were set aside.
+
+    Raises:
+        StoreError: A session does not exist. No model was asked then.
     """
     namespace = block.namespace_of(session_id)
-    chosen = await _chosen(store, block, session_id, session_ids)
-    # Two backfills at once would ask for everything twice, and store only one of the
-    # results.
+    remaining = await _sessions_to_read(store, block, session_id, session_ids)
+    # Two backfills at the same time would ask for everything twice, and store only one
+    # of the results.
     async with lock_for("backfill", *store.database.identity, namespace):
-        unread = {
-            one: await store.users.count(one, reader=block.reader_of(one))
-            for one in chosen
-        }
-        if any(unread.values()):
+        unread = 0
+        for name in remaining:
+            unread += await store.users.count(name, reader=block.reader_of(name))
+        if unread:
             # Raises a NoModelError where there is none.
             block.chosen_llm()
         # Imported here, because it looks for a notebook around it, which takes a while.
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 
-        done: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         failures: dict[str, str] = {}
-        in_a_row = 0
-        total = sum(unread.values())
+        failures_in_a_row = 0
         with tqdm(
             desc="Extracting facts",
-            total=total,
+            total=unread,
             unit=" messages",
             disable=not show_progress,
         ) as bar:
-            while chosen and in_a_row < _MOST_FAILURES:
-                one = chosen.pop(0)
+            while remaining and failures_in_a_row < _MOST_FAILURES:
+                name = remaining.pop(0)
                 try:
-                    await block.jobs.wait(block.job_key(one))
-                    extractor = block.extractor(one, at_once=True)
+                    await block.jobs.wait(block.job_key(name))
+                    extractor = block.extractor(name, at_once=True)
                     async for batch in _batches(extractor, again=failed):
                         bar.update(batch.messages)
-                        reply = batch.reply
-                        done.update(messages=batch.messages, new=len(reply.accepted))
-                        done.update(
-                            confirmed=len(reply.confirmed), retired=len(reply.retired)
+                        counts.update(
+                            messages=batch.messages,
+                            new=len(batch.reply.accepted),
+                            confirmed=len(batch.reply.confirmed),
+                            retired=len(batch.reply.retired),
                         )
-                        in_a_row = in_a_row if batch.seconds is None else 0
-                    done.update(sessions=1, set_aside=len(await extractor.set_aside()))
+                        if batch.seconds is not None:
+                            failures_in_a_row = 0
+                    set_aside = await extractor.set_aside()
+                    counts.update(sessions=1, set_aside=len(set_aside))
                 except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
                     log_failure(
                         "Facts were not extracted",
-                        one,
+                        name,
                         error,
                         "the next backfill goes on there",
                     )
-                    failures[one] = type(error).__name__
-                    in_a_row += 1
-        return Backfilled(**done, failed=failures, not_tried=tuple(chosen))
+                    failures[name] = type(error).__name__
+                    failures_in_a_row += 1
+        return Backfilled(**counts, failed=failures, not_tried=tuple(remaining))
 
 
-async def _chosen(
+async def _sessions_to_read(
     store: MemoryStore,
     block: RelevantFactsBlock,
     session_id: str,
     session_ids: Sequence[str] | None,
 ) -> list[str]:
-    """Return the sessions to read, the oldest first or as they are named, each once; a StoreError for one unknown."""
+    """Return the sessions to read, each once: the named ones in their order, or the user's, oldest first.
+
+    Raises:
+        StoreError: A named session does not exist, or no list of ids was passed.
+    """
     if session_ids is None:
-        infos = await store.sessions(
-            block.namespace_of(session_id), session_ids=[session_id]
-        )
-        never = datetime.min.replace(tzinfo=timezone.utc)
-        began = {
-            session_id: never,
-            **{info.session_id: info.first_at or never for info in infos},
-        }
-        if block.view.own is not None:
-            # What the user has told another agent is not for this one.
-            talks = {
-                session_id,
-                *await store.users.read_by(block.reader_of(session_id)),
-            }
-            began = {one: first_at for one, first_at in began.items() if one in talks}
-        return sorted(began, key=lambda one: (began[one], one))
+        return await _sessions_of_user(store, block, session_id)
     if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
         raise StoreError(
-            f"Expected session_ids to be a list of session ids; this is a {type(session_ids).__name__}."
+            f"Expected session_ids to be a list of session ids; got {type(session_ids).__name__}."
         )
-    chosen = list(dict.fromkeys(session_ids))
-    for one in chosen:
-        if not isinstance(one, str) or not await store.users.knows(one):
+    named = list(dict.fromkeys(session_ids))
+    for name in named:
+        if not isinstance(name, str) or not await store.users.knows(name):
             raise StoreError(
-                f"There is no session {one!r} in this database, so nothing was read. "
-                "`await memory.sql_store.get_keys()` lists those that there are."
+                f"There is no session {name!r} in this database, so nothing was read. "
+                "`await memory.sql_store.get_keys()` lists the sessions."
             )
-    return chosen
+    return named
+
+
+async def _sessions_of_user(
+    store: MemoryStore, block: RelevantFactsBlock, session_id: str
+) -> list[str]:
+    """Return the sessions of the user of a session, oldest first; empty sessions come before others."""
+    never = datetime.min.replace(tzinfo=timezone.utc)
+    began = {session_id: never}
+    for info in await store.sessions(
+        block.namespace_of(session_id), session_ids=[session_id]
+    ):
+        began[info.session_id] = info.first_at or never
+    names = set(began)
+    if block.view.own is not None:
+        # Words of the user to another agent are not for this agent.
+        talks = await store.users.read_by(block.reader_of(session_id))
+        names &= {session_id, *talks}
+    return sorted(names, key=lambda name: (began[name], name))
 
 
 async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extracted]:
-    """Extract from the turns of a session that were set aside, which are older, and then from what is unread.
+    """Extract the turns that were set aside, if tried ``again``, and then the unread turns.
 
     A turn that fails again stays set aside. An error of the model is raised.
     """
-    for turn in await extractor.set_aside() if again else ():
+    turns = await extractor.set_aside() if again else ()
+    for turn in turns:
         try:
             batch = await extractor.extract_again(turn)
         except Exception as error:  # noqa: PERF203 - a turn that fails does not keep the others
@@ -169,5 +187,8 @@ async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extrac
             )
         else:
             yield batch
-    while (unread := await extractor.extract_next()) is not None:
+    while True:
+        unread = await extractor.extract_next()
+        if unread is None:
+            return
         yield unread

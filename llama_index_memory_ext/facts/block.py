@@ -1,4 +1,4 @@
-"""Reads what was said last in a session, by which facts are ranked."""
+"""The facts block: learns facts and shows facts that fit the question, within a token limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
 
 
+# The last rows of a session, by which facts are ranked.
 _CONTEXT_ROWS = 40
 
 
@@ -105,23 +106,38 @@ class FactsOptions(TypedDict, total=False):
 logger = logging.getLogger(__name__)
 
 
+class _Talk(NamedTuple):
+    """The end of a session's log.
+
+    ``lines``: the last lines, oldest first.
+    ``seen``: the position up to which the log was read.
+    ``epoch``: changes when messages are deleted.
+    ``changes``: the epoch and the last change of the user's facts.
+    """
+
+    lines: tuple[Utterance, ...] = ()
+    seen: Seen = Seen()
+    epoch: int = 0
+    changes: tuple[int, int] | None = None
+
+
 class RelevantFactsBlock(LogBlock):
-    """What is known about the user and matters for the question, best first, within a token limit.
+    """Shows the facts of a user that fit the question, best first, within a token limit.
 
-    Facts are extracted by a model from the log of a ``MemoryStore``, in the background,
-    and belong to a ``user_id``, or to the session if there is none. They are ranked by
-    ``similarity_weight * similarity + confidence_weight * confidence + recency_weight *
-    recency``: recency is halved by each 40 newer facts, and counts the less the fewer
-    words a question and the turns before it have (``rank``). Of a question about a
-    time, the facts of that time count as recent.
+    A model extracts facts from the log of a ``MemoryStore``, in the background. The
+    facts belong to a ``user_id``, or to the session if there is none. They are ranked
+    by ``similarity_weight * similarity + confidence_weight * confidence +
+    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
+    less for a short question (``rank``). For a question about a time, the facts of that
+    time are recent.
 
-    With an ``agent_id`` it shows the facts that all agents of the user share and those
-    of this agent, and what is learned is this agent's own; but what takes the place of
-    a shared fact is shared. ``scope`` "agent" leaves the shared facts out, and "user"
-    the agent's own. Facts of other agents are neither shown nor changed.
+    With an ``agent_id``, the block shows the facts that all agents of the user share
+    and the facts of this agent. New facts are this agent's own, but a fact that
+    replaces a shared fact is shared. ``scope`` "agent" leaves the shared facts out, and
+    "user" the agent's own. Facts of other agents are neither shown nor changed.
 
-    Without a ``store`` the block keeps a private one in memory, fed by what the memory
-    flushes. Give the memory the same store otherwise.
+    Without a ``store`` the block keeps a private store in memory, which the memory
+    fills when it flushes. Otherwise give the memory the same store.
     """
 
     name: str = Field(
@@ -139,7 +155,7 @@ class RelevantFactsBlock(LogBlock):
     )
     agent_id: str | None = Field(
         default=None,
-        description="The agent that may have facts of its own; None: none has.",
+        description="The agent that may have own facts; None: all facts are shared.",
     )
     scope: Scope | None = Field(
         default=None,
@@ -209,7 +225,7 @@ class RelevantFactsBlock(LogBlock):
     )
     review: Switch = Field(
         default=False,
-        description="Whether what is learned is pending until somebody approves it.",
+        description="Whether new facts are pending until a person approves them.",
     )
     show_metadata: tuple[str, ...] = Field(
         default=(), description="Keys of facts' metadata that the model is shown."
@@ -229,28 +245,22 @@ class RelevantFactsBlock(LogBlock):
         default_factory=Recent
     )
     _own_namespace: str | None = PrivateAttr(default=None)
-    # What was said last in the log of each session.
-    _talks: Recent[str, tuple[Seen, tuple[Utterance, ...]]] = PrivateAttr(
-        default_factory=Recent
-    )
-    # The epoch of each session in which no more facts were to retire.
+    _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
+    # The epoch of each session after which deleted messages were looked for.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    _shown: Recent[tuple[object, ...], CountedText] = PrivateAttr(
+    _texts: Recent[tuple[object, ...], CountedText] = PrivateAttr(
         default_factory=Recent
     )
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
-    # A field's check, because an error of the whole block would carry all of its
-    # fields, the model too.
+    # A field's check: the error of a whole block would carry all of its fields, the
+    # model too. The last weight is checked, when the others are known.
     @field_validator("recency_weight")
     @classmethod
     def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        """Return the last of the weights, so that the others are known."""
-        similarity, confidence = (
-            info.data.get(f"{name}_weight", 1.0)
-            for name in ("similarity", "confidence")
-        )
+        similarity = info.data.get("similarity_weight", 1.0)
+        confidence = info.data.get("confidence_weight", 1.0)
         Weights(similarity, confidence, value).shares()
         return value
 
@@ -267,7 +277,11 @@ class RelevantFactsBlock(LogBlock):
 
     @property
     def view(self) -> AgentView:
-        """Which facts of a user are seen, and whose new ones are; a FactError if the fields contradict each other."""
+        """The facts of a user that are seen, and the agent of new facts.
+
+        Raises:
+            FactError: ``agent_id`` and ``scope`` contradict each other.
+        """
         return view_of(self.agent_id, self.scope)
 
     async def _aget(
@@ -278,13 +292,13 @@ class RelevantFactsBlock(LogBlock):
         snapshot: Snapshot | None = None,
         **block_kwargs: Any,
     ) -> str:
-        """Return the facts as text, one line-ended element per fact; empty if none is known.
+        """Return the facts as text, an element and a newline for each; "" without facts.
 
         A memory on the same store gives its ``snapshot`` of the session.
         """
         text = await self._text_for(messages or [], self._see(session_id), snapshot)
         if self.extract_facts and self.known_llm() is not None:
-            # Behind the prompt, while the model answers.
+            # After the prompt, while the model answers.
             start_loading("llama_index_memory_ext.facts.extraction")
         return text
 
@@ -298,56 +312,30 @@ class RelevantFactsBlock(LogBlock):
         started = perf_counter()
         if snapshot is None:
             await self.await_learned(session_id)
-        said, now = await self._said_before(session_id, snapshot)
-        if snapshot is None and not said:
+        talk = await self._read_talk(session_id, snapshot)
+        if snapshot is None and not talk.lines:
             self._advise(messages)
-        known = await self._known(session_id).read(now)
-        turns = turns_of(said)[-self.context_turns :]
+        user_facts = await self._user_facts(session_id).read(talk.changes)
+        turns = turns_of(talk.lines)[-self.context_turns :]
         question, context = question_in(messages, turns, self.context_turns)
-        showable = await known.asked(question)
+        showable = await user_facts.showable_for(question)
         if not showable.facts:
             return ""
-        # Fields may be set at any time.
-        weights = (
-            self.similarity_weight,
-            self.confidence_weight,
-            self.recency_weight,
-            self.min_similarity,
-        )
-        settings = (*weights, checked_languages(self.languages), self.token_limit)
-        key = (
-            *known.version,
-            *settings,
-            showable.period,
-            known.namespace,
-            self.view,
-            question,
-            *context,
-        )
-        key += (self.show_metadata,)
-        text = cached = self._shown.get(key)
+        key = self._cache_key(user_facts, showable, question, context)
+        cached = self._texts.get(key)
+        text = cached
         if text is None:
-            prepared = await showable.prepare([question, *context])
-            room = self._room
-            shown = [
-                (one, showable.lines[one.fact.id])
-                for one in self._rank(showable, question, context).fit(room)
-            ]
-            joined = "".join([line for _, line in shown])
-            # By some tokenizers a text has more tokens than its lines.
-            while shown and self.tokenizer_fn.count(joined) > room:
-                shown.pop()
-                joined = "".join([line for _, line in shown])
-            text = CountedText(joined, self.tokenizer_fn.count(joined), shown)
-            if prepared:
-                self._shown.put(key, text)
+            is_prepared = await showable.prepare([question, *context])
+            text = self._fitting_text(showable, question, context)
+            if is_prepared:
+                self._texts.put(key, text)
         if text and is_heard():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
-                    user_id=name_of(known.namespace),
+                    user_id=name_of(user_facts.namespace),
                     agent_id=self.view.own,
-                    fact_ids=[one.fact.id for one, _ in text.shown],
+                    fact_ids=[entry.fact.id for entry, _ in text.shown],
                     known=len(showable.facts),
                     tokens=text.tokens,
                     token_limit=self.token_limit,
@@ -357,19 +345,59 @@ class RelevantFactsBlock(LogBlock):
             )
         return text
 
+    def _cache_key(
+        self,
+        user_facts: UserFacts,
+        showable: ShowableFacts,
+        question: str,
+        context: Sequence[str],
+    ) -> tuple[object, ...]:
+        """Return a key of all that the text depends on. The program may set fields at any time."""
+        return (
+            *user_facts.version,
+            user_facts.namespace,
+            self.view,
+            self.similarity_weight,
+            self.confidence_weight,
+            self.recency_weight,
+            self.min_similarity,
+            checked_languages(self.languages),
+            self.token_limit,
+            self.show_metadata,
+            showable.period,
+            question,
+            *context,
+        )
+
+    def _fitting_text(
+        self, showable: ShowableFacts, question: str, context: Sequence[str]
+    ) -> CountedText:
+        """Return the lines of the best facts that fit the limit."""
+        ranking = self._rank(showable, question, context)
+        room = self._room
+        entries = [
+            (entry, showable.lines[entry.fact.id]) for entry in ranking.fit(room)
+        ]
+        while True:
+            text = "".join([line for _, line in entries])
+            tokens = self.tokenizer_fn.count(text)
+            # By some tokenizers a text has more tokens than its lines.
+            if tokens <= room or not entries:
+                return CountedText(text, tokens, entries)
+            entries.pop()
+
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """Return the facts without the lowest-ranked: at least ``tokens_to_truncate`` tokens shorter, or None."""
-        if isinstance(content, str):
-            lines = content.splitlines(keepends=True)
-        else:
-            lines = []
-        gone = 0
-        while lines and gone < tokens_to_truncate:
-            gone += self.tokenizer_fn.count(lines.pop())
+        """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
+        if not isinstance(content, str):
+            return None
+        lines = content.splitlines(keepends=True)
+        removed = 0
+        while lines and removed < tokens_to_truncate:
+            removed += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
 
     def namespace_of(self, session_id: str) -> str:
-        """Return the namespace of a session's facts: the user, or one that no user can have."""
+        """Return the namespace of a session's facts: the user, or a name that no user can have."""
         if self._own_namespace is not None:
             return self._own_namespace
         if self.user_id is None:
@@ -377,12 +405,12 @@ class RelevantFactsBlock(LogBlock):
         return self.user_id
 
     def belong_to(self, namespace: str) -> Self:
-        """Let these be the facts of the user of a memory, who is a speaker of its session before the first message."""
+        """Set the user of a memory, who speaks in its session before the first message."""
         self._own_namespace = namespace
         return self
 
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
-        """Return the facts of a session's user, to look at and to change."""
+        """Return the facts of a session's user, to read and to change."""
         return FactBook(
             self._store,
             self.namespace_of(session_id),
@@ -394,23 +422,23 @@ class RelevantFactsBlock(LogBlock):
         )
 
     async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
-        """Return the proposals to tidy up these facts that the model confirms; see ``FactBook.aconsolidate``."""
-        from llama_index_memory_ext.facts.consolidation import (
-            confirmed,
-            proposals,
-        )  # at first use
+        """Return the proposals about these facts that the model confirms; see ``FactBook.aconsolidate``."""
+        # At first use.
+        from llama_index_memory_ext.facts.consolidation import confirmed, proposals
 
-        found = await asyncio.to_thread(proposals, facts, utc_now())
-        return await confirmed(found, token_limit, self.chosen_llm(), self.tokenizer_fn)
+        candidates = await asyncio.to_thread(proposals, facts, utc_now())
+        return await confirmed(
+            candidates, token_limit, self.chosen_llm(), self.tokenizer_fn
+        )
 
     async def asearch(
         self, question: str, *, session_id: str = DEFAULT_SESSION_ID
     ) -> list[RankedFact]:
-        """Return the facts that have something in common with a question, best first; [] if none has.
+        """Return the facts that have something in common with a question, best first; [] for none.
 
         A question about the past finds past facts, too; their entries say ``past``.
         With an ``embed_model`` nearly every fact has something in common. The turns
-        before the question are not looked at.
+        before the question do not count.
         """
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
@@ -422,23 +450,23 @@ class RelevantFactsBlock(LogBlock):
         session_id: str = DEFAULT_SESSION_ID,
         context: Sequence[str] = (),
     ) -> Explanation:
-        """Why each fact is shown for a question, or not; prints as a table, and shows as one in a notebook.
+        """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
-        For a question about the past, each past fact is one of them. Only a block
-        without a ``user_id`` needs a ``session_id``; ``context`` are the turns before,
-        oldest first.
+        For a question about the past, past facts are included. Only a block without a
+        ``user_id`` needs a ``session_id``. ``context`` are the turns before, oldest
+        first.
         """
         ranking = await self._ranked(question, session_id, context)
         return await asyncio.to_thread(explain, ranking, self._room)
 
     @property
     def rejections(self) -> dict[str, int]:
-        """How many entries of the model's replies were not stored by this block, for each reason."""
+        """The number of entries of replies that this block has not stored, by reason."""
         return dict(self._rejections)
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """The calls of the model by this block and their tokens, by kind: "facts" and "verification"."""
+        """The calls of the model and their tokens, by kind: "facts" and "verification"."""
         return dict(self._usage)
 
     @property
@@ -463,19 +491,18 @@ class RelevantFactsBlock(LogBlock):
         return JobKey(session_id, self.reader_of(session_id), owner)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """This block's cursor, if it extracts facts."""
+        """Return the name of this block's cursor, if it extracts facts."""
         if self.extract_facts:
             return (self.reader_of(session_id),)
         return ()
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
-        """What extracts facts from a session; ``at_once``: a turn that fails is tried again without a pause."""
-        # At the first extraction: all that reads replies and checks facts comes with
-        # it.
+        """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
+        # At the first extraction: it loads all code that reads replies and checks facts.
         from llama_index_memory_ext.facts.extraction import Extractor
 
         return Extractor(
-            self._known(session_id),
+            self._user_facts(session_id),
             session_id,
             self.reader_of(session_id),
             self,
@@ -492,25 +519,24 @@ class RelevantFactsBlock(LogBlock):
         )
 
     async def aopen(self, session_id: str) -> None:
-        """Begin with a session: what other sessions of this user have left unread is extracted, too."""
-        if self._extracts():
-            for other in await self._store.users.read_by(
-                self.reader_of(session_id), pending=True
-            ):
-                if other != session_id:
-                    # For ``aclose``, which waits for it.
-                    self._see(other)
-                    self.jobs.start(
-                        self.job_key(other),
-                        self.extractor(other).extract,
-                        self.retry_seconds,
-                    )
+        """Extract facts from unread messages of the user's other sessions, in the background."""
+        if not self._extracts():
+            return
+        session_ids = await self._store.users.read_by(
+            self.reader_of(session_id), pending=True
+        )
+        for name in session_ids:
+            if name != session_id:
+                # ``aclose`` waits for the sessions that the block has seen.
+                self._see(name)
+                self.jobs.start(
+                    self.job_key(name), self.extractor(name).extract, self.retry_seconds
+                )
 
     async def await_learned(self, session_id: str) -> None:
-        """Wait for facts that are being extracted from other sessions of the user, as ``wait_for_facts`` says.
+        """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
 
-        What was said in the session itself is in its record, or still in short-term
-        memory.
+        The session's own messages are in its record, or still in short-term memory.
         """
         await wait_for_owner(
             self.job_key(session_id).owner, self.wait_for_facts, but=session_id
@@ -519,97 +545,93 @@ class RelevantFactsBlock(LogBlock):
     async def anotice(
         self, session_id: str, *, answer: ChatMessage | None = None
     ) -> None:
-        """Return a turn of the session has ended, with the ``answer`` just now: extract facts from it in the background."""
-        if self._extracts():
-            if answer is not None and not self._store.database.in_memory:
-                self._store.jobs.unread.add(session_id)
-            work = partial(
-                self.extractor(session_id).extract,
-                least_turns=self.extract_every_turns,
-                answered=True,
-            )
-            cause = None if answer is None else answer.content
-            self.jobs.start(
-                self.job_key(session_id), work, self.retry_seconds, cause=cause
-            )
+        """Extract facts in the background after a turn of the session, which the ``answer`` has just ended."""
+        if not self._extracts():
+            return
+        if answer is not None and not self._store.database.in_memory:
+            self._store.jobs.unread.add(session_id)
+        work = partial(
+            self.extractor(session_id).extract,
+            least_turns=self.extract_every_turns,
+            answered=True,
+        )
+        cause = None if answer is None else answer.content
+        self.jobs.start(self.job_key(session_id), work, self.retry_seconds, cause=cause)
 
     async def anotice_flush(
         self, session_id: str, messages: Sequence[ChatMessage]
     ) -> None:
-        """As ``anotice``, unless the answer with which these messages end has started the extraction."""
+        """Extract facts in the background, unless the last of these messages has started that already."""
         if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
             await self.anotice(session_id)
 
     async def aflush(self, session_id: str | None = None) -> None:
-        """Extract what is left of a session, or of each that this block has seen, also of a turn that goes on.
+        """Extract facts from all unread messages of a session, or of each session that this block has seen.
 
-        A failure is logged, and tried again.
+        The current turn is included. A failure is logged, and the work is tried again.
         """
         for session in self._take_seen(session_id):
             if self._extracts():
                 await self.jobs.finish(
                     self.job_key(session), self.extractor(session, at_once=True).extract
                 )
-                # What has failed was told.
+                # A failure was logged.
                 self._store.jobs.unread.discard(session)
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
-        """Messages of the session may have been deleted: with ``retire_with_messages``, retire the facts in them.
+        """Retire the facts of deleted messages of a session, with ``retire_with_messages``.
 
         The next question in the session does so, too. A fact stays if it is pinned, if
-        its quote stands in another message of the user's in this session, or if
-        somebody has restored it. Returns False if it has to be done again, because
-        facts were deleted at the same time.
+        it was restored, or if its quote stands in another message of the user in this
+        session. Returns False if facts were deleted at the same time: then it has to be
+        done again.
         """
         if not self.retire_with_messages:
             return True
         from llama_index_memory_ext.facts.source import retire_deleted  # at first use
 
-        return await retire_deleted(self._known(session_id), session_id)
+        return await retire_deleted(self._user_facts(session_id), session_id)
 
     async def release(self) -> None:
-        """Close a private store without flushing, and cancel what is being embedded."""
-        for known in self._users.values():
-            await known.stop()
+        """Close a private store without flushing, and cancel the embedding of facts."""
+        for user_facts in self._users.values():
+            await user_facts.stop()
         await super().release()
 
     def _extracts(self) -> bool:
-        """Return whether facts are extracted now. Once in a process it is logged by which model, or that there is none."""
+        """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
+        if not self.extract_facts:
+            return False
         llm = self.known_llm()
-        if self.extract_facts:
-            _tell_of_model(
-                ""
-                if llm is None
-                else f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
-            )
-        return self.extract_facts and llm is not None
+        name = ""
+        if llm is not None:
+            name = f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
+        _log_model(name)
+        return llm is not None
 
-    def _known(self, session_id: str) -> UserFacts:
-        """Return the facts of a session's user, as far as this process knows them."""
-        key = namespace, view, shown = (
-            self.namespace_of(session_id),
-            self.view,
-            self.show_metadata,
-        )
-        known = self._users.get(key)
-        if known is None:
-            line_of = partial(counted_line, counter=self.tokenizer_fn, shown=shown)
-            known = UserFacts(
-                self._store,
-                namespace,
-                view,
-                partial(self._make_ranker, namespace),
-                line_of,
+    def _user_facts(self, session_id: str) -> UserFacts:
+        """Return the facts of a session's user, in the state that this process has read."""
+        namespace = self.namespace_of(session_id)
+        view = self.view
+        key = (namespace, view, self.show_metadata)
+        user_facts = self._users.get(key)
+        if user_facts is None:
+            line_of = partial(
+                counted_line,
+                counter=self.tokenizer_fn,
+                metadata_keys=self.show_metadata,
             )
-            self._users.put(key, known)
-        return known
+            make_ranker = partial(self._make_ranker, namespace)
+            user_facts = UserFacts(self._store, namespace, view, make_ranker, line_of)
+            self._users.put(key, user_facts)
+        return user_facts
 
     def _make_ranker(self, namespace: str) -> FactRanker:
         languages = checked_languages(self.languages)
-        # One of the program's own knows the languages itself.
-        is_ours = self.ranker_factory is TfidfRanker
-        if is_ours and languages:
-            ranker: FactRanker = TfidfRanker(languages=languages)
+        ranker: FactRanker
+        # A ranker of the program chooses its languages itself.
+        if self.ranker_factory is TfidfRanker and languages:
+            ranker = TfidfRanker(languages=languages)
         else:
             ranker = self.ranker_factory()
         model = embed_model_of(self.embed_model)
@@ -623,9 +645,10 @@ class RelevantFactsBlock(LogBlock):
     async def _ranked(
         self, question: str, session_id: str, context: Sequence[str] = ()
     ) -> Ranking:
-        showable = await (await self._known(session_id).read()).asked(question)
+        user_facts = await self._user_facts(session_id).read()
+        showable = await user_facts.showable_for(question)
         await showable.prepare([question, *context])
-        # Of many facts this takes longer than the event loop should be blocked.
+        # Ranking many facts takes long enough to block the event loop.
         return await asyncio.to_thread(self._rank, showable, question, context)
 
     def _rank(
@@ -641,58 +664,64 @@ class RelevantFactsBlock(LogBlock):
 
     @property
     def _room(self) -> int:
-        """Tokens for all facts: the limit without the element around them."""
-        return max(
-            0,
-            self.token_limit
-            - self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n"),
-        )
+        """The tokens for all facts: the limit without the element around them."""
+        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        return max(0, self.token_limit - tags)
 
-    async def _said_before(
-        self, session_id: str, snapshot: Snapshot | None
-    ) -> tuple[Sequence[Utterance], tuple[int, int] | None]:
-        """Return what was said last, and how far the changes of facts have come, if that is known."""
-        seen, said = self._talks.get(session_id) or (Seen(), ())
-        now: Snapshot | LogPage | None = snapshot
-        if snapshot:
-            rows = snapshot.log_behind(seen)
-        else:
-            rows = None
-        if now is None or rows is None:
-            # No cursor of a reader: what was left behind was said all the same.
-            watch = self.namespace_of(session_id)
-            read = partial(
-                self._store.readers.page,
-                session_id,
-                "",
-                limit=_CONTEXT_ROWS,
-                watch=watch,
-            )
-            now = page = await read(seen)
-            if not page.fresh:
-                seen = Seen()
-                said = ()
-                now = page = await read(seen)
-            rows = page.rows
-        if rows:
-            new = [Utterance(row.id, row.role, spoken(row.message)) for row in rows]
-            said = (*said, *(one for one in new if one.text))[-_CONTEXT_ROWS:]
-            seen = Seen(now.epoch, 0, rows[-1].id)
-        self._talks.put(session_id, (seen, said))
-        # Once in an epoch, which ends when messages are deleted.
-        if self.retire_with_messages and self._retired_in.get(session_id) != now.epoch:
-            if await self.anotice_deletion(session_id):
-                self._retired_in.put(session_id, now.epoch)
-            return said, None
-        return said, now.facts
+    async def _read_talk(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
+        """Return the end of a session's log, after the facts of deleted messages are retired.
+
+        Deleted messages are looked for once in an epoch, which ends when messages are
+        deleted.
+        """
+        talk = await self._follow_log(session_id, snapshot)
+        epoch = talk.epoch
+        if not self.retire_with_messages or self._retired_in.get(session_id) == epoch:
+            return talk
+        if await self.anotice_deletion(session_id):
+            self._retired_in.put(session_id, epoch)
+        # The facts may have changed since.
+        return talk._replace(changes=None)
+
+    async def _follow_log(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
+        """Return the end of a session's log, from the snapshot if it reaches far enough back."""
+        talk = self._talks.get(session_id) or _Talk()
+        source: Snapshot | LogPage | None = snapshot
+        rows = snapshot.log_behind(talk.seen) if snapshot else None
+        if source is None or rows is None:
+            source = await self._newest_page(session_id, talk.seen)
+            if not source.fresh:
+                talk = _Talk()
+                source = await self._newest_page(session_id, talk.seen)
+            rows = source.rows
+        lines = list(talk.lines)
+        seen = talk.seen
+        for row in rows:
+            seen = Seen(source.epoch, 0, row.id)
+            text = spoken(row.message)
+            if text:
+                lines.append(Utterance(row.id, row.role, text))
+        talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.epoch, source.facts)
+        self._talks.put(session_id, talk)
+        return talk
+
+    async def _newest_page(self, session_id: str, seen: Seen) -> LogPage:
+        """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
+        return await self._store.readers.page(
+            session_id,
+            "",
+            seen,
+            limit=_CONTEXT_ROWS,
+            watch=self.namespace_of(session_id),
+        )
 
 
 @cache
-def _tell_of_model(name: str) -> None:
+def _log_model(name: str) -> None:
     if name:
         logger.info("Facts are extracted by %s.", name)
         return
     logger.warning(
-        "No facts are extracted, because there is no model: pass llm=... or set Settings.llm, and what was said until "
-        "then is read, too. If none are wanted, say extract_facts=False."
+        "No facts are extracted, because there is no model: pass llm=... or set Settings.llm. Messages from before "
+        "that are read, too. If no facts are wanted, pass extract_facts=False."
     )

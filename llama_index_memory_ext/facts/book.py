@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,14 +44,13 @@ _ENDS = {"valid_until", "expires_at"}
 
 
 def _moment(value: Any, at: time) -> Any:
-    """Return a day, also as a text, as the first or the last moment of it in UTC, and all else as it is."""
-    try:
-        if isinstance(value, str):
+    """Return a day, also an ISO date, as its first or last moment in UTC; another value as it is."""
+    day = value
+    if isinstance(value, str):
+        try:
             day = date.fromisoformat(value)
-        else:
-            day = value
-    except ValueError:
-        return value
+        except ValueError:
+            return value
     if type(day) is date:
         return datetime.combine(day, at, timezone.utc)
     return value
@@ -61,7 +61,7 @@ Until = Annotated[Utc, BeforeValidator(partial(_moment, at=time.max))]
 
 
 class FactFilter(BaseModel):
-    """Which facts are wanted: those for which all is so that is named, a page at a time."""
+    """A selection of facts, by all of the conditions that are set, a page at a time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,28 +84,30 @@ class FactFilter(BaseModel):
     )
 
     def takes(self, fact: Fact, now: datetime) -> bool:
-        """Return whether a fact is wanted."""
-        known = fact.created_at
-        is_then = (self.since or known) <= known <= (self.until or known)
-        is_so = self.category in (None, fact.category) and self.agent_id in (
-            None,
-            fact.agent_id,
-        )
+        """Return whether a fact is selected."""
+        created_at = fact.created_at
+        if not (self.since or created_at) <= created_at <= (self.until or created_at):
+            return False
         return (
-            is_then
-            and is_so
+            self.category in (None, fact.category)
+            and self.agent_id in (None, fact.agent_id)
             and self.state in (None, "all", fact.state(now))
             and set(self.tags) <= set(fact.tags)
         )
 
     def start(self, facts: Sequence[Fact]) -> int:
-        """Return where the page begins: behind the fact that was seen last; a FactError if that is not there."""
+        """Return where the page begins: behind the fact ``after``.
+
+        Raises:
+            FactError: That fact is not among the facts.
+        """
         if self.after is None:
             return 0
         ids = [fact.id for fact in facts]
         if self.after not in ids:
             raise FactError(
-                f"There is no fact {self.after!r} among {len(ids)}, behind which to go on. Begin anew."
+                f"Expected after to be the id of one of {len(ids)} facts; got {self.after!r}. "
+                "Begin again without after."
             )
         return ids.index(self.after) + 1
 
@@ -113,17 +115,17 @@ class FactFilter(BaseModel):
 class FactBook:
     """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
-    Facts of agents that the book does not see are not there for any of its methods.
+    Facts of agents that the book does not see do not exist for its methods.
 
     Args:
-        store: Where the facts are kept.
-        namespace: Whose facts they are.
-        agent_id: The agent that may have facts of its own.
-        scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": those of all
-            agents, and the shared ones.
-        categories: The categories that a fact may be given; None: any.
+        store: The store of the facts.
+        namespace: The owner of the facts.
+        agent_id: The agent that may have own facts; None: all facts are shared.
+        scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": the shared
+            facts, and the facts of all agents.
+        categories: The categories that a fact may have; None: any.
         search: Finds facts for a question, best first; None: by their words.
-        propose: Finds what of facts can be tidied up, within a limit of tokens for each
+        propose: Finds facts that can be tidied up, within a limit of tokens for each
             request: ``aconsolidate``.
 
     Raises:
@@ -161,15 +163,15 @@ class FactBook:
         with_expired: bool = False,
         **wanted: Any,
     ) -> list[Fact]:
-        """Return the facts, on request with the retired and with the expired ones, newest first; [] if there are none.
+        """Return the facts, newest first; retired and expired facts only on request. [] for none.
 
-        A fact whose ``valid_until`` has passed is neither: it is listed, and
-        ``fact.state(now)`` is "past". What is pending is listed by its ``state``,
-        beside which the first two arguments have no meaning.
+        A fact whose ``valid_until`` has passed is listed; its ``fact.state(now)`` is
+        "past". Pending facts are listed by ``state``, which overrides the first two
+        arguments.
 
         Args:
-            with_retired: Also those that are retired.
-            with_expired: Also those that have expired.
+            with_retired: Include retired facts.
+            with_expired: Include expired facts.
             wanted: Each of the following, by name.
 
         Raises:
@@ -177,38 +179,41 @@ class FactBook:
                 that no fact has, ``since`` after ``until``, or a datetime without a
                 time zone.
         """
-        chosen = await self._filter(wanted)
+        selection = await self._filter(wanted)
         facts = await self._all()
         now = utc_now()
 
-        def listed() -> list[Fact]:
-            facts.sort(key=attrgetter("created_at"), reverse=True)
-            found = [
-                fact for fact in facts[chosen.start(facts) :] if chosen.takes(fact, now)
-            ]
-            if chosen.state is None:
-                found = [fact for fact in found if with_retired or not fact.retired]
-                found = [
-                    fact for fact in found if with_expired or not fact.expired(now)
-                ]
-                found = [fact for fact in found if fact.state(now) != "pending"]
-            return found[: chosen.limit]
+        def is_listed(fact: Fact) -> bool:
+            if not selection.takes(fact, now):
+                return False
+            if selection.state is not None:
+                return True
+            return (
+                (with_retired or not fact.retired)
+                and (with_expired or not fact.expired(now))
+                and fact.state(now) != "pending"
+            )
 
-        # Of many facts this takes longer than the event loop should be blocked.
-        return await asyncio.to_thread(listed)
+        def list_page() -> list[Fact]:
+            facts.sort(key=attrgetter("created_at"), reverse=True)
+            page = filter(is_listed, facts[selection.start(facts) :])
+            return [*islice(page, selection.limit)]
+
+        # Sorting many facts takes long enough to block the event loop.
+        return await asyncio.to_thread(list_page)
 
     @unpacked(FactFilter, FactFilter)
     async def asearch(
         self, /, question: str, *, similarity_top_k: int = 10, **wanted: Any
     ) -> list[RankedFact]:
-        """Return the facts that have something in common with a question, best first; [] if none has, or it is empty.
+        """Return the facts that have something in common with a question, best first; [] for none.
 
         They are ranked as the memory ranks them: with an ``embed_model`` nearly every
         fact has something in common. A question about the past finds past facts, too,
-        whose entries say ``past``. What is pending is not found.
+        whose entries say ``past``. Pending facts are not found.
 
         Args:
-            question: What is looked for.
+            question: The text to search for.
             similarity_top_k: Most entries.
             wanted: Each of the following, by name.
 
@@ -217,58 +222,54 @@ class FactBook:
             FactError: As for ``alist``.
         """
         check_top_k(similarity_top_k)
-        chosen = await self._filter(wanted)
+        selection = await self._filter(wanted)
         now = utc_now()
+        entries: Sequence[RankedFact] = ()
         if question.strip():
-            found = await self._search(question)
-        else:
-            found = ()
+            entries = await self._search(question)
 
-        def taken() -> list[RankedFact]:
-            behind = found[chosen.start([one.fact for one in found]) :]
-            return [one for one in behind if chosen.takes(one.fact, now)][
-                : chosen.limit
-            ]
+        def select_page() -> list[RankedFact]:
+            start = selection.start([entry.fact for entry in entries])
+            page = (
+                entry for entry in entries[start:] if selection.takes(entry.fact, now)
+            )
+            return [*islice(page, selection.limit)]
 
-        return [
-            *(await asyncio.to_thread(taken) if wanted else found)[:similarity_top_k]
-        ]
+        if wanted:
+            entries = await asyncio.to_thread(select_page)
+        return [*entries[:similarity_top_k]]
 
     @unpacked(Fact, Fact)
     async def aadd(
         self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any
     ) -> Fact:
-        """Store a new fact, or a text with the fields of ``Fact``; returns it as stored in this namespace.
+        """Store a new fact, or a text with the fields of ``Fact``; return the stored fact.
 
         It is the agent's own if the book's agent keeps facts to itself;
         ``agent_id=None`` shares it with all agents of the user.
 
         Args:
-            fact: The fact, or what it says in one sentence; there is no ``content``
-                beside that.
-            ttl: It expires so long from now.
-            fields: Each of the following, by name.
+            fact: The fact, or its content in one sentence.
+            ttl: The time from now until it expires.
+            fields: Each of the following, by name; without ``content`` for a text.
 
         Raises:
-            FactError: The category is none of the book's, the agent is one whose facts
-                the book does not see, the id is that of one of its facts, no field
-                takes such a value, or the ``ttl`` is not more than 0, is no timedelta,
-                or stands beside ``expires_at``.
+            FactError: The category is unknown to the book, or the book does not see
+                facts of the agent. A fact of another agent has the id. A field has an
+                invalid value. The ``ttl`` is not above 0, is no timedelta, or stands
+                beside ``expires_at``.
         """
         values = self._checked(ttl, fields)
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
-        elif not isinstance(fact, Fact):
-            raise FactError(
-                f"Expected a Fact, or what it says as a text; this is a {type(fact).__name__}."
-            )
-        else:
-            if values:
-                new = Fact(**{**fact.model_dump(), **values})
-            else:
-                new = fact
+        elif isinstance(fact, Fact):
+            new = Fact(**{**fact.model_dump(), **values}) if values else fact
             if "category" in fact.model_fields_set:
                 self._check_category(new.category)
+        else:
+            raise FactError(
+                f"Expected a Fact, or its content as a str; got {type(fact).__name__}."
+            )
         owner = self._view.own
         if "agent_id" in fields:
             owner = new.agent_id
@@ -282,15 +283,15 @@ class FactBook:
     async def aupdate(
         self, /, fact_id: str, *, ttl: timedelta | None = None, **fields: Any
     ) -> Fact:
-        """Change fields of a fact; returns it as stored. What is not named stays, and ``agent_id=None`` shares it.
+        """Change fields of a fact; return the stored fact. ``agent_id=None`` shares it.
 
         Args:
             fact_id: The id of the fact.
-            ttl: It expires so long from now.
+            ttl: The time from now until it expires.
             fields: Each of the following, by name.
 
         Raises:
-            FactError: There is no fact with this id, and as for ``aadd``.
+            FactError: No fact has this id; also as for ``aadd``.
         """
         changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
         return await self._change(
@@ -303,10 +304,13 @@ class FactBook:
         reason: str = "retired by hand",
         replaced_by: str | None = None,
     ) -> Fact:
-        """Stop showing a fact; it is kept, for ``arestore``. A FactError if there is none with this id.
+        """Stop showing a fact. It is kept, for ``arestore``.
 
-        If it names the id of the fact that has replaced it, questions about the past go
-        on to find it.
+        With ``replaced_by``, the id of the fact that is true instead, questions about
+        the past still find it.
+
+        Raises:
+            FactError: No fact has this id.
         """
         by: RetiredBy = "change" if replaced_by else "hand"
         return await self._change(
@@ -314,53 +318,61 @@ class FactBook:
         )
 
     async def arestore(self, fact_id: str) -> Fact:
-        """Let a fact that was retired, has ended or has expired hold again. A FactError if there is none with this id.
+        """Let a fact that was retired, has ended or has expired hold again.
 
-        ``past_retirements`` keeps that it was retired. What had replaced it holds as
-        well, until somebody retires that.
+        ``past_retirements`` keeps the retirement. The fact that had replaced it holds
+        as well, until it is retired.
+
+        Raises:
+            FactError: No fact has this id.
         """
         return await self._change(fact_id, lambda fact: restored(fact, utc_now()))
 
     async def aapprove(self, *fact_ids: str) -> list[Fact]:
-        """Let pending facts hold, and end what they correct, in one transaction; returns them as stored.
+        """Approve pending facts, and end the facts that they correct, in one transaction; return them as stored.
 
         Raises:
-            FactError: One of them is not there, or is not pending. Nothing is stored
-                then.
+            FactError: An id is no pending fact's. Nothing is stored then.
         """
         return await self._decide(fact_ids, approved)
 
     async def areject(
         self, *fact_ids: str, reason: str = "rejected by hand"
     ) -> list[Fact]:
-        """Retire pending facts; returns them as stored. What they would have ended goes on to hold.
+        """Reject pending facts; return them as stored, retired. The facts that they correct still hold.
 
-        Extraction is shown them and the ``reason``, so that they are not learned again.
-        A FactError as for ``aapprove``.
+        The model reads them and the ``reason`` at the next extraction, so that they are
+        not learned again.
+
+        Raises:
+            FactError: As for ``aapprove``.
         """
         return await self._decide(
             fact_ids, lambda fact, _, now: [retire(fact, reason, now, by="rejected")]
         )
 
     async def ahistory(self, fact_id: str) -> list[Fact]:
-        """Return the fact with what it has replaced and what has replaced it, oldest first. A FactError for an unknown id.
+        """Return a fact with the facts before and after it in a chain of replacements, oldest first.
 
-        Replacements that ``arestore`` has undone belong to it; expired facts do, too,
-        and deleted ones do not.
+        Replacements that ``arestore`` has undone, and expired facts, are included.
+        Deleted facts are not.
+
+        Raises:
+            FactError: No fact has this id.
         """
         return await asyncio.to_thread(
             history_of, await self._all(), fact_id, name_of(self.namespace)
         )
 
     async def aforget(self, *fact_ids: str) -> int:
-        """Delete facts for good, without ids all that the book sees; returns how many there were.
+        """Delete facts for good, without ids all that the book sees; return their number.
 
-        ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete those of all
-        agents.
+        ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete the facts of
+        all agents.
         """
-        if not all(isinstance(one, str) for one in fact_ids):
+        if not all(isinstance(fact_id, str) for fact_id in fact_ids):
             raise FactError(
-                "Expected ids of facts as single texts, aforget(*ids); saw others. Nothing was deleted."
+                "Expected ids of facts as separate str arguments, aforget(*ids); got other values. Nothing was deleted."
             )
         return await self._store.facts.delete(
             self.namespace, list(fact_ids) or None, view=self._view
@@ -375,17 +387,18 @@ class FactBook:
         )
 
     async def aimport(self, lines: str) -> int:
-        """Store the facts of JSON Lines as ``aexport`` writes them; returns how many there are.
+        """Store the facts of JSON Lines as ``aexport`` writes them; return their number.
 
-        A fact with a known id replaces that. Where no shared facts are seen, shared
-        ones become the agent's own. A FactError for what is no fact or is another
-        agent's; nothing is stored then. All are stored in one transaction, which may
-        take the ``operation_timeout`` of the store for each 500 facts. The guide
+        A fact replaces the stored fact with its id. Where no shared facts are seen,
+        shared facts become the agent's own. All are stored in one transaction, which
+        may take the ``operation_timeout`` of the store for each 500 facts. The guide
         "Coming from elsewhere" has scripts that convert the exports of mem0, LangGraph
         and Zep.
+
+        Raises:
+            FactError: A line is no fact, or another agent's. Nothing is stored then.
         """
-        # A long export takes a while to read, for which the event loop must not be
-        # blocked.
+        # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
@@ -394,67 +407,57 @@ class FactBook:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
-        """Return the filter; a FactError if it can take no fact, as for another agent's, or a category that is none."""
-        chosen = checked(FactFilter, FactFilter, FactError, **wanted)
-        since = chosen.since
-        until = chosen.until
+        """Return the filter; a FactError if it can select no fact."""
+        selection = checked(FactFilter, FactFilter, FactError, **wanted)
+        since = selection.since
+        until = selection.until
         if since and until and since > until:
             raise FactError(
-                f"Expected since to be before until; saw {since} and {until}. Exchange them."
+                f"Expected since to be before until; got {since} and {until}. Exchange them."
             )
-        if chosen.agent_id is not None:
-            self._view.check(chosen.agent_id)
-        if chosen.category is not None and chosen.category not in {
-            fact.category for fact in await self._all()
-        }:
-            self._check_category(chosen.category)
-        return chosen
+        if selection.agent_id is not None:
+            self._view.check(selection.agent_id)
+        if selection.category is not None:
+            used = {fact.category for fact in await self._all()}
+            if selection.category not in used:
+                self._check_category(selection.category)
+        return selection
 
     async def _decide(
         self, fact_ids: Sequence[str], decided: Callable[..., Sequence[Fact]]
     ) -> list[Fact]:
-        """Store what becomes of pending facts, all or none; ``decided`` has each, all facts by id, and the time."""
+        """Store a decision about pending facts, all or none.
 
-        def change(facts: Mapping[str, Fact]) -> list[Fact]:
+        ``decided`` gets each fact, all facts by id, and the time.
+        """
+
+        def change(stored: Mapping[str, Fact]) -> list[Fact]:
             now = utc_now()
-            changed = dict[str, Fact]()
-            pending = [
-                fact.id for fact in facts.values() if fact.state(now) == "pending"
-            ]
-            for one in fact_ids:
-                if one not in pending:
-                    if one in facts:
-                        seen = facts[one].state(now)
-                    else:
-                        seen = f"none of {len(facts)}"
-                    listed = ", ".join(pending[:10]) or "none"
-                    raise FactError(
-                        f"Expected ids of pending facts; {one!r} is {seen}. Pending: {listed}."
-                    )
-                known = {**facts, **changed}
-                changed |= {fact.id: fact for fact in decided(known[one], known, now)}
+            _check_pending(fact_ids, stored, now)
+            facts = dict(stored)
+            changed: dict[str, Fact] = {}
+            for fact_id in fact_ids:
+                for fact in decided(facts[fact_id], facts, now):
+                    facts[fact.id] = fact
+                    changed[fact.id] = fact
             return [*changed.values()]
 
-        stored = {
-            fact.id: fact
-            for fact in await self._store.facts.change(
-                self.namespace, change, view=self._view
-            )
-        }
-        return [stored[one] for one in fact_ids]
+        facts = await self._store.facts.change(self.namespace, change, view=self._view)
+        by_id = {fact.id: fact for fact in facts}
+        return [by_id[fact_id] for fact_id in fact_ids]
 
     async def _by_words(self, question: str) -> list[RankedFact]:
         facts = await self._all()
         now = utc_now()
 
-        def found() -> list[RankedFact]:
+        def find() -> list[RankedFact]:
             present = [fact for fact in facts if fact.state(now) == "present"]
             return [entry for entry in rank(present, question) if entry.similarity]
 
-        return await asyncio.to_thread(found)
+        return await asyncio.to_thread(find)
 
     def _checked(self, ttl: timedelta | None, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields, with ``expires_at`` from the ``ttl``; a FactError for what is no ttl or category of this book."""
+        """Return the fields, with ``expires_at`` from the ``ttl``; a FactError for an invalid ttl or category."""
         if isinstance(fields.get("category"), str):
             self._check_category(visible(fields["category"]))
         if "agent_id" in fields:
@@ -462,66 +465,66 @@ class FactBook:
         if ttl is None:
             return fields
         if not isinstance(ttl, timedelta):
-            seen = type(ttl).__name__
             raise FactError(
-                f"Expected ttl to be a timedelta, such as timedelta(days=30); this is a {seen}."
+                "Expected ttl to be a timedelta, such as timedelta(days=30); "
+                f"got {type(ttl).__name__}."
             )
         if ttl <= timedelta():
             raise FactError(
-                f"Expected a ttl of more than 0; saw {ttl}. A fact that is no longer true can be retired."
+                f"Expected a ttl of more than 0; got {ttl}. A fact that is no longer true can be retired."
             )
         if fields.get("expires_at") is not None:
             raise FactError(
-                "Expected either ttl or expires_at; saw both. Leave one of them out."
+                "Expected either ttl or expires_at; got both. Leave one of them out."
             )
         try:
             return {**fields, "expires_at": utc_now() + ttl}
         except OverflowError:
-            problem = f"Expected a ttl that ends in the year 9999 at the latest; saw {ttl}. Leave it out."
-            raise FactError(problem) from None
+            raise FactError(
+                f"Expected a ttl that ends in the year 9999 at the latest; got {ttl}. Leave it out."
+            ) from None
 
     def _check_category(self, category: str) -> None:
         if self.categories is not None and category not in self.categories:
             raise FactError(
-                f"Expected one of the categories {', '.join(map(repr, self.categories))}; saw {category!r}. "
-                "Choose one of them, or name it among the categories."
+                f"Expected one of the categories {', '.join(map(repr, self.categories))}; got {category!r}. "
+                "Choose one of them, or add it to the categories."
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        change = self._store.facts.change
-        found = await change(
+        facts = await self._store.facts.change(
             self.namespace,
-            lambda known: [*map(changed, known.values())],
+            lambda stored: [*map(changed, stored.values())],
             [fact_id],
             view=self._view,
         )
-        if not found:
+        if not facts:
             count = len(await self._all())
             raise FactError(
                 f"There is no fact {fact_id!r} of {name_of(self.namespace)!r} among {count}. List them first."
             )
-        return found[0]
+        return facts[0]
 
     async def aconsolidate(self, *, token_limit: int = 4_000) -> list[Proposal]:
-        """Ask the model which facts need not be kept, and return what of that is sure; [] for nothing. Nothing changes.
+        """Ask the model which facts are superfluous, and return the certain proposals; [] for none. Nothing changes.
 
         Each proposal keeps one fact, as it is, and retires others that it makes
-        superfluous, or retires plans that are over; none is written anew. Pinned facts
-        are not retired, and those of two agents not compared.
+        superfluous, or retires plans that are over. No fact is rewritten. Pinned facts
+        are not retired, and facts of two agents not compared.
 
         Args:
             token_limit: The most tokens of facts in one request, at least 1; a small
                 window of the model's has less.
 
         Raises:
-            FactError: The book has no model, as one that was made without ``propose``.
-            NoModelError: The block of the book has none.
-            FactReplyError: The model's answer cannot be read. What the model itself
-                raises is raised as it is.
+            FactError: The book has no model: it was made without ``propose``.
+            NoModelError: The block of the book has no model.
+            FactReplyError: The model's answer cannot be read. An error of the model is
+                raised as it is.
         """
         if self._propose is None:
             raise FactError(
-                "These facts have no model to look at them. Take `memory.facts`, or pass propose=..."
+                "Expected a book with a model; this one has none. Use `memory.facts`, or pass propose=..."
             )
         now = utc_now()
         facts = [
@@ -532,59 +535,59 @@ class FactBook:
         return await self._propose(facts, token_limit)
 
     async def aapply(self, proposals: Sequence[Proposal]) -> int:
-        """Retire what the proposals say, all in one transaction; returns how many facts.
+        """Retire the facts that the proposals name, in one transaction; return their number.
 
-        What the newer fact of a contradiction replaces, and plans that are over, stay
-        part of the past.
+        A fact that a newer fact contradicts, and a plan that is over, stay part of the
+        past.
 
         Raises:
             FactError: Facts have changed since they were proposed, or are part of two
                 proposals; it names their ids. Nothing is changed then.
         """
-        gone = {one.retired.id: one.applied(utc_now()) for one in proposals}
-        facts = [fact for one in proposals for fact in one.facts]
+        now = utc_now()
+        retired = {proposal.retired.id: proposal.applied(now) for proposal in proposals}
+        facts = list(chain.from_iterable(proposal.facts for proposal in proposals))
 
-        def changed(stored: Mapping[str, Fact]) -> list[Fact]:
+        def change(stored: Mapping[str, Fact]) -> list[Fact]:
             wrong = {fact.id for fact in facts if stored.get(fact.id) != fact}
-            # By proposals of two times, two facts could give way to each other.
-            if wrong := wrong | {
-                one.keep.id for one in proposals if one.keep and one.keep.id in gone
-            }:
+            # By proposals of two times, two facts could replace each other.
+            for proposal in proposals:
+                if proposal.keep and proposal.keep.id in retired:
+                    wrong.add(proposal.keep.id)
+            if wrong:
                 raise FactError(
                     "Expected facts as they were proposed, each kept or retired; nothing was changed, because of "
                     f"{', '.join(sorted(wrong))}. Leave out the proposals with these ids, or ask for new ones."
                 )
-            return list(gone.values())
+            return list(retired.values())
 
-        return len(
-            await self._store.facts.change(
-                self.namespace, changed, [one.id for one in facts], view=self._view
-            )
+        changed = await self._store.facts.change(
+            self.namespace, change, [fact.id for fact in facts], view=self._view
         )
+        return len(changed)
 
     async def aundo(self, proposals: Sequence[Proposal]) -> int:
-        """Let the facts hold again that ``aapply`` has retired, in one transaction; returns how many there were.
+        """Let the facts hold again that ``aapply`` has retired, in one transaction; return their number.
 
-        They keep that they were retired, as by ``arestore``, and have the end that they
-        had. What was deleted or restored since stays as it is.
+        They keep the retirement, as by ``arestore``, and get back their end. A fact
+        that was deleted or restored since stays as it is.
         """
         now = utc_now()
         ends = {
-            one.retired.id: one.retired.model_dump(include=_ENDS) for one in proposals
+            proposal.retired.id: proposal.retired.model_dump(include=_ENDS)
+            for proposal in proposals
         }
 
-        def changed(stored: Mapping[str, Fact]) -> list[Fact]:
+        def change(stored: Mapping[str, Fact]) -> list[Fact]:
+            retired = filter(attrgetter("retired"), stored.values())
             return [
-                restored(one, now).model_copy(update=ends[one.id])
-                for one in stored.values()
-                if one.retired
+                restored(fact, now).model_copy(update=ends[fact.id]) for fact in retired
             ]
 
-        return len(
-            await self._store.facts.change(
-                self.namespace, changed, list(ends), view=self._view
-            )
+        changed = await self._store.facts.change(
+            self.namespace, change, list(ends), view=self._view
         )
+        return len(changed)
 
     list = in_sync(alist)
     search = in_sync(asearch)
@@ -604,33 +607,49 @@ class FactBook:
 
 
 async def known_as(book: FactBook, text: str) -> Fact | None:
-    """Return the fact of a book that says the same and holds, has ended or is pending; None if there is none."""
+    """Return the fact of a book with the same content that holds, has ended or is pending; None for none."""
     now = utc_now()
     content = normalised(text)
-    known = [
-        one
-        for one in await book.alist(state="all")
-        if not (one.retired or one.expired(now))
-    ]
-    return next((one for one in known if normalised(one.content) == content), None)
+    for fact in await book.alist(state="all"):
+        is_over = fact.retired or fact.expired(now)
+        if not is_over and normalised(fact.content) == content:
+            return fact
+    return None
+
+
+def _check_pending(
+    fact_ids: Sequence[str], facts: Mapping[str, Fact], now: datetime
+) -> None:
+    """Raise a FactError if an id is no pending fact's."""
+    pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
+    for fact_id in fact_ids:
+        if fact_id not in pending:
+            state = f"none of {len(facts)}"
+            if fact_id in facts:
+                state = facts[fact_id].state(now)
+            raise FactError(
+                f"Expected ids of pending facts; {fact_id!r} is {state}. "
+                f"Pending: {', '.join(pending[:10]) or 'none'}."
+            )
 
 
 def check_top_k(similarity_top_k: int) -> None:
-    """Raise a ValueError if the most entries of a search are less than 1."""
+    """Raise a ValueError if ``similarity_top_k`` is less than 1."""
     if similarity_top_k < 1:
         raise ValueError(
-            f"similarity_top_k is the most that is found of a kind, at least 1; saw {similarity_top_k}."
+            f"similarity_top_k must be at least 1; got {similarity_top_k}. It is the most results of a kind."
         )
 
 
 def _parse(lines: str, view: AgentView) -> list[Fact]:
-    """Return the facts of an export, which are the agent's own where no shared ones are seen."""
+    """Return the facts of an export. Where no shared facts are seen, they become the agent's own."""
     facts = []
     for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
         try:
             values = json.loads(line)
             is_head = number == 1 and isinstance(values, dict) and "version" in values
-            facts += [] if is_head else [Fact.model_validate(values)]
+            if not is_head:
+                facts.append(Fact.model_validate(values))
         except ValueError as error:
             raise FactError(
                 f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
@@ -639,8 +658,8 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
             ) from None
         if is_head and values["version"] != _SCHEMA_VERSION:
             raise FactError(
-                f"These facts have schema version {values['version']!r}, and this package knows version "
-                f"{_SCHEMA_VERSION}. Import them with the package that wrote them, or a newer one."
+                f"Expected facts of schema version {_SCHEMA_VERSION}; got schema version {values['version']!r}. "
+                "Import them with the version of this package that wrote them, or a newer one."
             )
     return [
         fact.model_copy(update={"agent_id": view.owner(fact.agent_id)})

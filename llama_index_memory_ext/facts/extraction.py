@@ -1,15 +1,19 @@
-"""Extracts facts from the log of a session: reads, asks, checks, stores, and halves or sets aside what fails."""
+"""Extracts facts from the log of a session: reads, asks, checks and stores.
+
+After a failure the next batch is shorter; a turn that always fails is set aside.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from operator import add
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
@@ -31,7 +35,7 @@ from llama_index_memory_ext.fact import (
     utc_now,
 )
 from llama_index_memory_ext.facts import prompt as asking
-from llama_index_memory_ext.facts.checks import TOOL_CHECKS, Rejection
+from llama_index_memory_ext.facts.checks import CHECKS, TOOL_CHECKS, Rejection
 from llama_index_memory_ext.facts.prompt import ANSWER, Categories, Room
 from llama_index_memory_ext.facts.source import question_before
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.fact import RetiredBy
+    from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.facts.reply import ExtractionReply
     from llama_index_memory_ext.reader_block import LogBlock
@@ -63,31 +68,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often a single turn is tried before it is set aside. After so many turns in a row
-# it may be the model that cannot do it. Then a turn has so many times as many tries,
-# and of those only one at once.
+# A turn that fails alone is set aside after three tries. After three turns set aside in
+# a row the model itself may be broken: a turn then has four times as many tries, and
+# each run makes one of them.
 _TURN_TRIES = 3
-_MOST_IN_A_ROW = 3
-_DOUBT = 4
-# How often the limits of a batch are halved at most; a failure of a single turn halves
-# them twice. With each success they grow by a fifth: what was too long for the last
-# batch may be too long for the next one.
-_MOST_HALVED = 6
-_AT_ONCE = 2
-_GROWTH = 0.25
+_MOST_SET_ASIDE_IN_A_ROW = 3
+_MORE_TRIES_IN_DOUBT = 4
+# The limits of a batch are halved at most six times; the failure of a single turn
+# halves them twice. Each success undoes a quarter of a halving: a length that was too
+# long for the last batch may be too long for the next one.
+_MOST_HALVINGS = 6
+_HALVINGS_OF_A_TURN = 2
+_HALVINGS_UNDONE = 0.25
 _BATCH_ROWS = 200
-# Of the rejected facts a model is shown so many, and tokens, and of each, with its
-# reason, so many characters.
+# Limits of the rejected facts that a model reads: their number, their tokens, and the
+# characters of each fact with its reason.
 _MOST_REJECTED = 20
 _REJECTED_TOKENS = 400
 _REJECTED_CHARACTERS = 400
-# Messages before a batch whose names and questions count for it, and their characters.
+# Limits of the messages before a batch: names and questions in them count for it.
 _CONTEXT_ROWS = 10
 _CONTEXT_CHARACTERS = 1_000
+# Characters of a tool's result that are compared with a fact of an agent.
+_RESULT_CHARACTERS = 20_000
+# Tokens of a verdict on one candidate, at most.
+_VERDICT_TOKENS = 60
+_APPLY_TRIES = 3
 
 
-# What is done after a failure: ask again at once, or after a pause, also where nothing
-# pauses otherwise ("stop"), or leave the turn behind.
+# The next step after a failure. "again": try at once. "pause": try after a pause.
+# "stop": pause even where no pause is usual. "set aside": leave the turn behind.
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
 
 
@@ -97,14 +107,15 @@ _MOST_NOTED = 50
 
 
 class Progress(NamedTuple):
-    """What a reader knows of the next batch, and of the turns that it has set aside; stored with its cursor.
+    """The state of a facts' reader, stored with its cursor.
 
-    ``most_turns`` is how many turns the next batch may have, after a failure. ``tries``
-    counts the failures of a single turn. ``in_a_row`` turns were set aside since the
-    last success. ``halved`` is how often the limits of tokens are halved: they grow
-    again with each success. ``days`` has the calls, and the tokens sent and received,
-    of each of the last days; ``rejected`` the day, the reason, and the first and last
-    row of what was not stored then.
+    ``most_turns``: limit of turns in the next batch, after a failure.
+    ``tries``: failures of a single turn.
+    ``in_a_row``: turns that were set aside since the last success.
+    ``halved``: how often the limits of tokens are halved.
+    ``set_aside``: the turns that were set aside.
+    ``days``: calls, tokens sent and tokens received, by day.
+    ``rejected``: day, reason, first row and last row of each rejection.
     """
 
     most_turns: int | None = None
@@ -117,99 +128,108 @@ class Progress(NamedTuple):
 
     def succeeded(self) -> Progress:
         """Return the progress after a batch was stored."""
-        return self._replace(
-            most_turns=None, tries=0, in_a_row=0, halved=max(self.halved - _GROWTH, 0)
-        )
+        halved = max(self.halved - _HALVINGS_UNDONE, 0)
+        return self._replace(most_turns=None, tries=0, in_a_row=0, halved=halved)
 
     def leaving(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
-        left = (*self.set_aside, turn)
         return self._replace(
             most_turns=None,
             tries=0,
             in_a_row=self.in_a_row + 1,
             halved=0,
-            set_aside=left,
+            set_aside=(*self.set_aside, turn),
         )
 
     def noting(
         self, today: date, used: Usage, reasons: Iterable[str], first: int, last: int
     ) -> Progress:
-        """Return the progress with what a batch of these rows took today, and why some of its reply was rejected."""
-        since = (today - timedelta(days=_DAYS_NOTED)).isoformat()
+        """Return the progress with today's usage and rejections for these rows."""
+        oldest_day = (today - timedelta(days=_DAYS_NOTED)).isoformat()
         day = today.isoformat()
-        spent = [
-            a + b
-            for a, b in zip(self.days.get(day, (0, 0, 0)), astuple(used), strict=False)
-        ]
-        days = {
-            name: one for name, one in {**self.days, day: spent}.items() if name > since
-        }
-        rejected: list[Sequence[str | int]] = [
-            one for one in self.rejected if str(one[0]) > since
-        ]
-        rejected += ([day, why, first, last] for why in reasons)
+        counts = (used.calls, used.prompt_tokens, used.completion_tokens)
+        before = self.days.get(day, (0, 0, 0))
+        totals = {**self.days, day: list(map(add, before, counts))}
+        days = {name: total for name, total in totals.items() if name > oldest_day}
+        rejected = [entry for entry in self.rejected if str(entry[0]) > oldest_day]
+        rejected += [(day, reason, first, last) for reason in reasons]
         return self._replace(days=days, rejected=rejected[-_MOST_NOTED:])
 
     @property
     def state(self) -> Json:
-        """The progress as JSON, about single rows (``Readers.move``); None if there is nothing to know."""
-        fields = self._asdict()
-        turns = fields.pop("set_aside")
+        """The progress as JSON for ``Readers.move``; None for a progress without content."""
         if self == Progress():
             return None
+        fields = self._asdict()
+        turns = fields.pop("set_aside")
         return {**fields, "days": dict(self.days), ROWS: [list(turn) for turn in turns]}
 
 
 def progress_of(state: Json) -> Progress:
-    """Return the progress that a cursor was stored with, also by an earlier version, which counted more.
+    """Return the progress that a cursor was stored with.
+
+    Fields of earlier versions that this version does not have are ignored.
 
     >>> progress_of({"tries": 1, "rows": [[4, 5, "FactReplyError"]]}).set_aside
     (SetAside(first=4, last=5, error='FactReplyError'),)
     """
     stored = state or {}
     turns = tuple(SetAside(*turn) for turn in stored.get(ROWS, ()))
-    return Progress(
-        **{name: stored[name] for name in Progress._fields if name in stored},
-        set_aside=turns,
-    )
+    fields = {name: stored[name] for name in Progress._fields if name in stored}
+    return Progress(**fields, set_aside=turns)
 
 
-def after_failure(
-    progress: Progress, blame: Blame, turns: int
-) -> tuple[Action, Progress]:
-    """Return what to do after a batch of so many turns has failed, and the progress then.
+class Decision(NamedTuple):
+    """The next step after a failure, and the progress to store."""
 
-    A batch is halved until the turn is alone that fails. Alone it is tried three times,
-    with less of it each time, and then set aside; more often, and with a pause each
-    time, where it may not be the turn that is to blame. Where the answer takes too long
-    there is less to read the next time, and nothing is set aside.
+    action: Action
+    progress: Progress
+
+
+def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
+    """Return the next step after a batch of so many turns has failed.
+
+    A batch is halved until the failing turn is alone. A single turn is tried three
+    times, with a shorter text each time, and then set aside. If the model itself seems
+    broken, the turn has more tries, with a pause before each. After a timeout the next
+    text is shorter, and no turn is set aside.
     """
     if blame == "model":
-        return "pause", progress
-    halvings = 1 if blame == "length" else _AT_ONCE
-    shorter = progress._replace(halved=min(progress.halved + halvings, _MOST_HALVED))
+        return Decision("pause", progress)
     if blame == "length":
-        return "pause", shorter
+        return Decision("pause", _halved(progress, 1))
     if turns > 1:
-        return ("again" if blame == "turns" else "pause"), progress._replace(
-            most_turns=turns // 2, tries=0
-        )
-    is_doubtful = blame == "unknown" or progress.in_a_row >= _MOST_IN_A_ROW
-    tries = progress.tries + 1
-    if tries >= _TURN_TRIES * (_DOUBT if is_doubtful else 1):
-        return "set aside", progress
-    return ("stop" if is_doubtful else "pause"), shorter._replace(
-        most_turns=1, tries=tries
+        action: Action = "again" if blame == "turns" else "pause"
+        return Decision(action, progress._replace(most_turns=turns // 2, tries=0))
+    is_model_in_doubt = (
+        blame == "unknown" or progress.in_a_row >= _MOST_SET_ASIDE_IN_A_ROW
     )
+    most_tries = _TURN_TRIES
+    if is_model_in_doubt:
+        most_tries *= _MORE_TRIES_IN_DOUBT
+    tries = progress.tries + 1
+    if tries >= most_tries:
+        return Decision("set aside", progress)
+    shorter = _halved(progress, _HALVINGS_OF_A_TURN)
+    action = "stop" if is_model_in_doubt else "pause"
+    return Decision(action, shorter._replace(most_turns=1, tries=tries))
+
+
+def _halved(progress: Progress, halvings: int) -> Progress:
+    return progress._replace(halved=min(progress.halved + halvings, _MOST_HALVINGS))
 
 
 class Batch(NamedTuple):
-    """The ``turns`` that are read at once: their rows, with the reader's cursor, and what is said in them.
+    """The turns that one request reads.
 
-    The last question was asked, and the last message written, at these times.
-    ``before`` is what was said right before, ``room`` what a request may have, and
-    ``spent`` takes what the requests have used.
+    ``unread``: their rows, with the reader's cursor.
+    ``lines``: the texts of the rows, without empty ones.
+    ``turns``: how many turns they are.
+    ``asked_at``: the time of the last question.
+    ``ended_at``: the time of the last message.
+    ``before``: the lines right before the batch.
+    ``room``: the limits of a request.
+    ``spent``: collects the usage of the requests.
     """
 
     unread: LogPage
@@ -222,31 +242,52 @@ class Batch(NamedTuple):
     spent: list[Usage]
 
 
-class Extracted(NamedTuple):
-    """The facts that a reply changes, the validated reply, the model's seconds, and how many messages it has read.
+class Applied(NamedTuple):
+    """A validated reply of a tool, and all facts that it has changed."""
 
-    ``seconds`` is None if no model was asked. If another process was faster, nothing
-    was stored: all else is empty.
+    reply: ValidatedReply
+    changed: Sequence[Fact] = ()
+
+
+class RecentLines(NamedTuple):
+    """The last lines of a session, and the results of its tools, oldest first."""
+
+    lines: list[Utterance]
+    results: list[Utterance]
+
+
+class Extracted(NamedTuple):
+    """The facts that a batch has changed, and how it was read.
+
+    ``reply``: the validated reply.
+    ``seconds``: the time that the model took; None if no model was asked.
+    ``usage``: the calls of the model and their tokens.
+    ``messages``: how many messages were read.
+
+    All fields but ``seconds`` are empty if another process was faster.
     """
 
     changed: Sequence[Fact] = ()
     reply: ValidatedReply = ValidatedReply()
     seconds: float | None = None
+    usage: Usage = Usage()
     messages: int = 0
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Extracts the facts of one user (those ``known``) from the log of one session, as this ``reader`` of it.
+    """Extracts the facts of one user from the log of one session.
 
-    Its settings are those of the ``block``. With ``review`` what it learns is pending.
-    ``rejections`` counts the entries of replies that are not stored, by reason, and
-    ``usage`` the calls by their kind. ``at_once``: what depends on a turn is tried
-    again without a pause, because nothing else would try it. ``is_own``: the user is
-    that of the memory, who never stands for a team.
+    ``reader``: the name of the cursor.
+    ``block``: its model, tokenizer and settings are used.
+    ``rejections``: counts the entries of replies that are not stored, by reason.
+    ``usage``: the usage of the model, by kind of call.
+    ``at_once``: a turn that fails is tried again without a pause.
+    ``review``: new facts are pending.
+    ``is_own``: the user is the user of the memory, who never stands for a team.
     """
 
-    known: UserFacts
+    user_facts: UserFacts
     session_id: str
     reader: str
     block: LogBlock
@@ -269,11 +310,11 @@ class Extractor:
     async def extract_next(
         self, *, least_turns: int = 0, answered: bool = False
     ) -> Extracted | None:
-        """Extract one batch; None if fewer than ``least_turns`` turns are left. If the model fails, it stays unread.
+        """Extract one batch; None if fewer than ``least_turns`` turns are unread.
 
-        ``answered``: of the current turn, only if it has its answer. What the model
-        raises is raised, unless the batch was halved, or a turn that fails again and
-        again set aside.
+        With ``answered``, the current turn is read only if it has its answer. If the
+        model fails, the batch stays unread. The error is raised, unless the reader can
+        go on at once with a shorter batch or with the next turn.
         """
         batch = await self._next_batch(least_turns, answered=answered)
         if batch is None:
@@ -290,12 +331,13 @@ class Extractor:
 
     async def set_aside(self) -> tuple[SetAside, ...]:
         """Return the turns that were set aside, oldest first."""
-        _, state = await self.known.store.readers.state(self.session_id, self.reader)
+        store = self.user_facts.store
+        _, state = await store.readers.state(self.session_id, self.reader)
         return progress_of(state).set_aside
 
     async def extract_again(self, turn: SetAside) -> Extracted:
-        """Extract a turn that was set aside; if the model fails it stays so, and what the model raises is raised."""
-        page = await self.known.store.readers.unread(
+        """Extract a turn that was set aside. If the model fails, it stays set aside, and the error is raised."""
+        page = await self.user_facts.store.readers.unread(
             self.session_id,
             self.reader,
             with_active=True,
@@ -307,28 +349,27 @@ class Extractor:
         if not rows or turn not in progress.set_aside:
             return Extracted()
         room = self._room()
-        batch = await self._batch(
-            replace(page, rows=rows), await self._said(rows, room), room
-        )
-        left = tuple(one for one in progress.set_aside if one != turn)
-        return await self._learn(batch, progress._replace(set_aside=left))
+        lines = await self._lines_of(rows, room)
+        batch = await self._batch(replace(page, rows=rows), lines, room)
+        remaining = tuple(entry for entry in progress.set_aside if entry != turn)
+        return await self._learn(batch, progress._replace(set_aside=remaining))
 
-    async def recent(self) -> tuple[list[Utterance], list[Utterance]]:
-        """Return what was said last in the session, oldest first, and what tools gave; the current turn included."""
-        readers = self.known.store.readers
+    async def recent(self) -> RecentLines:
+        """Return the last lines of the session and its tools' results, the current turn included."""
+        readers = self.user_facts.store.readers
         page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(
             self.session_id, "", with_active=True, after=after
         )
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        # Of a tool's result so much is compared with what an agent remembers.
-        results = [
-            Utterance(row.id, row.role, (row.message.content or "")[:20_000])
-            for row in rows
-            if row.is_result
-        ]
-        return [one for one in await self._said(rows, Room()) if one.text], results
+        results = []
+        for row in rows:
+            if row.is_result:
+                text = (row.message.content or "")[:_RESULT_CHARACTERS]
+                results.append(Utterance(row.id, row.role, text))
+        lines = await self._lines_of(rows, Room())
+        return RecentLines(_with_text(lines), results)
 
     async def apply(
         self,
@@ -338,306 +379,347 @@ class Extractor:
         *,
         others: str = "",
         retired_by: RetiredBy | None = None,
-    ) -> tuple[ValidatedReply, Sequence[Fact]]:
-        """Store a reply that comes from a tool; return it validated, and all facts that it has changed.
+    ) -> Applied:
+        """Store a reply that comes from a tool.
 
-        A web page may tell a model with tools what to store: of what is new, two
-        keywords in five must be the user's. ``about`` are the facts that the reply
-        names by their places, from 1, and ``others`` is what tools said.
+        A web page may tell a model with tools to store a fact. So two keywords in five
+        of a new fact must be the user's.
+
+        Args:
+            reply: The reply.
+            lines: The conversation.
+            about: The facts that the reply names by their places, from 1.
+            others: The texts that tools returned.
+            retired_by: The cause of a retirement; None: the words decide.
+
+        Raises:
+            StoreError: Facts of the user are being deleted.
         """
-        for _ in range(3):
-            known = await self.known.read()
-            seen = known.changes
-            before = known.facts
-            rules: Any = {
-                "checks": TOOL_CHECKS,
-                "others": others,
-                "retired_by": retired_by,
-            }
-            changed, valid = self._changes(
-                await self._validated(reply, lines, about, utc_now(), **rules)
+        for _ in range(_APPLY_TRIES):
+            user_facts = await self.user_facts.read()
+            changes = user_facts.changes
+            before = user_facts.facts
+            valid = await self._validated(
+                reply,
+                lines,
+                about,
+                utc_now(),
+                checks=TOOL_CHECKS,
+                others=others,
+                retired_by=retired_by,
             )
+            valid = self._with_agent(valid)
+            self.rejections.update(valid.rejections)
+            changed = self._changed_facts(valid)
             if not changed:
-                return valid, ()
-            if await self.known.store.facts.write(
-                known.namespace, changed, seen, view=known.view
+                return Applied(valid)
+            if await user_facts.store.facts.write(
+                user_facts.namespace, changed, changes, view=user_facts.view
             ):
-                await self._tell(Extracted(changed, valid), before)
-                await self.known.refresh(is_read=is_heard())
-                return valid, changed
+                await self._send_event(Extracted(changed, valid), before)
+                await self.user_facts.refresh(is_read=is_heard())
+                return Applied(valid, changed)
         raise StoreError(
-            "Facts of this user are being deleted at the same time. Try it again."
+            "Expected to store facts; facts of this user are being deleted at the same time. Try again."
         )
 
     async def _next_batch(self, least_turns: int, *, answered: bool) -> Batch | None:
-        """Return as many of the oldest unread rows as one request may have; None if they are too few turns.
+        """Return the oldest unread rows that fit one request; None for too few turns."""
+        unread = await self._registered_rows()
+        progress = progress_of(unread.state)
+        rows = unread.rows
+        room = self._room(progress.halved) if rows else Room()
+        lines = await self._lines_of(rows, room)
+        end = _end_of_turns(rows, lines, answered=answered)
+        starts = [line.is_users for line in lines[:end]]
+        if len(rows) < _BATCH_ROWS:
+            if not any(starts):
+                self.user_facts.store.jobs.unread.discard(self.session_id)
+            if not end or sum(starts) < least_turns:
+                return None
+        texts = [line.text for line in lines[:end]]
+        count = self.block.tokenizer_fn.count
+        end = asking.batch_end(
+            starts,
+            await asyncio.to_thread(lambda: list(map(count, texts))),
+            [row.said_at and row.said_at.date() for row in rows[:end]],
+            token_limit=room.batch,
+            most_turns=progress.most_turns,
+        )
+        return await self._batch(replace(unread, rows=rows[:end]), lines[:end], room)
 
-        The session is registered as the user's before anything is made of them.
+    async def _registered_rows(self) -> LogPage:
+        """Return the unread rows, after the session is registered as the user's.
+
+        A plain Memory may have written the session, which registers no user.
         """
-        store = self.known.store
-        if self.known.namespace == anonymous(self.session_id):
-            own = None
-        else:
-            own = self.known.namespace
+        store = self.user_facts.store
+        user: str | None = self.user_facts.namespace
+        if user == anonymous(self.session_id):
+            user = None
         while True:
             unread = await store.readers.unread(
                 self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS
             )
             if unread.registered or not unread.rows:
-                break
-            # The session may be one that a plain Memory has written.
+                return unread
             await store.users.claim(
-                self.session_id, Opening(own), readers=[self.reader], epoch=unread.epoch
+                self.session_id,
+                Opening(user),
+                readers=[self.reader],
+                epoch=unread.epoch,
             )
-        progress = progress_of(unread.state)
-        rows = unread.rows
-        if rows:
-            room = self._room(progress.halved)
-        else:
-            room = Room()
-        said = await self._said(rows, room)
-        # A full batch is extracted in any case: a turn of very many tool calls must not
-        # stand in the way for ever.
-        end = len(rows)
-        is_full = len(rows) >= _BATCH_ROWS
-        if answered:
-            end = (
-                asking.answered_end(said, [row.is_active for row in rows])
-                or is_full * end
-            )
-        starts = [one.is_users for one in said[:end]]
-        if not any(starts) and not is_full:
-            store.jobs.unread.discard(self.session_id)
-        if not end or (sum(starts) < least_turns and not is_full):
-            return None
-        texts = [one.text for one in said[:end]]
-        count = self.block.tokenizer_fn.count
-        tokens = await asyncio.to_thread(lambda: [count(text) for text in texts])
-        days = [row.said_at and row.said_at.date() for row in rows[:end]]
-        end = asking.batch_end(
-            starts, tokens, days, token_limit=room.batch, most_turns=progress.most_turns
-        )
-        return await self._batch(replace(unread, rows=rows[:end]), said[:end], room)
 
-    async def _said(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
-        """Return what each row says, clipped to half a batch, and who: the user whose facts these are, or another one.
+    async def _lines_of(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
+        """Return the text and the speaker of each row; a text is clipped to half a batch.
 
-        The facts of a user who does not talk here, as of a team, are those of all who
-        do. LlamaIndex's own memory has written all that is put as the user's as such.
+        A user who does not talk in the session, such as a team, has the facts of all
+        its users. A message that LlamaIndex's own memory has written is the user's.
         """
-        user = self.known.namespace
-        owners = await self.known.store.users.owners(self.session_id)
-        talks = self.is_own or user in owners
-        # As long as a session has one user, no row says whose it is.
-        is_alone = set(owners) <= {user}
-        limit = room.batch // 2
+        user = self.user_facts.namespace
+        owners = await self.user_facts.store.users.owners(self.session_id)
+        user_ids: set[str | None] | None = None
+        if self.is_own or user in owners:
+            user_ids = {user}
+            # As long as a session has one user, no row says whose it is.
+            if set(owners) <= {user}:
+                user_ids.add(None)
+        # Counting some megabytes takes a second, which must not block the event loop.
+        return await asyncio.to_thread(
+            self._read_lines, rows, user_ids, room.batch // 2
+        )
 
-        def read() -> list[Utterance]:
-            said = []
-            speaker = ""
-            for row, message in zip(
-                rows, as_taken(row.message for row in rows), strict=True
-            ):
-                is_users = row.user_id == user or (row.user_id is None and is_alone)
-                is_others = False
-                if message.role == MessageRole.USER:
-                    speaker = row.user_id or ""
-                    is_others = talks and not is_users
-                text = spoken(message)
-                # No token is shorter than a byte.
-                if len(text.encode()) > limit:
-                    text = self.block.tokenizer_fn.clip(text, limit)
-                if is_others:
+    def _read_lines(
+        self, rows: Sequence[LogRow], user_ids: set[str | None] | None, limit: int
+    ) -> list[Utterance]:
+        """Return the lines of rows. A question of a user outside ``user_ids`` gets another role."""
+        lines = []
+        speaker = ""
+        messages = as_taken(row.message for row in rows)
+        for row, message in zip(rows, messages, strict=True):
+            role = message.role.value
+            if message.role == MessageRole.USER:
+                speaker = row.user_id or ""
+                if user_ids is not None and row.user_id not in user_ids:
                     role = OTHER_ROLE
-                else:
-                    role = message.role.value
-                said.append(Utterance(row.id, role, text, speaker))
-            return said
-
-        # Counting some megabytes takes a second, for which the event loop must not be
-        # blocked.
-        return await asyncio.to_thread(read)
+            text = spoken(message)
+            # No token is shorter than a byte.
+            if len(text.encode()) > limit:
+                text = self.block.tokenizer_fn.clip(text, limit)
+            lines.append(Utterance(row.id, role, text, speaker))
+        return lines
 
     def _room(self, halved: float = 0) -> Room:
-        """Return what a request has room for, after so many halvings; all that we ask for if that is unknown."""
+        """Return the limits of a request after so many halvings; the defaults for an unknown model."""
         llm = self.block.known_llm()
         window = context_window(llm) if llm else None
         answer = getattr(llm, "max_tokens", None)
+        if not isinstance(answer, int):
+            answer = None
         fixed = 0
         if window:
-            texts = [
-                *(message.content or "" for message in self._prompt(())),
-                *asking.form_texts(tuple(self.categories)),
-            ]
+            texts = [message.content or "" for message in self._prompt(())]
+            texts += asking.form_texts(tuple(self.categories))
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
-        return asking.room_in(
-            window,
-            fixed,
-            halved=halved,
-            answer=answer if isinstance(answer, int) else None,
-        )
+        return asking.room_in(window, fixed, halved=halved, answer=answer)
 
     async def _batch(
-        self, unread: LogPage, said: Sequence[Utterance], room: Room
+        self, unread: LogPage, lines: Sequence[Utterance], room: Room
     ) -> Batch:
-        """Return rows and what they say as a batch; a short answer may need what was asked right before it."""
+        """Return a batch of rows and their lines, with the lines right before it.
+
+        A short answer may need the question that it answers.
+        """
         rows = unread.rows
         now = utc_now()
-        page = await self.known.store.readers.page(
+        page = await self.user_facts.store.readers.page(
             self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS
         )
-        before = [one for one in await self._said(page.rows, Room()) if one.text]
-        before = [one._replace(text=one.text[-_CONTEXT_CHARACTERS:]) for one in before]
-        # No time is after now: a clock may have been ahead. The default is now.
-        asked = [
-            min(row.said_at or now, now)
-            for row, one in zip(rows, said, strict=True)
-            if one.is_users
+        before = [
+            line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
+            for line in _with_text(await self._lines_of(page.rows, Room()))
         ]
-        # What comes before the first question belongs to a turn of an earlier batch.
-        turns = len(asked) + (not said[0].is_users)
-        times = asked[-1] if asked else now, min(rows[-1].said_at or now, now)
+        # No time is after now: a clock may have been ahead. Rows before the first
+        # question belong to a turn of an earlier batch.
+        turns = int(not lines[0].is_users)
+        asked_at = now
+        for row, line in zip(rows, lines, strict=True):
+            if line.is_users:
+                turns += 1
+                asked_at = min(row.said_at or now, now)
+        ended_at = min(rows[-1].said_at or now, now)
         return Batch(
-            unread, [one for one in said if one.text], turns, *times, before, room, []
+            unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
         )
 
     async def _learn(self, batch: Batch, progress: Progress) -> Extracted:
-        """Ask for the facts of a batch, check them, and store them with the cursor and the progress.
+        """Extract the facts of a batch, and store them with the cursor and the progress.
 
-        No model is asked where the user has said nothing. Raises what the model raises,
-        a FactReplyError for an answer that cannot be read, a TruncatedReplyError for
-        one that is not whole, if there is more than one turn.
+        No model is asked about a batch without a line of the user.
+
+        Raises:
+            FactReplyError: The answer cannot be read.
+            TruncatedReplyError: The answer about several turns was cut off.
+            Exception: The error of the model.
         """
-        known = await self.known.read()
-        seen = known.changes
-        before = known.facts
+        user_facts = await self.user_facts.read()
+        changes = user_facts.changes
+        before = user_facts.facts
         learned = Extracted()
         if any(line.is_users for line in batch.lines):
-            started = perf_counter()
-            reply, related = await self._reported(batch)
-            valid = await self._validated(
-                reply, batch.lines, related, batch.asked_at, context=batch.before
-            )
-            if self.verify and valid.claims:
-                places = range(1, len(related) + 1)
-                quotes = {
-                    related[one.number - 1].id: one.quote
-                    for one in reply.retired
-                    if one.number in places
-                }
-                valid = await self._verified(valid, batch, quotes)
-            learned = Extracted(
-                *self._changes(valid, review=self.review), perf_counter() - started
-            )
-            reasons = [one.reason for one in learned.reply.rejected]
+            learned = await self._extracted(batch)
             rows = batch.unread.rows
             progress = progress.noting(
                 utc_now().date(),
-                sum(batch.spent, Usage()),
-                reasons,
+                learned.usage,
+                [rejection.reason for rejection in learned.reply.rejected],
                 rows[0].id,
                 rows[-1].id,
             )
-        stored = await self.known.store.facts.write_extracted(
-            known.namespace,
+        is_stored = await user_facts.store.facts.write_extracted(
+            user_facts.namespace,
             learned.changed,
-            seen,
+            changes,
             session_id=self.session_id,
             reader=self.reader,
             unread=batch.unread,
             state=progress.state,
-            view=known.view,
+            view=user_facts.view,
         )
-        if stored:
+        if is_stored:
             learned = learned._replace(messages=len(batch.unread.rows))
-            await self._tell(learned, before, batch.spent)
+            await self._send_event(learned, before)
         if learned.changed:
-            await self.known.refresh(is_read=stored and is_heard())
-        if stored:
+            await self.user_facts.refresh(is_read=is_stored and is_heard())
+        if is_stored:
             return learned
         return Extracted(seconds=learned.seconds)
 
-    async def _reported(self, batch: Batch) -> tuple[ExtractionReply, Sequence[Fact]]:
-        """Return what the model reports of a batch, and the known facts that it was shown.
+    async def _extracted(self, batch: Batch) -> Extracted:
+        """Return the facts that a batch changes, checked and not yet stored."""
+        started = perf_counter()
+        related = await self._related_facts(batch)
+        reply = await self._report(batch, related)
+        valid = await self._validated(
+            reply, batch.lines, related, batch.asked_at, context=batch.before
+        )
+        if self.verify and valid.claims:
+            quotes = {}
+            for entry in reply.retired:
+                if 1 <= entry.number <= len(related):
+                    quotes[related[entry.number - 1].id] = entry.quote
+            valid = await self._verified(valid, batch, quotes)
+        valid = self._with_agent(valid)
+        if self.review:
+            valid = _pending_reply(valid, self.user_facts)
+        self.rejections.update(valid.rejections)
+        changed = self._changed_facts(valid)
+        usage = sum(batch.spent, Usage())
+        return Extracted(changed, valid, perf_counter() - started, usage)
 
-        It is shown no fact that was learned from later words: an old conversation would
-        seem to correct it.
-        """
+    async def _report(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
+        """Return the model's reply about a batch, and about the facts that it may change."""
         counter = self.block.tokenizer_fn
-        room = batch.room
-        known = (*self.known.active, *self.known.pending)
-        related = [
-            fact
-            for fact in known
-            if fact.created_at <= max(batch.asked_at, batch.ended_at)
-        ]
-        # No token is shorter than a byte, and none of the numbers and marks around a
-        # fact has more than six.
-        if sum(len(fact.content.encode()) + 6 for fact in related) > room.known:
-            texts = asking.texts_in(batch.lines)
-            present = self.known.present
-            await present.prepare(texts)
-            related = await asyncio.to_thread(
-                asking.offered, related, texts, present, counter, room.known
-            )
-        # More of it would be learned twice, and a model may have refused to read it.
-        answered = question_before([*batch.before, *batch.lines], len(batch.before))
-        last = batch.before[-1:] if answered else ()
-        before = [
-            line._replace(text=counter.tail(line.text, room.before)) for line in last
-        ]
+        # A longer context would be learned twice, and a model may have refused to read
+        # it.
+        before = []
+        if question_before([*batch.before, *batch.lines], len(batch.before)):
+            question = batch.before[-1]
+            text = counter.tail(question.text, batch.room.before)
+            before = [question._replace(text=text)]
         prompt = self._prompt(
             batch.lines, related, said_on=batch.asked_at.date(), before=before
         )
-        tokens = min(
-            room.answer, ANSWER + sum(counter.count(line.text) for line in batch.lines)
-        )
-        with self._counted("facts", prompt, batch) as heard:
+        tokens = ANSWER + sum(counter.count(line.text) for line in batch.lines)
+        with self._counted("facts", prompt, batch) as responses:
             reply, response = await asking.ask_for_facts(
                 self.block.chosen_llm(),
                 prompt,
                 categories=self.categories,
-                answer_tokens=tokens,
-                heard=heard,
+                answer_tokens=min(batch.room.answer, tokens),
+                heard=responses,
             )
         if was_truncated(response) and batch.turns > 1:
             raise TruncatedReplyError(
-                "Expected a whole answer; saw one that was cut off. The turns are asked for apart."
+                "Expected a whole answer; it was cut off. Each half of the turns is read alone next."
             )
-        return reply, related
+        return reply
+
+    async def _related_facts(self, batch: Batch) -> Sequence[Fact]:
+        """Return the facts that the batch may change, within the limit of a request.
+
+        Facts of later words are left out: an old conversation would seem to correct
+        them.
+        """
+        last = max(batch.asked_at, batch.ended_at)
+        user_facts = self.user_facts
+        facts = [
+            fact
+            for fact in (*user_facts.active, *user_facts.pending)
+            if fact.created_at <= last
+        ]
+        # No token is shorter than a byte. The number and the marks around a fact have
+        # at most six.
+        most_tokens = sum(len(fact.content.encode()) + 6 for fact in facts)
+        if most_tokens <= batch.room.known:
+            return facts
+        texts = asking.texts_in(batch.lines)
+        present = user_facts.present
+        await present.prepare(texts)
+        return await asyncio.to_thread(
+            asking.offered,
+            facts,
+            texts,
+            present,
+            self.block.tokenizer_fn,
+            batch.room.known,
+        )
 
     def _prompt(
-        self, lines: Sequence[Utterance], known: Sequence[Fact] = (), **told: Any
+        self,
+        lines: Sequence[Utterance],
+        facts: Sequence[Fact] = (),
+        *,
+        said_on: date | None = None,
+        before: Sequence[Utterance] = (),
     ) -> list[ChatMessage]:
-        told |= {"categories": self.categories, "instructions": self.instructions}
-        rejected = [
-            f"{one.content} ({one.retired_reason})"
-            for one in self.known.refused[: -_MOST_REJECTED - 1 : -1]
-        ]
-        texts = [
-            f"- {asking.on_one_line(one[:_REJECTED_CHARACTERS])}\n" for one in rejected
-        ]
-        kept = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
-        shown = "".join(texts[i] for i in kept)
-        told["rejected"] = (
-            shown
-            and f"Do not report these again:\n<rejected_facts>\n{shown}</rejected_facts>\n"
+        return asking.extraction_prompt(
+            lines,
+            facts,
+            today=utc_now().date(),
+            said_on=said_on,
+            categories=self.categories,
+            instructions=self.instructions,
+            before=before,
+            rejected=self._rejected_text(),
         )
-        return asking.extraction_prompt(lines, known, today=utc_now().date(), **told)
+
+    def _rejected_text(self) -> str:
+        """Return the facts that a person has rejected, newest first, for the prompt; "" for none."""
+        texts = []
+        newest_first = self.user_facts.rejected[::-1]
+        for fact in newest_first[:_MOST_REJECTED]:
+            text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
+            texts.append(f"- {asking.on_one_line(text)}\n")
+        places = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
+        joined = "".join(texts[i] for i in places)
+        if not joined:
+            return ""
+        return (
+            f"Do not report these again:\n<rejected_facts>\n{joined}</rejected_facts>\n"
+        )
 
     @contextmanager
     def _counted(
         self, kind: str, prompt: Sequence[ChatMessage], batch: Batch
     ) -> Iterator[list[ChatResponse]]:
-        """Count the tokens of the responses that are heard, also if the model fails in the end."""
-        heard: list[ChatResponse] = []
+        """Count the tokens of the responses in the list, also if the model fails in the end."""
+        responses: list[ChatResponse] = []
         try:
-            yield heard
+            yield responses
         finally:
-            used = [
-                usage_of(prompt, response, self.block.tokenizer_fn)
-                for response in heard
-            ]
+            count = self.block.tokenizer_fn
+            used = [usage_of(prompt, response, count) for response in responses]
             self.usage[kind] = sum(used, self.usage.get(kind, Usage()))
             batch.spent.extend(used)
 
@@ -646,32 +728,46 @@ class Extractor:
         reply: ExtractionReply,
         lines: Sequence[Utterance],
         related: Sequence[Fact],
-        then: datetime,
-        **rules: Any,
+        said_at: datetime,
+        *,
+        context: Sequence[Utterance] = (),
+        checks: Sequence[Check] = CHECKS,
+        others: str = "",
+        retired_by: RetiredBy | None = None,
     ) -> ValidatedReply:
-        """Return what of a reply is stored, by the rules of ``validate_reply``."""
-        known = self.known
+        """Return the entries of a reply that pass ``validate_reply``."""
+        user_facts = self.user_facts
         # A fact that was deleted since must not come back by being retired.
-        about = [
-            known.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
+        current = [
+            user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in related
         ]
-        rules |= {"session_id": self.session_id, "min_confidence": self.min_confidence}
-        rules |= {"active": (*known.active, *known.pending), "past": known.past}
         await wait_until_loaded()
-        # Dates and languages of a long text take a while, for which the event loop must
-        # not be blocked.
+        # Dates and languages of a long text take a while, which must not block the
+        # event loop.
         return await asyncio.to_thread(
-            validate_reply, reply, lines, about, now=then, **rules
+            validate_reply,
+            reply,
+            lines,
+            current,
+            now=said_at,
+            active=(*user_facts.active, *user_facts.pending),
+            past=user_facts.past,
+            session_id=self.session_id,
+            min_confidence=self.min_confidence,
+            checks=checks,
+            context=context,
+            others=others,
+            retired_by=retired_by,
         )
 
     async def _verified(
         self, valid: ValidatedReply, batch: Batch, quotes: dict[str, str]
     ) -> ValidatedReply:
-        """Return what a second call leaves of a validated reply: all of it if that gives no verdict.
+        """Return the entries of a validated reply that a second call confirms.
 
-        Raises what the model raises if nobody has answered: the batch is read again
-        then.
+        All entries stay if the model gives no verdict. If it did not answer at all, its
+        error is raised, and the batch is read again.
         """
         from llama_index_memory_ext.facts import verification  # where it is switched on
 
@@ -680,144 +776,91 @@ class Extractor:
             verification.verification_prompt, valid, quotes, batch.lines
         )
         try:
-            with self._counted("verification", prompt, batch) as heard:
+            with self._counted("verification", prompt, batch) as responses:
                 judgements, _ = await asking.ask(
                     self.block.chosen_llm(),
                     prompt,
                     verification.VERDICT_TOOL,
                     verification.VERDICT_FORM,
                     lambda texts, _: verification.parse_verdict(texts, count),
-                    # A verdict on a candidate has at most 60 tokens.
-                    answer_tokens=min(batch.room.answer, ANSWER + 60 * count),
-                    heard=heard,
+                    answer_tokens=min(
+                        batch.room.answer, ANSWER + _VERDICT_TOKENS * count
+                    ),
+                    heard=responses,
                 )
         except Exception as error:
             if blame_of(error) in ("model", "length"):
                 raise
-            told = "%d facts were not verified (%s); they are stored without it."
-            logger.warning(told, count, type(error).__name__)
+            logger.warning(
+                "%d facts were not verified (%s); they are stored without it.",
+                count,
+                type(error).__name__,
+            )
             return valid
         return verification.verified(valid, judgements, batch.lines)
 
-    def _changes(
-        self, valid: ValidatedReply, *, review: bool = False
-    ) -> tuple[list[Fact], ValidatedReply]:
-        """Return what changes by a validated reply; over ``max_facts`` the least confident own facts are retired.
+    def _with_agent(self, valid: ValidatedReply) -> ValidatedReply:
+        """Return the reply with the agent of each new fact.
 
-        New facts are the agent's own, but what takes the place of a shared fact is
-        shared, too.
+        A new fact is the agent's own. A fact that replaces a shared fact is shared.
         """
-        own = self.known.view.own
+        agent_id = self.user_facts.view.own
         shared_ids = {
             fact.replaced_by for fact in valid.retired if fact.agent_id is None
         }
-        new = (
-            fact if fact.id in shared_ids else fact.model_copy(update={"agent_id": own})
+        new = [
+            fact
+            if fact.id in shared_ids
+            else fact.model_copy(update={"agent_id": agent_id})
             for fact in valid.accepted
-        )
-        valid = replace(valid, accepted=tuple(new))
-        if review:
-            valid = self._pending(valid)
-        self.rejections.update(valid.rejections)
+        ]
+        return replace(valid, accepted=tuple(new))
+
+    def _changed_facts(self, valid: ValidatedReply) -> list[Fact]:
+        """Return all facts that a validated reply changes.
+
+        Over ``max_facts`` the least confident of the agent's own facts are retired.
+        """
         changed = {
             fact.id: fact
             for fact in (*valid.accepted, *valid.confirmed, *valid.retired)
         }
         if self.max_facts is not None:
             now = utc_now()
-            active = [
-                fact
-                for fact in {**self.known.facts, **changed}.values()
-                if fact.state(now) == "present"
-            ]
-            active.sort(
+            facts = {**self.user_facts.facts, **changed}.values()
+            present = [fact for fact in facts if fact.state(now) == "present"]
+            present.sort(
                 key=lambda fact: (fact.pinned, fact.confidence, fact.updated_at)
             )
-            # The limit of one agent takes no shared facts from the others.
-            mine = [fact for fact in active if fact.agent_id == own]
-            over = mine[: max(len(active) - self.max_facts, 0)]
-            changed |= {
-                fact.id: retire(fact, "over max_facts", now, by="limit")
-                for fact in over
-            }
-        return list(changed.values()), valid
-
-    def _pending(self, valid: ValidatedReply) -> ValidatedReply:
-        """Return a validated reply of which what is new, and what that ends, is pending; what was rejected is left out.
-
-        What ends without a replacement waits as a fact that says so. What the user
-        wants forgotten does not wait.
-        """
-        facts = self.known.facts
-        waiting = {fact.id: fact for fact in self.known.pending}
-        decided = {
-            normalised(fact.content): fact.id
-            for fact in (*waiting.values(), *self.known.refused)
-        }
-        fields: dict[str, Any] = {"pending": True}
-        new = {fact.id: fact.model_copy(update=fields) for fact in valid.accepted}
-        at_once = []
-        for one in valid.retired:
-            old = facts[one.id]
-            name = one.replaced_by or ""
-            if one.retired_by == "request" or (old.pending and not name):
-                at_once.append(one)
-                continue
-            fields |= {
-                "category": old.category,
-                "agent_id": old.agent_id,
-                "said_as": ONLY_ENDS,
-            }
-            waits = (
-                new.get(name)
-                or waiting.get(name)
-                or Fact(content=f"No longer true: {old.content}", **fields)
-            )
-            ends = {
-                one.id: one.model_dump(mode="json", include={*ENDING}),
-                **old.ends_facts,
-            }
-            new[waits.id] = waits.model_copy(
-                update={"ends_facts": {**waits.ends_facts, **ends}}
-            )
-        left = [
-            fact
-            for fact in new.values()
-            if decided.get(normalised(fact.content), fact.id) == fact.id
-        ]
-        again = [Rejection("duplicate", "It is pending, or was rejected.")] * (
-            len(new) - len(left)
-        )
-        confirmed = tuple(fact for fact in valid.confirmed if fact.id not in new)
-        return ValidatedReply(
-            tuple(left),
-            confirmed,
-            tuple(at_once),
-            (*valid.rejected, *again),
-            valid.doubted,
-        )
+            # The limit of one agent retires no shared facts.
+            agent_id = self.user_facts.view.own
+            own = [fact for fact in present if fact.agent_id == agent_id]
+            for fact in own[: max(len(present) - self.max_facts, 0)]:
+                changed[fact.id] = retire(fact, "over max_facts", now, by="limit")
+        return list(changed.values())
 
     async def _goes_on(
         self, error: Exception, batch: Batch, progress: Progress
     ) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""
-        action, after = after_failure(progress, blame_of(error), batch.turns)
-        unread, position = batch.unread, batch.unread.position
+        action, noted = after_failure(progress, blame_of(error), batch.turns)
+        unread = batch.unread
+        position = unread.position
         turn = SetAside(unread.rows[0].id, unread.rows[-1].id, type(error).__name__)
         if action == "set aside":
-            after = after.leaving(turn)
+            noted = noted.leaving(turn)
             position = max(turn.last, position)
-        if after == progress:
+        if noted == progress:
             return False
-        noted = await self.known.store.readers.move(
+        is_stored = await self.user_facts.store.readers.move(
             self.session_id,
             self.reader,
             epoch=unread.epoch,
             old=unread.position,
             new=position,
-            state=after.state,
+            state=noted.state,
         )
-        if noted and action == "set aside":
+        if is_stored and action == "set aside":
             logger.warning(
                 "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
                 "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
@@ -826,40 +869,130 @@ class Extractor:
                 self.session_id,
                 turn.error,
             )
-        return noted and action != "stop" and (self.at_once or action != "pause")
+        return is_stored and action != "stop" and (self.at_once or action != "pause")
 
-    async def _tell(
-        self,
-        learned: Extracted,
-        before: Mapping[str, Fact],
-        spent: Sequence[Usage] = (),
-    ) -> None:
+    async def _send_event(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
         if not is_heard():
             return
-        usage = sum(spent, Usage())
-        # What another process has stored meanwhile was left out. A new fact over
-        # ``max_facts`` is retired, too.
-        facts = (await self.known.read()).facts
-        changed = [fact for fact in learned.changed if fact.id in facts]
+        stored_facts = (await self.user_facts.read()).facts
+        new = []
+        confirmed = []
+        retired = []
+        pending = []
+        for fact in learned.changed:
+            # A change that another process had stored already was left out.
+            if fact.id not in stored_facts:
+                continue
+            # A new fact over ``max_facts`` is retired, too.
+            if fact.id not in before:
+                new.append(fact.id)
+            elif not fact.retired:
+                confirmed.append(fact.id)
+            if fact.retired:
+                retired.append(fact.id)
+            elif fact.pending:
+                pending.append(fact.id)
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
-                user_id=name_of(self.known.namespace),
-                agent_id=self.known.view.own,
+                user_id=name_of(self.user_facts.namespace),
+                agent_id=self.user_facts.view.own,
                 messages=learned.messages,
-                new=[fact.id for fact in changed if fact.id not in before],
-                confirmed=[
-                    fact.id
-                    for fact in changed
-                    if fact.id in before and not fact.retired
-                ],
-                retired=[fact.id for fact in changed if fact.retired],
-                pending=[
-                    fact.id for fact in changed if fact.pending and not fact.retired
-                ],
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                pending=pending,
                 rejections=learned.reply.rejections,
                 seconds=learned.seconds or 0.0,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
+                prompt_tokens=learned.usage.prompt_tokens,
+                completion_tokens=learned.usage.completion_tokens,
             )
         )
+
+
+def _end_of_turns(
+    rows: Sequence[LogRow], lines: Sequence[Utterance], *, answered: bool
+) -> int:
+    """Return how many of the rows can be read now; with ``answered``, only turns that have ended.
+
+    A full page is read in any case: a turn of very many tool calls would block the
+    session for ever.
+    """
+    if not answered:
+        return len(rows)
+    end = asking.answered_end(lines, [row.is_active for row in rows])
+    if not end and len(rows) >= _BATCH_ROWS:
+        return len(rows)
+    return end
+
+
+def _with_text(lines: Iterable[Utterance]) -> list[Utterance]:
+    return [line for line in lines if line.text]
+
+
+def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedReply:
+    """Return a validated reply whose new facts, and the facts that they end, wait for a person.
+
+    A fact that the user wants forgotten does not wait. A new fact that is pending
+    already, or was rejected, is left out.
+    """
+    ended_now = []
+    ended_later = []
+    for fact in valid.retired:
+        is_pending = user_facts.facts[fact.id].pending
+        if fact.retired_by == "request" or (is_pending and not fact.replaced_by):
+            ended_now.append(fact)
+        else:
+            ended_later.append(fact)
+    new = _pending_facts(valid.accepted, ended_later, user_facts)
+    decided_ids = {
+        normalised(fact.content): fact.id
+        for fact in (*user_facts.pending, *user_facts.rejected)
+    }
+    accepted = []
+    rejected = list(valid.rejected)
+    for fact in new.values():
+        if decided_ids.get(normalised(fact.content), fact.id) == fact.id:
+            accepted.append(fact)
+        else:
+            rejected.append(Rejection("duplicate", "It is pending, or was rejected."))
+    return ValidatedReply(
+        accepted=tuple(accepted),
+        confirmed=tuple(fact for fact in valid.confirmed if fact.id not in new),
+        retired=tuple(ended_now),
+        rejected=tuple(rejected),
+        doubted=valid.doubted,
+    )
+
+
+def _pending_facts(
+    accepted: Iterable[Fact], ended: Iterable[Fact], user_facts: UserFacts
+) -> dict[str, Fact]:
+    """Return the accepted facts as pending ones by id, with the facts that they will end.
+
+    A fact that ends without a replacement waits as a pending fact that says so.
+    """
+    new = {fact.id: fact.model_copy(update={"pending": True}) for fact in accepted}
+    waiting = {fact.id: fact for fact in user_facts.pending}
+    for ending in ended:
+        old = user_facts.facts[ending.id]
+        name = ending.replaced_by or ""
+        pending = new.get(name) or waiting.get(name) or _only_ending(old)
+        ends_facts = {
+            **pending.ends_facts,
+            ending.id: ending.model_dump(mode="json", include={*ENDING}),
+            **old.ends_facts,
+        }
+        new[pending.id] = pending.model_copy(update={"ends_facts": ends_facts})
+    return new
+
+
+def _only_ending(old: Fact) -> Fact:
+    """Return a pending fact that says that an old one is no longer true."""
+    return Fact(
+        content=f"No longer true: {old.content}",
+        pending=True,
+        category=old.category,
+        agent_id=old.agent_id,
+        said_as=ONLY_ENDS,
+    )

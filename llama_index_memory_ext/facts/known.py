@@ -1,11 +1,10 @@
-"""Keeps up with the facts of a user in this process."""
+"""The facts of a user in this process: follows the store, and keeps lines and rankers ready."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import thread_lock
@@ -17,7 +16,12 @@ from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Sequence,
+    )
     from contextlib import AbstractContextManager
 
     from typing_extensions import Self
@@ -28,13 +32,15 @@ if TYPE_CHECKING:
 
 
 class UserFacts:
-    """The facts of one user that an agent sees, as this process knows them.
+    """The facts of one user that an agent sees, in the state that this process has read.
 
-    The ranker, if there is one yet, holds the facts that hold: those of ``present``,
-    until the time ``holds_until``. ``past`` are those that were true before; they are
-    indexed when a question first asks for them, by a ranker that holds the others too.
-    ``pending`` wait for somebody's yes, and ``refused`` have got a no. After a failure
-    of a ranker, which are counted by type, there is none.
+    ``facts``: all facts by id, retired facts too.
+    ``present``: the facts that hold until ``_holds_until``, with their ranker.
+    ``past``: the facts that were true before.
+
+    Past facts are indexed when a question first asks for them, by a second ranker that
+    holds the present facts, too. After a failure of a ranker, which is counted by type,
+    both are made anew.
     """
 
     def __init__(
@@ -53,8 +59,6 @@ class UserFacts:
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
-        self.pending: list[Fact] = []
-        self.refused: list[Fact] = []
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
@@ -64,7 +68,7 @@ class UserFacts:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """Differs where other facts may be shown for the same question."""
+        """A value that changes when other facts may be shown for the same question."""
         return (
             self.changes.epoch,
             self.changes.change,
@@ -74,12 +78,31 @@ class UserFacts:
 
     @property
     def active(self) -> tuple[Fact, ...]:
-        """The facts that hold: neither retired nor ended."""
+        """The facts that hold: neither retired, ended nor pending."""
         return self.present.facts
 
-    async def read(self, now: tuple[int, int] | None = None) -> Self:
-        """Follow what was stored, and the clock; ``now`` is the epoch and the last change, if the caller knows them."""
-        if now is None or now != (self.changes.epoch, self.changes.change):
+    @property
+    def pending(self) -> list[Fact]:
+        """The facts that are not yet approved."""
+        return [
+            fact for fact in self.facts.values() if fact.pending and not fact.retired
+        ]
+
+    @property
+    def rejected(self) -> list[Fact]:
+        """The facts that a person has rejected."""
+        return [fact for fact in self.facts.values() if fact.retired_by == "rejected"]
+
+    async def read(self, last_change: tuple[int, int] | None = None) -> Self:
+        """Read changes from the store, and follow the clock.
+
+        No query is made if ``last_change``, the epoch and the number of the last change
+        in the store, was read before.
+        """
+        if last_change is None or last_change != (
+            self.changes.epoch,
+            self.changes.change,
+        ):
             changes = await self.store.facts.read(
                 self.namespace, self.changes, view=self.view
             )
@@ -91,130 +114,123 @@ class UserFacts:
             await asyncio.to_thread(self._take, NOTHING_READ)
         return self
 
-    async def asked(self, question: str) -> ShowableFacts:
-        """Return the facts that may be shown for a question: those that hold, and past ones if it asks for the past."""
-        # No time tells facts of one day apart.
+    async def showable_for(self, question: str) -> ShowableFacts:
+        """Return the facts that hold, and past facts if the question asks for the past."""
+        period = None
         if self.past or self.present.has_times:
             period = period_asked(question, utc_now().date())
-        else:
-            period = None
         if period is None:
             return self.present
         return await asyncio.to_thread(self._in_period, period)
 
     async def refresh(self, *, is_read: bool = False) -> None:
-        """Embed the facts that were just stored, and read already or not, before the next question has to wait."""
+        """Embed the facts that were just stored, so that the next question need not wait."""
         if isinstance(self._ranker, EmbeddingRanker):
             if not is_read:
                 await self.read()
             await self.present.prepare()
 
     async def stop(self) -> None:
-        """Cancel what is being embedded in this event loop; the next question goes on with it."""
+        """Cancel the embedding in this event loop; the next question continues it."""
         for ranker in (self._ranker, self._past_ranker):
             if isinstance(ranker, EmbeddingRanker):
                 await ranker.stop()
 
     def _take(self, changes: FactChanges) -> None:
-        """Follow changes, in a thread: indexing many facts takes longer than the event loop should be blocked.
+        """Apply changes, in a thread: indexing many facts takes long enough to block the event loop.
 
-        Readers meanwhile see all of a change or nothing.
+        Other threads see all of a change or nothing.
         """
         with self._guard:
             now = utc_now()
-            facts = dict(self.facts) if changes.fresh else {}
-            facts |= {fact.id: fact for fact in changes.facts}
+            changed = {fact.id: fact for fact in changes.facts}
+            facts = changed
+            if changes.fresh:
+                facts = {**self.facts, **changed}
             active = tuple(
                 fact for fact in facts.values() if fact.state(now) == "present"
             )
             past = tuple(past_facts(facts, now))
-            changed = {fact.id for fact in changes.facts}
-            with self._sparing():
-                held = self.active if self._ranker else ()
-                self._ranker = self._ranker or self._make_ranker()
-                _follow(self._ranker, held, active, changed)
-                if self._past_ranker:
-                    _follow(
-                        self._past_ranker,
-                        (*self.active, *self.past),
-                        (*active, *past),
-                        changed,
-                    )
-            # What is shown stays as it is until it changes. Readers may have the lines
-            # of before.
-            kept = {
-                name: line
-                for name, line in self.present.lines.items()
-                if changes.fresh and name not in changed
-            }
-            lines = {
-                fact.id: kept.get(fact.id) or self._line_of(fact) for fact in active
-            }
+            self._follow_rankers(active, past, changed)
+            lines = {}
+            for fact in active:
+                line = None
+                if changes.fresh and fact.id not in changed:
+                    line = self.present.lines.get(fact.id)
+                lines[fact.id] = line or self._line_of(fact)
             self.present = ShowableFacts(
                 active, self._ranker, lines=lines, sparing=self._sparing
             )
             self.facts = facts
             self.past = past
-            self.pending = [
-                fact for fact in facts.values() if fact.pending and not fact.retired
-            ]
-            self.refused = [
-                fact for fact in facts.values() if fact.retired_by == "rejected"
-            ]
-            ends = [
-                end
-                for end in chain.from_iterable(map(_ends_of, facts.values()))
-                if end > now
-            ]
-            self._holds_until = min(ends, default=None)
+            self._holds_until = _next_end(facts.values(), now)
+
+    def _follow_rankers(
+        self,
+        active: tuple[Fact, ...],
+        past: tuple[Fact, ...],
+        changed: Collection[str],
+    ) -> None:
+        with self._sparing():
+            held = self.active if self._ranker else ()
+            self._ranker = self._ranker or self._make_ranker()
+            _follow(self._ranker, held, active, changed)
+            if self._past_ranker:
+                held = (*self.active, *self.past)
+                _follow(self._past_ranker, held, (*active, *past), changed)
 
     def _in_period(self, period: Period) -> ShowableFacts:
-        """Return what may be shown for a question about the past: the past facts of that time, and those that hold.
+        """Return the past facts of a period, and the facts that hold.
 
-        A fact that began to hold after that time is left out; where no beginning was
-        said, it may have held before.
+        A fact that began to hold after the period is left out. A fact without a stated
+        beginning may have held before.
         """
         with self._guard:
             past = tuple(fact for fact in self.past if true_in(fact, period))
-            active = (
-                fact
-                for fact in self.active
-                if fact.pinned or (fact.valid_from or date.min) <= period.end
-            )
-            if past and self._past_ranker is None:
-                with self._sparing():
-                    ranker = self._make_ranker()
-                    _follow(ranker, (), (*self.active, *self.past), set())
-                    self._past_ranker = ranker
+            active = [fact for fact in self.active if _may_hold_in(fact, period)]
+            ranker = self._ranker
+            if past:
+                if self._past_ranker is None:
+                    with self._sparing():
+                        past_ranker = self._make_ranker()
+                        _follow(past_ranker, (), (*self.active, *self.past), ())
+                        self._past_ranker = past_ranker
+                ranker = self._past_ranker
+            lines = {fact.id: self._line_of(fact) for fact in past}
             return ShowableFacts(
                 (*active, *past),
-                self._past_ranker if past else self._ranker,
-                lines={
-                    **self.present.lines,
-                    **{fact.id: self._line_of(fact) for fact in past},
-                },
+                ranker,
+                lines={**self.present.lines, **lines},
                 period=period,
                 past_ids={fact.id for fact in past},
                 sparing=self._sparing,
             )
 
     def _sparing(self) -> AbstractContextManager[None]:
-        """Return a block in which rankers may fail: they are made anew then, and until then confidence decides."""
+        """Return a context in which rankers may fail. Until they are made anew, confidence decides."""
 
         def drop() -> None:
-            self._ranker = self._past_ranker = self.present.ranker = None
+            self._ranker = None
+            self._past_ranker = None
+            self.present.ranker = None
 
         return sparing(self._failures, "Facts were not ranked", drop)
 
 
-def _ends_of(fact: Fact) -> Iterator[datetime]:
-    """Yield when a fact expires, and is true no longer, as far as that is known."""
-    if fact.expires_at:
-        yield fact.expires_at
-    if fact.valid_until and fact.valid_until < date.max and not fact.retired:
-        yield datetime.combine(
-            fact.valid_until + timedelta(days=1), time(), timezone.utc
-        )
+def _may_hold_in(fact: Fact, period: Period) -> bool:
+    return fact.pinned or (fact.valid_from or date.min) <= period.end
+
+
+def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
+    """Return the next known time at which a fact expires or stops being true."""
+    ends = []
+    for fact in facts:
+        if fact.expires_at:
+            ends.append(fact.expires_at)
+        if fact.valid_until and fact.valid_until < date.max and not fact.retired:
+            day_after = fact.valid_until + timedelta(days=1)
+            ends.append(datetime.combine(day_after, time(), timezone.utc))
+    return min((end for end in ends if end > now), default=None)
 
 
 def _follow(
@@ -223,7 +239,7 @@ def _follow(
     now: Sequence[Fact],
     changed: Collection[str],
 ) -> None:
-    """Let a ranker that holds the facts ``before`` hold those of ``now``."""
+    """Update a ranker from the facts ``before`` to the facts ``now``."""
     held = {fact.id for fact in before}
     ranker.remove(held - {fact.id for fact in now})
     ranker.add(

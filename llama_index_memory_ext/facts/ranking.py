@@ -1,9 +1,9 @@
-"""Scores facts for a question, chooses those that fit a token limit, and explains why."""
+"""Scores facts for a question, chooses facts within a token limit, and explains why."""
 
 from __future__ import annotations
 
 import textwrap
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,38 +51,42 @@ if TYPE_CHECKING:
 
 
 Numbers: TypeAlias = NDArray[np.float64]
-# The share of a limit that pinned facts and corrections may take before all others.
+# The share of a limit that pinned facts and corrections may take before other facts.
 FIRST_SHARE = 0.25
-# A fact with a word of the question stands above one that has none and this much more
-# confidence: so similar it is at least, if that is no more than the second number.
+# A fact with a word of the question stands above a fact without one that has 0.105 more
+# confidence. For that its similarity is raised, to 0.5 at most.
 _WORTH_OF_A_WORD = 0.105
 _MOST_FOR_A_WORD = 0.5
-# Where nothing else is set, a fact with less of the best one's similarity does not
-# concern a question, and so many such facts are shown all the same.
+# By default, a fact with less than a tenth of the best similarity does not concern a
+# question. Twelve of such facts are shown all the same.
 _FLOOR = 0.1
 _MOST_GENERAL = 12
-# With ``min_similarity``: most that a question weighs, in words that a single fact has;
-# what a word weighs that no fact has, a word that is only related to it, and one of an
-# earlier turn. Questions of up to so many words have related ones. Less of the best
-# one's similarity leaves a fact out. Chosen on exact_facts; see docs/ranking.md.
+# Constants of ``min_similarity``, chosen on exact_facts; see docs/ranking.md. The most
+# that a question weighs, as a multiple of a word that a single fact has.
 _MOST_ASKED = 2
+# The weights of a word that no fact has, of a related word, and of an earlier turn.
 _UNKNOWN_WEIGHT = 0.5
 _RELATED_WEIGHT = 0.8
 _EARLIER_TURN_WEIGHT = 0.5
+# Questions of at most eight words have related words.
 _SHORT_QUESTION = 8
+# The least share of the best similarity.
 _STRICT_FLOOR = 0.4
-# What the fact before on its day and the best one of its day add to a fact, while
-# something is going on, and to which power the length of a fact, with that of its tags,
-# divides it then.
+# A question and the turns before it go on with something if they have 15 terms.
+_ONGOING_TERMS = 15
+# So many newer facts halve the recency of a fact.
+_HALF_LIFE = 40
+# While something goes on: the weight of the best fact of the same day and of the fact
+# before it, and the exponent of a fact's length, tags included.
 _DAY_SHARE = 0.2
 _LENGTH_POWER = 0.15
 _TAG_BYTES = 80
-# More than a prompt has room for, so that the others need not be sorted.
+# A prompt has room for fewer facts; the others need not be sorted.
 _BEST = 256
 
 
 class Weights(NamedTuple):
-    """What the parts of a score weigh, each at least 0."""
+    """The weights of the parts of a score, each at least 0."""
 
     similarity: float = SIMILARITY_WEIGHT
     confidence: float = CONFIDENCE_WEIGHT
@@ -91,8 +95,8 @@ class Weights(NamedTuple):
     def shares(self, ongoing: float = 1.0) -> Weights:
         """Return the weights divided by their sum, recency times ``ongoing`` first.
 
-        Raises a SettingError if a weight is negative, or similarity and confidence are
-        both 0.
+        Raises:
+            SettingError: A weight is negative, or similarity and confidence are both 0.
         """
         if min(self) < 0 or not self.similarity + self.confidence:
             raise SettingError(
@@ -108,16 +112,21 @@ class Weights(NamedTuple):
 
 
 def document_of(fact: Fact) -> Document:
-    """What a ranker finds a fact by: its content, the day on which it began and, with less weight, its source."""
+    """Return the texts by which a ranker finds a fact.
+
+    They are its content, its first day and, with less weight, its source.
+    """
+    context: tuple[tuple[str, float], ...] = ()
     if fact.source:
         context = ((fact.source, SOURCE_SHARE),)
-    else:
-        context = ()
     return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
 def comes_first(fact: Fact) -> str:
-    """Why a fact comes before those that match better; "" if it does not, as what is retired."""
+    """Return why a fact comes before facts that match better: "pinned", "correction" or "".
+
+    A retired fact never comes first.
+    """
     if fact.retired_at is not None:
         return ""
     if fact.pinned:
@@ -128,116 +137,109 @@ def comes_first(fact: Fact) -> str:
 
 
 def days_of(fact: Fact) -> dict[str, str]:
-    """Return the day since when a fact is true, ``date``, and its last day, ``until``, as far as they are known (UTC).
+    """Return the first day of a fact as ``date`` and its last day as ``until``, in UTC, without unknown days.
 
-    The first is that of its creation if none was said. What became known after it had
-    ended has only the second.
+    Without a stated day, the first day is the day of creation. A fact that became known
+    after its end has no first day.
     """
-    if fact.ends:
-        until = {"until": fact.ends.isoformat()}
-    else:
-        until = {}
-    is_known = fact.ends is None or fact.began <= fact.ends
-    return {**({"date": fact.began.isoformat()} if is_known else {}), **until}
+    days = {}
+    if fact.ends is None or fact.began <= fact.ends:
+        days["date"] = fact.began.isoformat()
+    if fact.ends is not None:
+        days["until"] = fact.ends.isoformat()
+    return days
 
 
-def fact_line(fact: Fact, shown: Sequence[str] = ()) -> str:
-    """One fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
+def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
+    """Return a fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
-    What has ended, or will, has its last day behind that: ``<fact date="2023-05-01"
-    until="2025-11-20">``, and a plan says that it is one: ``<fact date="2026-11-20"
-    planned="yes">``. Category and confidence would double the tokens of a short fact.
-    The metadata that are ``shown``, by their keys, stand behind it: ``Likes tea (team:
-    blue)``.
+    The last day follows the first: ``<fact date="2023-05-01" until="2025-11-20">``. A
+    plan is marked: ``<fact date="2026-11-20" planned="yes">``. The metadata of the keys
+    follow the content: ``Likes tea (team: blue)``. Category and confidence are left
+    out: they would double the tokens of a short fact.
     """
-    metadata = {key: fact.metadata[key] for key in shown if key in fact.metadata}
-    told = ", ".join(
-        f"{key}: {value if isinstance(value, str) else dumps(value)}"
-        for key, value in metadata.items()
-    )
-    content = escape_tags(
-        " ".join(
-            f"{fact.content} ({visible(told)})".split()
-            if told
-            else fact.content.split()
-        )
-    )
+    metadata = []
+    for key in dict.fromkeys(metadata_keys):
+        if key in fact.metadata:
+            value = fact.metadata[key]
+            if not isinstance(value, str):
+                value = dumps(value)
+            metadata.append(f"{key}: {value}")
+    content = fact.content
+    if metadata:
+        content += f" ({visible(', '.join(metadata))})"
+    content = escape_tags(" ".join(content.split()))
+    attributes = days_of(fact)
     if fact.said_as == "planned":
-        planned = {"planned": "yes"}
-    else:
-        planned = {}
-    attributes = "".join(
-        f' {name}="{value}"' for name, value in (days_of(fact) | planned).items()
-    )
-    return f"<fact{attributes}>{content}</fact>\n"
+        attributes["planned"] = "yes"
+    text = "".join(f' {name}="{value}"' for name, value in attributes.items())
+    return f"<fact{text}>{content}</fact>\n"
 
 
 def counted_line(
-    fact: Fact, counter: TokenCounter, shown: Sequence[str] = ()
+    fact: Fact, counter: TokenCounter, metadata_keys: Sequence[str] = ()
 ) -> CountedText:
-    """Return the line of a fact, with the metadata that are ``shown``, and its tokens."""
-    line = fact_line(fact, shown)
+    """Return the line of a fact, and its tokens."""
+    line = fact_line(fact, metadata_keys)
     return CountedText(line, counter.count(line))
 
 
-# Where a fact has a word of what was asked; and that only a turn before the question
-# asks for it.
+# The places of a word that a fact and a question have in common.
 _OWN = ""
 _DATE = "date"
 _SOURCE = "source"
 _EARLIER = "earlier turn"
+# Reasons to show a fact, by the best place of a word.
+_REASONS = {
+    _OWN: "matches in its own words",
+    _DATE: f"matches in its {_DATE} only",
+    _SOURCE: f"matches in its {_SOURCE} only",
+}
 
 
 class RankedFact(NamedTuple):
-    """A fact with its numbers for one question, all 0..1. ``asked`` is the question and the turns before it.
+    """A fact with its numbers for one question, each in 0..1.
 
-    ``past`` says that it was true before, and is found because the question is about
-    that; ``languages`` are those in which the question may be, None for any.
+    ``turns``: the question and the turns before it.
+    ``past``: the fact was true before, and the question is about the past.
+    ``languages``: the languages that the question may have; None for any.
     """
 
     fact: Fact
     similarity: float
     confidence: float
     score: float
-    asked: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
     past: bool = False
     recency: float = 0.0
     languages: tuple[str, ...] | None = None
 
     @property
     def matches(self) -> dict[str, str]:
-        """The words of the question and of the turns before it that the fact has, and where: "" in its own words.
+        """The words of the question and of earlier turns that the fact has, each with its place.
 
-        Else it is "date" or "source", with "earlier turn" behind it if the question
-        does not have the word. Words are compared by their stems in the language of the
-        question.
+        The place is "" for the fact's own words, else "date" or "source". "earlier
+        turn" follows for a word that the question does not have. Words are compared by
+        their stems in the language of the question.
         """
         fact = self.fact
-        found = dict[str, str]()
-        texts = {
-            _OWN: fact.content,
-            _DATE: date_words(fact.began),
-            _SOURCE: fact.source,
-        }
-        for turn, asked in enumerate(self.asked):
-            texts_of_fact = f"{fact.content}\n{fact.source}"
-            codes = languages_of(asked, self.languages) or languages_of(
-                texts_of_fact, self.languages
+        matches: dict[str, str] = {}
+        for i, turn in enumerate(self.turns):
+            codes = languages_of(turn, self.languages) or languages_of(
+                f"{fact.content}\n{fact.source}", self.languages
             )
-            terms = {
-                where: {word.term for word in words_in(text, codes)}
-                for where, text in texts.items()
+            places = {
+                **dict.fromkeys(_terms(fact.source, codes), _SOURCE),
+                **dict.fromkeys(_terms(date_words(fact.began), codes), _DATE),
+                **dict.fromkeys(_terms(fact.content, codes), _OWN),
             }
-            for word in words_in(asked, codes):
-                where = next(
-                    (where for where in terms if word.term in terms[where]), None
-                )
-                if where is not None:
-                    found.setdefault(
-                        word.written,
-                        ", ".join(filter(None, (where, _EARLIER if turn else ""))),
-                    )
-        return found
+            for word in words_in(turn, codes):
+                if word.term in places:
+                    place = places[word.term]
+                    if i:
+                        place = f"{place}, {_EARLIER}" if place else _EARLIER
+                    matches.setdefault(word.written, place)
+        return matches
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -246,14 +248,14 @@ class RankedFact(NamedTuple):
 
 
 class ShowableFacts:
-    """Facts that may be shown for a question, what ranks them, and the numbers that every question needs, made once.
+    """The facts that may be shown for a question, and the numbers that every question needs.
 
     Args:
         facts: In the order in which they became known.
         ranker: Holds their documents; None: no fact is similar to anything.
-        lines: The lines of the facts by id, where they are shown.
-        period: The time that the question asks for; None: it is not about the past.
-        past_ids: Those of the facts that were true before.
+        lines: The lines of the facts in the prompt, by id.
+        period: The time that the question asks for; None: no time.
+        past_ids: The facts that were true before.
         sparing: Makes the context in which the ranker is called, and may fail.
     """
 
@@ -270,65 +272,45 @@ class ShowableFacts:
         self.facts = tuple(facts)
         self.ranker = ranker
         self.lines = lines or {}
-        self.least = min((line.tokens for line in self.lines.values()), default=1)
+        self.shortest_line = min(
+            (line.tokens for line in self.lines.values()), default=1
+        )
         self.period = period
         self.past_ids = past_ids
         self._sparing = sparing
-        count = len(self.facts)
         self.ids = tuple(fact.id for fact in self.facts)
-        self.confidences = np.fromiter(
-            (fact.confidence for fact in self.facts), dtype=np.float64, count=count
-        )
-        # How many facts are newer, by their times; of equally old ones the last is the
-        # newest.
-        seconds = np.fromiter(
-            (fact.created_at.timestamp() for fact in self.facts),
-            dtype=np.float64,
-            count=count,
-        )
-        places = np.arange(count)
-        self.newer = np.empty(count)
-        self.newer[np.argsort(seconds, kind="stable")[::-1]] = places
-        if period is None:
-            # New is what was said last, and what was learned last: what comes last in
-            # the order of the facts. 40 newer facts halve the recency of a fact.
-            self.recencies = 0.5 ** (np.minimum(self.newer, places[::-1]) / 40)
-        else:
-            self.recencies = np.array(
-                [float(period.start <= fact.began <= period.end) for fact in self.facts]
-            )
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
-        self.lengths = np.array(
-            [len(fact.content.encode()) + _TAG_BYTES for fact in self.facts],
-            dtype=np.float64,
+        self.confidences = _numbers(fact.confidence for fact in self.facts)
+        self.lengths = _numbers(
+            len(fact.content.encode()) + _TAG_BYTES for fact in self.facts
         )
-        # By their times: the day of each fact, and the fact before it on that day,
-        # itself for the first one.
-        ordinals = [fact.created_at.toordinal() for fact in self.facts]
-        self.days = np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
-        oldest_first = np.lexsort((-self.newer, self.days))
-        self.before = places.copy()
-        same_day = np.diff(self.days[oldest_first]) == 0
-        self.before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
-        # Whether facts are of more than one day, or it is known since when they are
-        # true.
-        days = {fact.created_at.date() for fact in self.facts}
-        self.has_times = len(days) > 1 or any(fact.valid_from for fact in self.facts)
+        self.newer = _newer_facts(self.facts)
+        if period is None:
+            # A fact that was stated or learned last is new: newer facts are counted
+            # by their times or by the order of learning, whichever gives fewer.
+            learned_later = np.arange(len(self.facts))[::-1]
+            fewer = np.minimum(self.newer, learned_later)
+            self.recencies = 0.5 ** (fewer / _HALF_LIFE)
+        else:
+            self.recencies = _numbers(
+                period.start <= fact.began <= period.end for fact in self.facts
+            )
+        self.days = _days(self.facts)
+        self.before = _facts_before(self.days, self.newer)
+        self.has_times = _has_times(self.facts)
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
-        with self._sparing():
-            if self.ranker is not None:
-                found = self.ranker.similarities(query)
-            else:
-                found = {}
-            if isinstance(found, Similarities):
-                return found
-            return {name: float(one) for name, one in found.items()}
+        if self.ranker is not None:
+            with self._sparing():
+                similarities = self.ranker.similarities(query)
+                if isinstance(similarities, Similarities):
+                    return similarities
+                return {name: float(value) for name, value in similarities.items()}
         return {}
 
     async def prepare(self, queries: Sequence[str] = ()) -> bool:
-        """Embed what is not embedded yet, where there is a model; return False if facts are ranked without it now."""
+        """Embed facts and queries, where there is a model; return False if its vectors are missing now."""
         if isinstance(self.ranker, EmbeddingRanker):
             return await self.ranker.aprepare(queries)
         return self.ranker is not None
@@ -340,21 +322,30 @@ class ShowableFacts:
         weights: Weights,
         languages: tuple[str, ...] | None = None,
     ) -> Ranking:
-        """Score the facts for a question: similarity, confidence and recency, times their shares.
+        """Score the facts for a question and the turns before it.
 
-        Recency counts as much as the question and the turns before it go on with
-        something, by the number of their terms: ``min(1, terms / 15) ** 2`` of its
-        weight. As much, a fact that was learned beside better ones on its day comes
-        before others, and a short one before a long one; its score stays what it is.
-        For a question about a time, facts that began then have recency 1, all others 0.
-        Where the ranker fails, all similarities are 0.
+        For facts with a similarity above 0, weights divided by their sum::
+
+            ongoing = min(1, terms of all turns / 15) ** 2
+            least = min(0.105 * confidence_weight / similarity_weight, 0.5)
+
+            score = (
+                similarity_weight * (least + (1 - least) * similarity)
+                + confidence_weight * confidence
+                + ongoing * recency_weight * recency
+            )
+
+            beside = best score of its day + score of the fact before it
+            worth = (score + 0.2 * ongoing * beside) / length ** (0.15 * ongoing)
+
+        The facts are ordered by ``worth``. For a question about a time, ``ongoing`` is
+        1, the worth is the score, and the recency of a fact is 1 if it began then, else
+        0. If the ranker fails, all similarities are 0.
         """
-        ongoing = 1.0
-        if self.period is None:
-            terms = {term for text in (question, *context) for term in terms_in(text)}
-            ongoing = min(1.0, len(terms) / 15) ** 2
+        turns = (question, *context)
+        ongoing = 1.0 if self.period else _ongoing(turns)
         shares = weights.shares(ongoing)
-        similarities: Numbers = np.zeros(len(self.facts))
+        similarities = np.zeros(len(self.facts))
         floor = 0.0
         if self.ranker is not None:
             with self._sparing():
@@ -363,32 +354,26 @@ class ShowableFacts:
                 )
                 if question.strip() and shares.similarity:
                     floor = _FLOOR
-                else:
-                    floor = 0.0
         if shares.similarity:
             least = min(
                 _WORTH_OF_A_WORD * shares.confidence / shares.similarity,
                 _MOST_FOR_A_WORD,
             )
-            floor = floor and least + (1 - least) * floor
-            similarities = np.where(
-                similarities > 0, least + (1 - least) * similarities, 0.0
-            )
-        scores = shares.similarity * similarities + shares.confidence * self.confidences
-        scores += shares.recency * self.recencies
+            raised = least + (1 - least) * similarities
+            similarities = np.where(similarities > 0, raised, 0.0)
+            if floor:
+                floor = least + (1 - least) * floor
+        scores = (
+            shares.similarity * similarities
+            + shares.confidence * self.confidences
+            + shares.recency * self.recencies
+        )
         worth = scores
         if shares.recency and self.period is None and self.facts:
-            best = np.zeros(self.days.max() + 1)
-            np.maximum.at(best, self.days, scores)
-            beside = best[self.days] + np.where(
-                self.before == np.arange(len(scores)), 0.0, scores[self.before]
-            )
-            worth = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (
-                _LENGTH_POWER * ongoing
-            )
+            worth = self._worth(scores, ongoing)
         return Ranking(
             self,
-            (question, *context),
+            turns,
             languages,
             shares,
             similarities,
@@ -397,139 +382,189 @@ class ShowableFacts:
             floor,
         )
 
+    def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
+        best_of_days = np.zeros(self.days.max() + 1)
+        np.maximum.at(best_of_days, self.days, scores)
+        is_first_of_day = self.before == np.arange(len(scores))
+        score_before = np.where(is_first_of_day, 0.0, scores[self.before])
+        beside = best_of_days[self.days] + score_before
+        worth: Numbers = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (
+            _LENGTH_POWER * ongoing
+        )
+        return worth
+
+
+def _ongoing(turns: Iterable[str]) -> float:
+    """Return how much the turns go on with something, 0..1, by the number of their terms."""
+    terms = set(chain.from_iterable(map(terms_in, turns)))
+    return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
+
+
+def _numbers(values: Iterable[float]) -> Numbers:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _newer_facts(facts: Sequence[Fact]) -> Numbers:
+    """Return for each fact the number of newer facts; of equally old facts the last is the newest."""
+    seconds = _numbers(fact.created_at.timestamp() for fact in facts)
+    newer = np.empty(len(facts))
+    newer[np.argsort(seconds, kind="stable")[::-1]] = np.arange(len(facts))
+    return newer
+
+
+def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
+    """Return the number of each fact's day, counted from 0 over the days with facts."""
+    ordinals = [fact.created_at.toordinal() for fact in facts]
+    return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+
+
+def _has_times(facts: Sequence[Fact]) -> bool:
+    """Return whether times tell facts apart: there are two days, or a stated beginning."""
+    days = {fact.created_at.date() for fact in facts}
+    return len(days) > 1 or any(fact.valid_from for fact in facts)
+
+
+def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
+    """Return for each fact the place of the fact before it on its day; its own place for the first."""
+    before = np.arange(len(days))
+    oldest_first = np.lexsort((-newer, days))
+    same_day = np.diff(days[oldest_first]) == 0
+    before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
+    return before
+
 
 class Ranking(NamedTuple):
-    """The facts with their numbers for one question; entries are made when they are asked for.
+    """The facts with their numbers for one question; entries are made on request.
 
-    ``weights`` are what similarity, confidence and recency weigh for this question; the
-    sum is 1. The order is that of ``worth``.
+    ``turns``: the question and the turns before it.
+    ``weights``: the shares of similarity, confidence and recency; the sum is 1.
+    ``worth``: the number by which the facts are ordered.
+    ``floor``: the least similarity of facts that concern the question; 0: no similarity
+    tells.
     """
 
     showable: ShowableFacts
-    asked: tuple[str, ...]
+    turns: tuple[str, ...]
     languages: tuple[str, ...] | None
     weights: Weights
     similarities: Numbers
     scores: Numbers
     worth: Numbers
-    # The least similarity of facts that concern the question; 0 where similarities tell
-    # nothing.
     floor: float
     min_similarity: float | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
-        """Yield all facts, best first; of equally good ones the newest first."""
+        """Yield all facts, best first; of equally good facts the newest first."""
         least = 0.0
         if len(self.worth) > 2 * _BEST:
-            # The best ones are often enough.
+            # Most callers stop within the best facts, so these are sorted first.
             least = np.partition(self.worth, -_BEST)[-_BEST]
         yield from self._sorted(np.flatnonzero(self.worth >= least))
         yield from self._sorted(np.flatnonzero(self.worth < least))
 
     def similar(self) -> list[RankedFact]:
-        """Return those that have something in common with the question, best first."""
+        """Return the facts with a similarity above 0, best first."""
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
 
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
         """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
-        A fact concerns it by its words or its embedding. One is left out that has only
-        a part of the words that another one has in common with the question. Pinned
-        facts stay in any case. Behind the best facts no others are looked for.
+        A fact concerns the question by its words or its embedding. A fact is left out
+        if another fact has the same words of the question, and more. Pinned facts stay
+        in any case. Only the best 256 facts are looked at.
 
-        None: those with a tenth of the best one's similarity, those of the time that
-            the question asks for, and the best 12 others. 0: all of them.
+        None: facts with a tenth of the best similarity, facts of the time that the
+            question asks for, and the best 12 others. 0: all facts.
         """
-        if not (self.floor if self.min_similarity is None else self.min_similarity):
+        general = 0
+        if self.min_similarity is None and self.floor:
+            ids = self._close()
+            general = _MOST_GENERAL
+        elif self.min_similarity:
+            ids = self._near(self.min_similarity)
+        else:
             yield from ranked
             return
-        others = 0
-        if self.min_similarity is None:
-            ids = self._close()
-            others = _MOST_GENERAL
-        else:
-            ids = self._near(self.min_similarity)
         for entry in ranked:
             if entry.fact.id in ids:
                 ids.remove(entry.fact.id)
                 yield entry
-            elif others:
-                others -= 1
+            elif general:
+                general -= 1
                 yield entry
-            elif not ids and not others:
+            elif not ids:
                 # Of many facts most are not looked at.
                 return
 
     def _close(self) -> set[str]:
-        one = self.showable
+        """Return the facts above the floor, the facts of the time, and the pinned facts."""
+        showable = self.showable
         close = self.similarities >= self.floor
-        if one.period is not None:
-            close |= one.recencies > 0
-        close[[i for i in one.first if one.facts[i].pinned]] = True
-        return {one.ids[i] for i in np.flatnonzero(close)}
+        if showable.period is not None:
+            close |= showable.recencies > 0
+        close[[i for i in showable.first if showable.facts[i].pinned]] = True
+        return {showable.ids[i] for i in np.flatnonzero(close)}
 
     def _near(self, least: float) -> set[str]:
-        question, *context = self.asked
+        """Return the facts that concern the question by at least this share, and the pinned facts."""
+        question, *context = self.turns
         best = list(islice(self.best_first(), _BEST))
-        ranker = self.showable.ranker
         texts = {entry.fact.id: entry.fact.content for entry in best}
         shares = question_shares(texts, question, context, self.languages)
-        if isinstance(ranker, EmbeddingRanker):
-            closeness = ranker.closeness(question)
-        else:
-            closeness = {}
+        closeness: Mapping[str, float] = {}
+        if isinstance(self.showable.ranker, EmbeddingRanker):
+            closeness = self.showable.ranker.closeness(question)
         floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
         near = {fact.id for fact in self.showable.facts if fact.pinned}
         for entry in best:
-            concern = max(
-                shares.get(entry.fact.id, 0.0), closeness.get(entry.fact.id, 0.0)
-            )
+            name = entry.fact.id
+            concern = max(shares.get(name, 0.0), closeness.get(name, 0.0))
             if concern >= least and entry.similarity >= floor:
-                near.add(entry.fact.id)
+                near.add(name)
         return near
 
     def fit(self, limit: int) -> list[RankedFact]:
-        """Return the facts that concern the question and whose lines fit into ``limit`` tokens, best first.
+        """Return the facts that concern the question and fit into ``limit`` tokens, best first.
 
-        Pinned facts and corrections come before the others, as many as fit into a share
-        of the limit. Facts are looked at until what is left has no room for the
-        shortest line.
+        Pinned facts and corrections come before the others, within a share of the
+        limit. The search ends when the shortest line does not fit any more.
         """
         lines = self.showable.lines
-        ranked = self._sorted(np.array(self.showable.first, dtype=np.intp))
-        first = list(self.concerning(ranked))
-        kept = fit_tokens(
+        places = np.array(self.showable.first, dtype=np.intp)
+        first = list(self.concerning(self._sorted(places)))
+        fitting = fit_tokens(
             [lines[entry.fact.id].tokens for entry in first], int(FIRST_SHARE * limit)
         )
-        front = {first[i].fact.id: first[i] for i in kept}
-        others = (
+        front = {first[i].fact.id: first[i] for i in fitting}
+        behind = (
             entry
             for entry in self.concerning(self.best_first())
             if entry.fact.id not in front
         )
         chosen: list[RankedFact] = []
-        left = limit
-        for entry in chain(front.values(), others):
-            if left < self.showable.least:
+        remaining = limit
+        for entry in chain(front.values(), behind):
+            if remaining < self.showable.shortest_line:
                 break
             tokens = lines[entry.fact.id].tokens
-            if tokens <= left:
+            if tokens <= remaining:
                 chosen.append(entry)
-                left -= tokens
+                remaining -= tokens
         return chosen
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
-        one = self.showable
-        for i in places[np.lexsort((one.newer[places], -self.worth[places]))].tolist():
-            fact = one.facts[i]
+        showable = self.showable
+        order = np.lexsort((showable.newer[places], -self.worth[places]))
+        for i in places[order].tolist():
+            fact = showable.facts[i]
             yield RankedFact(
                 fact,
                 similarity=self.similarities[i].item(),
                 confidence=fact.confidence,
                 score=self.scores[i].item(),
-                asked=self.asked,
-                past=fact.id in one.past_ids,
-                recency=one.recencies[i].item(),
+                turns=self.turns,
+                past=fact.id in showable.past_ids,
+                recency=showable.recencies[i].item(),
                 languages=self.languages,
             )
 
@@ -543,50 +578,84 @@ def question_shares(
     """Return the share of a question that each text covers, 0..1, by key; words are weighted by their idf.
 
     ``share = idf of the words in common / min(idf of all words of the question, 2 * idf
-    of a word that one text has)``. A text without a word of the question is missing,
-    and so is one with a part of the words of another text.
+    of a word that one text has)``. A text without a word of the question is missing. So
+    is a text if another text has the same words of the question, and more.
 
     >>> shares = question_shares({"a": "Owns a guitar", "b": "Plays at home", "c": "Tea"}, "Which guitar do I play?")
     >>> {key: round(share, 1) for key, share in shares.items()}
     {'a': 0.5, 'b': 0.5}
     """
-    earlier = "\n".join(context)
-    codes = languages_of(question, languages) or languages_of(earlier, languages)
-    asked = _terms(question, codes)
-    before = _terms(earlier, codes)
-    terms = {key: _terms(text, codes) for key, text in texts.items()}
-    frequency = Counter(chain.from_iterable(terms.values()))
-    common = {key: own & (asked | before) for key, own in terms.items()}
+    earlier_turns = "\n".join(context)
+    codes = languages_of(question, languages) or languages_of(earlier_turns, languages)
+    words = _terms(question, codes)
+    earlier_words = _terms(earlier_turns, codes)
+    words_of_texts = {key: _terms(text, codes) for key, text in texts.items()}
+    common = {key: own & (words | earlier_words) for key, own in words_of_texts.items()}
+    frequency = Counter(chain.from_iterable(words_of_texts.values()))
+    weights = {
+        word: _weight(frequency[word], len(texts)) for word in words | earlier_words
+    }
+    full_weight = min(
+        sum(weights[word] for word in words or earlier_words),
+        _MOST_ASKED * _idf(1, len(texts)),
+    )
+    for word, keys in _related_texts(words, codes, words_of_texts).items():
+        weights[word] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * _idf(len(keys), len(texts))
+        for key in keys:
+            common[key] |= {word}
+    for word in earlier_words - words:
+        weights[word] *= _EARLIER_TURN_WEIGHT
+    return _covered_shares(common, weights, full_weight)
 
-    def idf(count: int) -> float:
-        return 1 + log((1 + len(texts)) / (1 + count))
 
-    weights = {}
-    for term in asked | before:
-        weights[term] = idf(frequency[term]) * (
-            1.0 if frequency[term] else _UNKNOWN_WEIGHT
-        )
-    total = min(sum(weights[term] for term in asked or before), _MOST_ASKED * idf(1))
-    if len(asked) <= _SHORT_QUESTION and codes[:1] in ((), ("en",)):
-        for term in asked:
-            if not frequency[term]:
-                related = frozenset(related_terms(term))
-                keys = [
-                    key for key, own in terms.items() if not related.isdisjoint(own)
-                ]
-                weights[term] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * idf(len(keys))
-                for key in keys:
-                    common[key] |= {term}
-    covered = set(common.values())
+def _idf(frequency: int, texts: int) -> float:
+    return 1 + log((1 + texts) / (1 + frequency))
+
+
+def _weight(frequency: int, texts: int) -> float:
+    if not frequency:
+        return _UNKNOWN_WEIGHT * _idf(0, texts)
+    return _idf(frequency, texts)
+
+
+def _related_texts(
+    words: frozenset[str],
+    codes: tuple[str, ...],
+    words_of_texts: Mapping[str, frozenset[str]],
+) -> dict[str, list[str]]:
+    """Return the keys of texts with a related word, for each word that no text has.
+
+    {} for a long question, and for a question in another language than English.
+    """
+    if len(words) > _SHORT_QUESTION or codes[:1] not in ((), ("en",)):
+        return {}
+    words_of_all = frozenset(chain.from_iterable(words_of_texts.values()))
+    keys_of_words = {}
+    for word in words:
+        if word not in words_of_all:
+            related = frozenset(related_terms(word))
+            keys_of_words[word] = [
+                key
+                for key, own in words_of_texts.items()
+                if not related.isdisjoint(own)
+            ]
+    return keys_of_words
+
+
+def _covered_shares(
+    common: Mapping[str, frozenset[str]],
+    weights: Mapping[str, float],
+    full_weight: float,
+) -> dict[str, float]:
+    """Return the share of the full weight that the words in common with each text have."""
+    all_common = set(common.values())
     shares = {}
     for key, words in common.items():
-        if words and not any(words < other for other in covered):
-            covered_weight = 0.0
-            for term in words:
-                covered_weight += weights[term] * (
-                    1.0 if term in asked else _EARLIER_TURN_WEIGHT
-                )
-            shares[key] = min(1.0, covered_weight / total)
+        if words and not any(words < larger for larger in all_common):
+            weight = 0.0
+            for word in words:
+                weight += weights[word]
+            shares[key] = min(1.0, weight / full_weight)
     return shares
 
 
@@ -607,9 +676,9 @@ def rank(
 ) -> list[RankedFact]:
     """Return all facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    ``+ recency_weight * recency`` where that is not 0. Similarities are divided by the
-    best of these facts, weights by their sum. If no fact has a word in common with the
-    question, the others decide. Ties: newest first.
+    ``+ recency_weight * recency`` if that weight is not 0. Similarities are divided by
+    the best of these facts, weights by their sum. If no fact has a word in common with
+    the question, confidence and recency decide. Ties: newest first.
 
     Args:
         facts: The facts to rank, retired ones like all others; none gives an empty
@@ -619,14 +688,13 @@ def rank(
         similarity_weight: At least 0; a ValueError if it is not, or this and the next
             are both 0.
         confidence_weight: At least 0.
-        recency_weight: At least 0. The recency is 1 for the newest fact and half as
-            much for each 40 newer ones, by their times or by the order of ``facts``,
-            whichever gives more. It counts fully for a question that has, with its
-            context, 15 terms: then something is going on. A shorter question looks
-            something up: with ``n`` terms recency counts ``(n / 15) ** 2`` of that.
-        ranker: Holds the documents of these facts; one that it does not hold has
-            similarity 0. None indexes the facts for this call, which takes about 0.1 ms
-            for each.
+        recency_weight: At least 0. The recency is 1 for the newest fact and is halved
+            by each 40 newer facts, by their times or by the order of ``facts``,
+            whichever gives more. Its weight is multiplied by ``min(1, terms / 15) **
+            2``, with the terms of the question and its context. A short question looks
+            something up, and a long question goes on with something.
+        ranker: Holds the documents of these facts; a missing fact has similarity 0.
+            None indexes the facts for this call, which takes about 0.1 ms for each.
     """
     weights = Weights(similarity_weight, confidence_weight, recency_weight)
     showable = ShowableFacts(facts, _indexed(facts) if ranker is None else ranker)
@@ -649,7 +717,7 @@ def format_facts(
     """Return the facts that matter for a conversation, best first, a line each, in at most ``max_tokens`` tokens.
 
     Args:
-        facts: Any facts; those that do not hold now are left out. If none fits, the
+        facts: Any facts; facts that do not hold now are left out. If no fact fits, the
             text is empty.
         max_tokens: Most tokens (o200k_base) of the whole text.
         current_context: The last turns, oldest first, with a blank line between two, or
@@ -659,18 +727,19 @@ def format_facts(
     """
     shown_at = now or utc_now()
     present = [fact for fact in facts if fact.state(shown_at) == "present"]
-    said = (current_context or "").strip()
-    if "\n\n" in said:
-        turns = said.split("\n\n")
-    else:
-        turns = said.splitlines()
-    *context, question = [turn.strip() for turn in turns if turn.strip()] or [""]
+    *context, question = _turns_in(current_context or "")
     counter = TokenCounter()
     lines = {fact.id: counted_line(fact, counter) for fact in present}
-    ranking = ShowableFacts(present, _indexed(present), lines=lines).rank(
-        question, context, Weights()
-    )
+    showable = ShowableFacts(present, _indexed(present), lines=lines)
+    ranking = showable.rank(question, context, Weights())
     return "".join(lines[entry.fact.id] for entry in ranking.fit(max_tokens))
+
+
+def _turns_in(text: str) -> list[str]:
+    """Return the turns of a text, between blank lines or else one a line; [""] for none."""
+    text = text.strip()
+    turns = text.split("\n\n") if "\n\n" in text else text.splitlines()
+    return list(filter(None, map(str.strip, turns))) or [""]
 
 
 _COLUMNS = (
@@ -691,11 +760,12 @@ _ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one th
 
 @dataclass(frozen=True, slots=True)
 class ExplainedFact:
-    """One fact for one question: its numbers in 0..1, the words in common, and why it is shown, or why not.
+    """A fact with its numbers for one question, each in 0..1, and why it is shown or not.
 
-    ``similarity`` is relative: the fact that is most like the question has 1.
-    ``matched`` are the words in common, and ``words`` the same by where they stand:
-    "live; source: paris; earlier turn: trip", "" without any.
+    ``similarity``: the fact that is most like the question has 1.
+    ``matched``: the words in common.
+    ``words``: the same by their places, as "live; source: paris; earlier turn: trip".
+    ``injected``: whether the fact is shown.
     """
 
     fact: Fact
@@ -712,7 +782,7 @@ class ExplainedFact:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """The facts for one question, best first, the tokens of those that are shown, and what the numbers weigh."""
+    """The facts for one question, best first, the tokens of the shown facts, and the weights of the numbers."""
 
     facts: tuple[ExplainedFact, ...]
     tokens: int
@@ -726,115 +796,107 @@ class Explanation:
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        head = f"<th>{'</th><th>'.join(_COLUMNS)}</th>"
-        rows = [
-            head,
-            *(
-                f"<td>{'</td><td>'.join(map(escape, _cells(fact)))}</td>"
-                for fact in self.facts
-            ),
-        ]
+        rows = [f"<th>{'</th><th>'.join(_COLUMNS)}</th>"]
+        for fact in self.facts:
+            cells = "</td><td>".join(map(escape, _cells(fact)))
+            rows.append(f"<td>{cells}</td>")
         return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{'<br>'.join(self.notes)}</p>"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the table must know: the tokens, how the score is made, and what similarity is."""
+        """The tokens, the formula of the score, and the meaning of similarity, for below the table."""
         parts = [
             f"{weight:.2f} {name}"
             for name, weight in self.weights._asdict().items()
             if round(weight, 2)
         ]
         number = sum(fact.injected for fact in self.facts)
-        shown = f"{number} fact{'s' * (number != 1)}, {self.tokens} tokens"
-        tokens = f"Shown: {shown}. There is room for {self.limit} tokens: the limit without the tags around all facts."
+        facts = f"{number} fact{'s' * (number != 1)}"
+        tokens = (
+            f"Shown: {facts}, {self.tokens} tokens. There is room for {self.limit} tokens: "
+            "the limit without the tags around all facts."
+        )
+        about = _ABOUT_SIMILARITY
         if self.weights.recency:
             about = f"{_ABOUT_SIMILARITY} {_ABOUT_ORDER}"
-        else:
-            about = _ABOUT_SIMILARITY
         return tokens, f"score = {' + '.join(parts)}", about
 
 
 def explain(ranking: Ranking, limit: int) -> Explanation:
-    """Say which of the ranked facts are shown within ``limit`` tokens, and why."""
+    """Return which of the ranked facts are shown within ``limit`` tokens, and why."""
     ranked = list(ranking.best_first())
-    concerning = {entry.fact.id for entry in ranking.concerning(ranked)}
-    shown = {entry.fact.id for entry in ranking.fit(limit)}
+    concerning_ids = {entry.fact.id for entry in ranking.concerning(ranked)}
+    fitting_ids = {entry.fact.id for entry in ranking.fit(limit)}
     facts = []
+    tokens = 0
     for entry in ranked:
-        fact, matches, tokens = (
-            entry.fact,
-            entry.matches,
-            ranking.showable.lines[entry.fact.id].tokens,
-        )
-        if fact.id in concerning:
+        fact = entry.fact
+        matches = entry.matches
+        line = ranking.showable.lines[fact.id]
+        is_shown = fact.id in fitting_ids
+        if is_shown:
+            tokens += line.tokens
+            why = _why_shown(entry, matches.values())
+        elif fact.id in concerning_ids:
             why = "left out: no room"
         else:
             why = "left out: too little in common"
-        if fact.id in shown:
-            why = _why_shown(entry, matches.values())
-        by_place = defaultdict[str, list[str]](list)
-        for word, place in sorted(matches.items(), key=lambda item: bool(item[1])):
-            by_place[place].append(word)
-        listed = {
-            place: ", ".join(words[:_MOST_WORDS]) for place, words in by_place.items()
-        }
-        words = "; ".join(
-            f"{place}: {found}" if place else found for place, found in listed.items()
-        )
-        numbers = entry.similarity, entry.confidence, entry.score
         facts.append(
             ExplainedFact(
                 fact,
-                *numbers,
+                entry.similarity,
+                entry.confidence,
+                entry.score,
                 tuple(matches),
-                tokens,
-                fact.id in shown,
+                line.tokens,
+                is_shown,
                 why,
                 entry.recency,
-                words,
+                _words_by_place(matches),
             )
         )
-    return Explanation(
-        tuple(facts),
-        sum(fact.tokens for fact in facts if fact.injected),
-        limit,
-        ranking.weights,
-    )
+    return Explanation(tuple(facts), tokens, limit, ranking.weights)
+
+
+def _words_by_place(matches: Mapping[str, str]) -> str:
+    """Return the first words of each place, the fact's own words first."""
+    words_of_places = {_OWN: list[str]()}
+    for word, place in matches.items():
+        words_of_places.setdefault(place, []).append(word)
+    parts = []
+    for place, words in words_of_places.items():
+        listed = ", ".join(words[:_MOST_WORDS])
+        if place:
+            parts.append(f"{place}: {listed}")
+        elif listed:
+            parts.append(listed)
+    return "; ".join(parts)
 
 
 def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
-    """By the best place of a word in common: the fact's own words, for the question itself."""
+    """Return the reason for a fact: its state, or the best place of a word in common."""
     if entry.past:
         return "was true before"
     if comes_first(entry.fact):
         return comes_first(entry.fact)
     if not entry.similarity:
         return "nothing in common, but room"
-    for place in (_OWN, _DATE, _SOURCE):
+    for place, reason in _REASONS.items():
         if place in places:
-            if place:
-                return f"matches in its {place} only"
-            return "matches in its own words"
+            return reason
     if places:
         return f"matches an {_EARLIER} only"
     return "similar without a word in common"
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:
+    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
     if fact.fact.said_as in ("planned", "past"):
-        said = f" ({fact.fact.said_as})"
-    else:
-        said = ""
-    content = (
-        textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...") + said
-    )
-    numbers = (
-        f"{number:.2f}"
-        for number in (fact.similarity, fact.confidence, fact.recency, fact.score)
-    )
+        content += f" ({fact.fact.said_as})"
+    numbers = (fact.similarity, fact.confidence, fact.recency, fact.score)
     return (
         content,
-        *numbers,
+        *map("{:.2f}".format, numbers),
         fact.words,
         str(fact.tokens),
         f"yes: {fact.why}" if fact.injected else fact.why,

@@ -361,7 +361,7 @@ async def test_facts_move_between_databases_with_their_agents(
         one.agent_id for one in await FactBook(other, "eve", scope="all").alist()
     } == {"a"}
     for agent in (BOTH_B, SHARED):
-        with pytest.raises(FactError, match="saw a fact of agent 'a'"):
+        with pytest.raises(FactError, match="got a fact of agent 'a'"):
             await on(other, user_id="eve", **agent).facts.aimport(
                 await a.facts.aexport()
             )
@@ -420,9 +420,9 @@ async def test_a_fact_cannot_be_given_to_an_agent_whose_facts_one_does_not_see(
     fact = await on(store, **ONLY_A).facts.aadd("Likes tea")
     for agent, agent_id in ((BOTH_A, "b"), (ONLY_A, None), (SHARED, "a")):
         with pytest.raises(
-            FactError, match=r"Expected .*; saw .*\. Use a memory of that agent"
+            FactError, match=r"Expected .*; got .*\. Use a memory of that agent"
         ):
             await on(store, **agent).facts.aadd("Likes rain", agent_id=agent_id)
-    with pytest.raises(FactError, match="saw a fact of agent 'b'"):
+    with pytest.raises(FactError, match="got a fact of agent 'b'"):
         await on(store, **BOTH_A).facts.aupdate(fact.id, agent_id="b")
     assert await rows_in(store) == {"facts": 1, "embeddings": 0}

@@ -114,8 +114,8 @@ async def test_the_sessions_that_are_named_become_the_users_in_their_order(
     [
         (["a", "nobody's"], 'There is no session "nobody\'s" in this database'),
         (["a", 7], "There is no session 7"),
-        ("a", "a list of session ids; this is a str"),
-        (7, "a list of session ids; this is a int"),
+        ("a", "a list of session ids; got str"),
+        (7, "a list of session ids; got int"),
     ],
 )
 async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(

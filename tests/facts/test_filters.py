@@ -92,9 +92,9 @@ async def test_facts_are_listed_by_what_is_wanted(
     [
         (
             {"category": "taste"},
-            "one of the categories 'preference', 'knowledge'; saw 'taste'",
+            "one of the categories 'preference', 'knowledge'; got 'taste'",
         ),
-        ({"after": "gone"}, "There is no fact 'gone' among 4"),
+        ({"after": "gone"}, "the id of one of 4 facts; got 'gone'"),
         ({"since": day(2), "until": day(1)}, "since to be before until"),
         ({"since": NOON.replace(tzinfo=None)}, "since must have timezone info"),
         ({"until": "tomorrow"}, "until"),
@@ -120,7 +120,7 @@ async def test_what_names_nothing_is_refused(
 async def test_facts_of_an_agent_that_is_not_seen_are_not_asked_for(
     store: MemoryStore, book: FactBook
 ) -> None:
-    with pytest.raises(FactError, match="saw a fact of agent 'a'"):
+    with pytest.raises(FactError, match="got a fact of agent 'a'"):
         await FactBook(store, "ann").alist(agent_id="a")
 
 

@@ -346,7 +346,7 @@ async def test_replacements_in_a_circle_have_a_history(open_block: OpenBlock) ->
         ({"ttl": 30}, "a timedelta, such as"),
         ({"ttl": timedelta.max}, "the year 9999"),
         ({"ttl": timedelta(1), "expires_at": NOW}, "either ttl or expires_at"),
-        ({"category": "opinion"}, "'allergy', 'diet'; saw 'opinion'"),
+        ({"category": "opinion"}, "'allergy', 'diet'; got 'opinion'"),
         (
             {"confidence": 7},
             "confidence must be less than or equal to 1; saw 7. It is: ",
@@ -380,12 +380,13 @@ async def test_what_is_no_fact_and_what_is_no_id_is_refused(
     anything: Any
     for anything in (None, 7, ["Likes tea"], {"content": "Likes tea"}):
         with pytest.raises(
-            FactError, match="Expected a Fact, or what it says as a text; this is a "
+            FactError, match="Expected a Fact, or its content as a str; got "
         ):
             await book.aadd(anything)
     for anything in ([fact.id], None):
         with pytest.raises(
-            FactError, match=r"Expected ids of facts as single texts, aforget\(\*ids\)"
+            FactError,
+            match=r"Expected ids of facts as separate str arguments, aforget\(\*ids\)",
         ):
             await book.aforget(anything)
     with pytest.raises(FactError, match="content: a fact needs words"):
