@@ -569,8 +569,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         days = _MOST_DAYS if days is None else days
         messages = LAST_ID if messages is None else messages
-        is_in_range = 0 < days <= _MOST_DAYS and messages >= 1
-        if not is_in_range or isinstance(session_ids, str):
+        if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
                 f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
@@ -578,9 +577,10 @@ class MemoryStore(SQLAlchemyChatStore):
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
         for info in await self.sessions():
-            is_selected = session_ids is None or info.session_id in session_ids
+            if session_ids is not None and info.session_id not in session_ids:
+                continue
             # Only a session with old messages is locked.
-            if is_selected and _has_old(info, since, messages):
+            if _has_old(info, since, messages):
                 counts.update(
                     await self.database.run(
                         self.deletion.retain_within,

@@ -227,14 +227,17 @@ class Deletion:
             staying = self._users_who_stay(conn, keys, user_id)
             keys = [key for key in keys if not staying[key]]
             for key in [key for key, users in staying.items() if users]:
-                cursors = self._delete_owner(conn, key, user_id)
-                if cursors:
+                owned = delete(tables.owners).where(
+                    tables.owners.c.key == key, tables.owners.c.user_id == user_id
+                )
+                was_owner = conn.execute(owned).rowcount
+                if was_owner:
                     counts["messages"] += self._delete_turns(conn, key, user_id)
                 else:
                     # The session never was the user's.
                     del staying[key]
-                cursors += self._delete_facts_readers(conn, key, user_id)
-                counts["cursors"] += cursors
+                counts["cursors"] += was_owner
+                counts["cursors"] += self._delete_facts_readers(conn, key, user_id)
             counts.update(
                 self._facts.forget_words_within(conn, namespaces, staying, read_by)
             )
@@ -286,14 +289,6 @@ class Deletion:
             users[owner.key].add(owner.user_id)
         return users
 
-    def _delete_owner(self, conn: Connection, key: str, user_id: str) -> int:
-        """Delete a user from the owners of a session; return 1, or 0 if the user was no owner."""
-        owners = self._tables.owners
-        statement = delete(owners).where(
-            owners.c.key == key, owners.c.user_id == user_id
-        )
-        return conn.execute(statement).rowcount
-
     def _delete_turns(self, conn: Connection, key: str, user_id: str) -> int:
         """Delete the turns in which a user has spoken, the answers too, and return the number of their messages."""
         rows = self._tables.rows
@@ -317,13 +312,11 @@ class Deletion:
     def _delete_facts_readers(self, conn: Connection, key: str, user_id: str) -> int:
         """Delete the cursors of the readers that extract a user's facts, and return their number."""
         cursors = self._tables.cursors
-        count = 0
-        for reader in self._readers.facts_readers_within(conn, key, user_id):
-            statement = delete(cursors).where(
-                cursors.c.key == key, cursors.c.reader == reader
-            )
-            count += conn.execute(statement).rowcount
-        return count
+        readers = self._readers.facts_readers_within(conn, key, user_id)
+        statement = delete(cursors).where(
+            cursors.c.key == key, cursors.c.reader.in_(readers)
+        )
+        return conn.execute(statement).rowcount
 
 
 def _starts_of_turns(rows: Sequence[Statement]) -> list[int]:

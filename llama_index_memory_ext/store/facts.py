@@ -372,17 +372,17 @@ class Facts:
         """
         facts = self._tables.facts
         leaving = Leaving(own, sessions)
-        said = or_(facts.c.said_by.in_(own), facts.c.namespace.in_(own))
+        is_said = or_(facts.c.said_by.in_(own), facts.c.namespace.in_(own))
         # A copy, as by an import, has the same id, but may not name its session or
         # speaker.
         contents: dict[str, str] = {}
-        for row in conn.execute(select(facts.c.id, facts.c.data).where(said)):
+        for row in conn.execute(select(facts.c.id, facts.c.data).where(is_said)):
             contents[row.id] = row.data["content"]
         reached = select(facts.c.namespace).where(
             or_(
                 facts.c.said_by.in_(own),
                 one_of(facts.c.session_id, self.database.backend),
-                facts.c.id.in_(select(facts.c.id).where(said)),
+                facts.c.id.in_(select(facts.c.id).where(is_said)),
                 facts.c.namespace.in_(read_by),
             ),
             facts.c.namespace.not_in(own),
@@ -658,47 +658,33 @@ class KeptVectors:
         # The transaction locks the facts or the messages, so that no vector outlives
         # them.
         if self.readers is None:
-            return await self.database.run(
-                self._write_for_facts, vectors, users=[self.namespace]
-            )
+            return await self.database.run(self._write, vectors, users=[self.namespace])
         return await self.database.run(
-            self._write_for_messages,
-            vectors,
-            self.readers,
-            sessions=[self.session_id or ""],
+            self._write, vectors, sessions=[self.session_id or ""]
         )
 
-    def _write_for_facts(
+    def _write(
         self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]
     ) -> bool:
-        facts = self.database.tables.facts
-        stored_facts = select(facts.c.id).where(
-            facts.c.namespace == self.namespace,
-            one_of(facts.c.id, self.database.backend),
-        )
-        ids = conn.scalars(stored_facts, {"names": list(vectors)})
-        self._put(conn, {fact_id: vectors[fact_id] for fact_id in ids})
-        return True
-
-    def _write_for_messages(
-        self,
-        conn: Connection,
-        vectors: Mapping[str, tuple[str, bytes]],
-        readers: Readers,
-    ) -> bool:
-        if not readers.is_current_within(conn, self.session_id or "", self.epoch):
+        backend = self.database.backend
+        ids = list(vectors)
+        if self.readers is None:
+            facts = self.database.tables.facts
+            stored_facts = select(facts.c.id).where(
+                facts.c.namespace == self.namespace, one_of(facts.c.id, backend)
+            )
+            ids = list(conn.scalars(stored_facts, {"names": ids}))
+        elif not self.readers.is_current_within(
+            conn, self.session_id or "", self.epoch
+        ):
             conn.rollback()
             return False
-        self._put(conn, vectors)
-        return True
-
-    def _put(self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]) -> None:
-        """Store vectors; two processes that embed the same content store the same vector."""
-        if not vectors:
+        if not ids:
             conn.rollback()
-            return
+            return True
         rows: list[Row] = []
-        for vector_id, (digest, vector) in vectors.items():
+        for vector_id in ids:
+            digest, vector = vectors[vector_id]
             rows.append(
                 {
                     "namespace": self.namespace,
@@ -708,5 +694,7 @@ class KeptVectors:
                     "vector": vector,
                 }
             )
+        # Two processes that embed the same content store the same vector.
         table = self.database.tables.embeddings
-        conn.execute(upsert(table, self.database.backend, "digest", "vector"), rows)
+        conn.execute(upsert(table, backend, "digest", "vector"), rows)
+        return True

@@ -99,8 +99,7 @@ class Log:
     ) -> list[ChatMessage]:
         """Write messages after the active messages, and move messages from short-term memory into the log.
 
-        Return copies of the messages that went into the log, oldest first, without
-        those that were in the log before.
+        Return copies of the messages that newly went into the log, oldest first.
 
         Args:
             conn: A connection in a transaction that has locked the session.

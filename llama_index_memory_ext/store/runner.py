@@ -313,7 +313,7 @@ class Database:
         # Held to open and to close the engine.
         self._guard = thread_lock()
         self.pending: set[Job] = set()
-        # What was stored in an epoch of a session, and need not be stored again.
+        # Claims that were stored in an epoch of a session; they are still true.
         self.done: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False

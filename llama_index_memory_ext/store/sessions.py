@@ -248,7 +248,7 @@ class Users:
     def read_by(
         self, conn: Connection, reader: str, *, pending: bool = False
     ) -> list[str]:
-        """Return the sessions in which this reader is registered; ``pending``: only those with unread messages."""
+        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
         rows = self._tables.rows
         cursors = self._tables.cursors
         query = select(cursors.c.key).where(cursors.c.reader == reader)

@@ -196,7 +196,7 @@ def upsert(
 
     ``lock`` locks the row until the transaction ends, also if it is new.
     """
-    # To import a dialect takes a while, so only the one that is used is imported.
+    # Imported here, because to import each dialect takes a while.
     put = import_module(f"sqlalchemy.dialects.{backend}").insert(table)
     if lock:
         changed = {"epoch": table.c.epoch}
