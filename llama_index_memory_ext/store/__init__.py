@@ -290,10 +290,7 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """Return the messages of a session, in the order in which they were written."""
         messages = self.iter_messages(
-            key,
-            status,
-            limit=LAST_ID if limit is None else limit,
-            offset=offset or 0,
+            key, status, limit=LAST_ID if limit is None else limit, offset=offset or 0
         )
         return [message async for message in messages]
 
@@ -567,9 +564,12 @@ class MemoryStore(SQLAlchemyChatStore):
         Raises:
             SettingError: A number is out of its range. Nothing is deleted.
         """
-        days = _MOST_DAYS if days is None else days
-        messages = LAST_ID if messages is None else messages
-        if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
+        if days is None:
+            days = _MOST_DAYS
+        if messages is None:
+            messages = LAST_ID
+        in_range = 0 < days <= _MOST_DAYS and messages >= 1
+        if not in_range or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
                 f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
@@ -577,20 +577,17 @@ class MemoryStore(SQLAlchemyChatStore):
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
         for info in await self.sessions():
-            if session_ids is not None and info.session_id not in session_ids:
-                continue
             # Only a session with old messages is locked.
-            if _has_old(info, since, messages):
-                counts.update(
-                    await self.database.run(
-                        self.deletion.retain_within,
-                        info.session_id,
-                        since,
-                        messages,
-                        unread=unread,
-                        sessions=[info.session_id],
-                    )
+            if _is_due(info, since, messages, session_ids):
+                deleted = await self.database.run(
+                    self.deletion.retain_within,
+                    info.session_id,
+                    since,
+                    messages,
+                    unread=unread,
+                    sessions=[info.session_id],
                 )
+                counts.update(deleted)
         if vacuum:
             await self.vacuum()
         return dict(counts)
@@ -622,8 +619,12 @@ class MemoryStore(SQLAlchemyChatStore):
             return False
 
 
-def _has_old(info: SessionInfo, since: int, most: int) -> bool:
-    """Return whether a session has a message from before ``since``, or more messages than ``most``."""
+def _is_due(
+    info: SessionInfo, since: int, most: int, session_ids: Collection[str] | None
+) -> bool:
+    """Return whether a selected session has a message from before ``since``, or more messages than ``most``."""
+    if session_ids is not None and info.session_id not in session_ids:
+        return False
     if info.messages > most:
         return True
     return info.first_at is not None and info.first_at.timestamp() * 1e9 < since

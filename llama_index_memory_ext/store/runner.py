@@ -15,15 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, func, insert, select
