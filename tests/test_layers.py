@@ -35,7 +35,8 @@ facts       backfill > block > extraction > verification > validation > checks >
 ---
 .           reader_block                                                  # what both blocks share: they read one log
 ---
-store       __init__ > log > sessions > facts > cursors > runner > address tables         # tables, threads
+store       __init__ > log > sessions deletion > facts > cursors > runner >
+            address tables                                                # tables, threads
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
@@ -222,7 +223,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings prompt_caches responses server_history",
     "record": "block recall text window",
     "search": "embeddings tfidf",
-    "store": "address cursors facts log runner sessions tables",
+    "store": "address cursors deletion facts log runner sessions tables",
     "text": "limits messages storable tokens tool_calls turns",
 }
 

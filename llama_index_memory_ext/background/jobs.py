@@ -30,10 +30,9 @@ Work: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class JobKey(NamedTuple):
-    """What a job belongs to: a session, the reader of its log that the job works for, and the owner of the result.
+    """The session of a job, the reader of its log that the job works for, and the owner of the result.
 
-    Questions of the ``owner`` can wait for the job (``wait_for_owner``). () is no
-    owner.
+    Questions of the ``owner`` can wait for the job (``wait_for_owner``); (): no owner.
     """
 
     session_id: str
@@ -42,7 +41,7 @@ class JobKey(NamedTuple):
 
 
 class Stoppable(Protocol):
-    """Something that has work under way in an event loop."""
+    """An object with pending work in an event loop."""
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the work of these sessions or users in this event loop; None: all of it."""
@@ -50,7 +49,7 @@ class Stoppable(Protocol):
 
 @dataclass
 class BackOff:
-    """Counts failures in a row; each pause is twice as long as the one before, up to 300 seconds."""
+    """Counts failures in a row; each failure doubles the pause, up to 300 seconds."""
 
     first_pause_seconds: float
     failures: int = 0
@@ -63,7 +62,8 @@ class BackOff:
 
     def failed(self) -> float:
         """Count a failure, and return its pause in seconds."""
-        # The longest pause is reached long before; a larger power of 2 may be no float.
+        # More failures do not lengthen the pause, and a larger power of 2 may be no
+        # float.
         pause = min(
             self.first_pause_seconds * 2.0 ** min(self.failures, 30),
             LONGEST_PAUSE_SECONDS,
@@ -80,9 +80,11 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last failure of a job: how many there were in a row, the type of the error, and when it was (UTC).
+    """The last failure of a job.
 
-    The job is not tried again before ``retry_at``; None: the next start tries again.
+    ``failures``: the number in a row. ``error``: the type of the error. ``at``: the
+    time (UTC). ``retry_at``: the job is not tried again before; None: the next start
+    tries again.
     """
 
     failures: int
@@ -93,10 +95,10 @@ class Failure:
 
 @dataclass
 class _Job:
-    """A job under way, with the work of the last start: an earlier one may have had a model that fails.
+    """A running job, with the work of the last start: the model of an earlier start may fail.
 
-    ``cause``: why it was started last. ``again``: there was a start since the last
-    attempt began. ``awaited``: a caller waits, so that it does not pause.
+    ``cause``: the reason of the last start. ``again``: there was a start since the last
+    attempt began. ``awaited``: a caller waits, so the job does not pause.
     """
 
     work: Work
@@ -111,8 +113,8 @@ class _Job:
 class Jobs:
     """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
-    ``kind`` names their spans and their failures in ``astats``. The log says ``failed``
-    of a failure: "Facts were not extracted".
+    ``kind`` names their spans and their failures in ``astats``. ``failed`` is the text
+    of a failure in the log: "Facts were not extracted".
     """
 
     def __init__(
@@ -121,21 +123,21 @@ class Jobs:
         self.kind = kind
         self._failed = failed
         self._event = event
-        # No other event loop could wait for them.
+        # A loop is part of the key, because only tasks of that loop can wait for a job.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
         # The cause of the last start of each key, once its job has succeeded.
         self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
-        # How often the work of a key was halved, because it was too much for a model.
+        # How often the work of a key was halved, because a model could not do all of it.
         self.halvings: Counter[JobKey] = Counter()
 
     def start(
         self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None
     ) -> None:
-        """Run the work in the background, or once more after the job of this key that is under way.
+        """Run the work in the background; if a job of this key runs, run the work after it.
 
-        ``pause_seconds`` is the pause after a first failure. ``cause`` says why, for
-        ``takes_care_of``.
+        ``pause_seconds`` is the pause after a first failure. ``cause`` is the reason,
+        for ``takes_care_of``.
         """
         here = asyncio.get_running_loop(), key
         self._done.put(key, None)
@@ -156,17 +158,17 @@ class Jobs:
 
         def remove(task: asyncio.Task[None]) -> None:
             at_work.pop(task, None)
-            # A task keeps its event loop alive. Another job of the key may have begun
-            # before this callback.
+            # A task keeps its event loop alive. Before this callback, another job of the
+            # key may have begun.
             if here in self._jobs and self._jobs[here].task is task:
                 del self._jobs[here]
 
         job.task.add_done_callback(remove)
 
     def takes_care_of(self, key: JobKey, cause: Hashable) -> bool:
-        """Return whether the last start had this cause, and its job runs here or has succeeded; True once for each.
+        """Return whether the last start had this cause, and its job runs here or has succeeded.
 
-        False for None.
+        True once for each start; False for None.
         """
         if cause is None:
             return False
@@ -184,19 +186,19 @@ class Jobs:
         return self._failures.get(key)
 
     async def wait(self, key: JobKey) -> None:
-        """Wait until the job of a key has ended, or without a reader all of the session.
+        """Wait until the job of a key has ended; without a reader, all jobs of the session.
 
         A job that pauses after a failure is cancelled instead.
         """
-        for known, job in self._here([key.session_id]).items():
-            if key.reader in ("", known.reader):
+        for job_key, job in self._here([key.session_id]).items():
+            if key.reader in ("", job_key.reader):
                 job.awaited = True
                 if job.pausing:
                     job.task.cancel()
                 await asyncio.wait([job.task])
 
     async def finish(self, key: JobKey, work: Work) -> None:
-        """Run the work now, after the job that is under way; a failure is logged, and the next start tries again."""
+        """Run the work now, after the job that runs; a failure is logged, and the next start tries again."""
         await self.wait(key)
         await self._attempt(key, work, None)
 
@@ -242,7 +244,7 @@ class Jobs:
     async def _attempt(
         self, key: JobKey, work: Work, first_pause: float | None
     ) -> bool:
-        """Run the work once, and remember a failure; without a pause nothing is about to try again."""
+        """Run the work once, and remember a failure; without a ``first_pause``, no retry is planned."""
         with span(f"memory {self.kind}"):
             try:
                 await work()
@@ -256,16 +258,18 @@ class Jobs:
             earlier = self._failures.pop(key, None)
             at = datetime.now(timezone.utc)
             name = type(error).__name__
-            before, retry_at = (
-                (earlier.failures, earlier.retry_at) if earlier else (0, None)
-            )
+            before = 0
+            retry_at = None
+            if earlier:
+                before = earlier.failures
+                retry_at = earlier.retry_at
             pause = None
             outcome = "the next start of this session's memory tries again"
             if first_pause is not None:
                 pause = BackOff(first_pause, before).failed()
                 retry_at = at + timedelta(seconds=pause)
                 outcome = f"trying again in {pause:g} s"
-            # That there is no model is said once, and not again with each pause.
+            # The log says once, and not after each pause, that there is no model.
             if not (earlier and earlier.error == name == NoModelError.__name__):
                 log_failure(self._failed, key.session_id, error, outcome)
             self._failures[key] = Failure(before + 1, name, at, retry_at)
@@ -286,13 +290,12 @@ class Jobs:
 class JobRegistry:
     """The jobs of all memories on one store, so that work is done once, and can be cancelled together.
 
-    A web application makes a memory for each request. With jobs of its own each would
-    call a failing model again.
+    A web application makes a memory for each request. If each memory had separate jobs,
+    each would call a failing model again.
     """
 
     def __init__(self) -> None:
-        # Sessions with finished turns that were not read for facts yet, as far as this
-        # process knows.
+        # Sessions of this process with finished turns that were not read for facts yet.
         self.unread: set[str] = set()
         finalize(self, _tell_unread, self.unread)
         self._jobs: dict[str, Jobs] = {}
@@ -305,36 +308,35 @@ class JobRegistry:
         return self._jobs.setdefault(kind, Jobs(kind, failed, event))
 
     def watch(self, work: Stoppable) -> None:
-        """Let ``stop`` cancel this too, as long as it exists."""
+        """Let ``stop`` cancel this work too, as long as its object exists."""
         self._watched.add(work)
 
     async def wait_for_session(self, session_id: str) -> None:
-        """Wait until the jobs of a session in this event loop have ended; none pauses after a failure meanwhile."""
+        """Wait until the jobs of a session in this event loop have ended; a pausing job is cancelled."""
         await asyncio.gather(
             *(jobs.wait(JobKey(session_id)) for jobs in list(self._jobs.values()))
         )
 
     async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel what is under way for these sessions and users, here and in synchronous calls; None: all of it."""
+        """Cancel the work of these sessions and users, here and in synchronous calls; None: all work."""
 
         async def stop_here() -> None:
             for work in [*self._jobs.values(), *self._watched]:
                 await work.stop(names)
 
         await stop_here()
-        other = other_loop()
-        if other is not None:
+        loop = other_loop()
+        if loop is not None:
             await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(stop_here(), other)
+                asyncio.run_coroutine_threadsafe(stop_here(), loop)
             )
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
     """Log a failure in one line, without texts."""
+    reason = type(error).__name__
     if isinstance(error, NoModelError):
-        reason = error
-    else:
-        reason = type(error).__name__
+        reason = str(error)
     logger.warning(
         "%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome
     )

@@ -26,13 +26,12 @@ _locks: WeakKeyDictionary[
 
 
 def lock_for(*name: Hashable) -> asyncio.Lock:
-    """Return the lock of this name: all tasks of this event loop that name it wait for each other, in their order."""
+    """Return the lock of this name: all tasks of this event loop that use it wait for each other, in their order."""
     locks = _locks.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     return locks.setdefault(name, asyncio.Lock())
 
 
-# Each lock of ``thread_lock`` that exists, and those that this process holds while it
-# forks.
+# All locks of ``thread_lock``, and the locks that this process holds while it forks.
 _thread_locks: WeakSet[Any] = WeakSet()
 _registering = threading.RLock()
 _held_over_fork: list[Any] = []
@@ -41,7 +40,7 @@ _held_over_fork: list[Any] = []
 def thread_lock() -> Any:
     """Return a reentrant lock for threads that is free in the child after a fork, whichever thread held it before.
 
-    A fork waits for the lock, at most ``FORK_SECONDS``, so that what it protects is
+    A fork waits for the lock, at most ``FORK_SECONDS``, so that the protected data is
     complete in the child.
     """
     lock = threading.RLock()
@@ -51,7 +50,7 @@ def thread_lock() -> Any:
 
 
 def _hold_locks() -> None:
-    """Acquire all thread locks; after ``FORK_SECONDS`` those that are free."""
+    """Acquire all thread locks; after ``FORK_SECONDS``, only the free locks."""
     _registering.acquire()
     locks = list(_thread_locks)
     end = time.monotonic() + FORK_SECONDS
@@ -59,7 +58,7 @@ def _hold_locks() -> None:
         held = [lock for lock in locks if lock.acquire(timeout=_TRY_SECONDS)]
         if len(held) == len(locks) or time.monotonic() > end:
             break
-        # The thread that has the missing lock may wait for one of these.
+        # The thread that holds the missing lock may wait for one of the held locks.
         for lock in held:
             lock.release()
     _held_over_fork.extend(held)
@@ -81,7 +80,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Recent(Generic[K, V]):
-    """A cache of the ``size`` entries that were used last. Threads may share it. A copy or a pickle of it is empty."""
+    """A cache of the ``size`` most recently used entries. Threads may share it. A copy or a pickle of it is empty."""
 
     def __init__(self, size: int = 128) -> None:
         self.size = size
@@ -115,11 +114,11 @@ class Recent(Generic[K, V]):
         return type(self), (self.size,)
 
 
-# The tasks of jobs in this process, in any event loop, that have not failed: whose
-# their result is, and the session.
+# The tasks of jobs in this process, in any event loop, that have not failed: the owner
+# of the result, and the session.
 at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
-# The owners whose last job has failed, or took longer than a question waits: none waits
-# until one has succeeded.
+# The owners whose last job has failed, or took longer than a question waits: no
+# question waits until a job has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
 _LOOK_SECONDS = 0.01
 
@@ -129,10 +128,10 @@ if hasattr(os, "register_at_fork"):
 
 
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
-    """Wait until the jobs of an owner in this process have ended, but for those of a session; at most so many seconds.
+    """Wait until the jobs of an owner in this process have ended, except jobs of the session ``but``.
 
-    After a job that has failed, or that took longer, no call waits until one has
-    succeeded.
+    The wait takes at most so many ``seconds``. After a job that has failed, or that
+    took longer, no call waits until a job has succeeded.
     """
     tasks = [
         task

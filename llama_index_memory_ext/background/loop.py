@@ -1,4 +1,4 @@
-"""Runs calls of code without an event loop: all of them in one loop, in a thread of its own."""
+"""Runs synchronous calls: all of them in one event loop, in a separate thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _spawned: set[asyncio.Task[Any]] = set()
 
 
 def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start work that no call waits for. It is cancelled when the background loop in which it runs ends."""
+    """Start work that no call waits for; it is cancelled when its background loop ends."""
     _spawned.difference_update(
         [task for task in list(_spawned) if task.get_loop().is_closed()]
     )
@@ -39,11 +39,11 @@ def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, started at once; use it as a context manager.
+    """An event loop in a separate thread, started at once; use it as a context manager.
 
-    Tasks in the loop go on while the main thread does something else. Ctrl-C reaches
-    the main thread only: it ends the call that the main thread waits for, and no other
-    task. At the end of the block all tasks are cancelled.
+    Tasks in the loop run beside the main thread. Ctrl-C reaches the main thread only:
+    it ends the call that the main thread waits for, and no other task. At the end of
+    the block all tasks are cancelled.
     """
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class BackgroundLoop:
         self.end()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and returns its result; after Ctrl-C it was cancelled, and has ended.
+        """Run a coroutine in the loop, with the caller's context variables, and return its result.
 
-        It sees the context variables of the caller.
+        Ctrl-C cancels the coroutine, and is raised when it has ended.
         """
         try:
             running = asyncio.run_coroutine_threadsafe(call, self.loop)
@@ -81,7 +81,7 @@ class BackgroundLoop:
         return running.result()
 
     def end(self, seconds: float | None = None) -> None:
-        """Cancel all tasks, and wait until they have ended; at most so many seconds."""
+        """Cancel all tasks, and wait until they have ended, at most so many ``seconds``."""
         self.loop.call_soon_threadsafe(self._end.set)
         self.thread.join(seconds)
 
@@ -93,7 +93,7 @@ def _wait_for(running: Future[Any]) -> None:
 
 
 async def _cancel(call: Coroutine[Any, Any, Any]) -> None:
-    """Cancel the task of a call, and waits for its end; Ctrl-C may have come before it had one."""
+    """Cancel the task of a call, and wait for its end; Ctrl-C may have come before it had a task."""
     for task in asyncio.all_tasks():
         if task.get_coro() is call:
             task.cancel()
@@ -101,8 +101,8 @@ async def _cancel(call: Coroutine[Any, Any, Any]) -> None:
     call.close()
 
 
-# The loop of all synchronous calls of this process: started at first use, ended with
-# the program.
+# The loop of all synchronous calls of this process: started at its first use, ended
+# with the program.
 _shared: BackgroundLoop | None = None
 _is_over = False
 _guard = threading.RLock()
@@ -112,7 +112,7 @@ _of_parent: list[object] = []
 
 
 def _shared_loop() -> BackgroundLoop | None:
-    """Return the loop of all synchronous calls; None in its own calls and jobs, and at the end of the program."""
+    """Return the loop of all synchronous calls; None within its calls and jobs, and at the end of the program."""
     global _shared  # noqa: PLW0603 - one for each process
     with _guard:
         if (
@@ -126,10 +126,10 @@ def _shared_loop() -> BackgroundLoop | None:
 
 
 def _forget_loop() -> None:
-    """No thread of the parent process runs in its child."""
-    # Another thread of the parent may have held the guard. Its loop must not be
-    # collected: they share its selector.
-    global _shared, _guard
+    """Begin without a loop in a child process, in which no thread of the parent runs."""
+    # Another thread of the parent may have held the guard. The parent's loop must not
+    # be collected, because both processes share its selector.
+    global _shared, _guard  # noqa: PLW0603 - one for each process
     _of_parent.extend([_shared, *_spawned])
     _shared = None
     _guard = threading.RLock()
@@ -142,22 +142,24 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _end_loop() -> None:
-    # Registered at the import, so that it runs after what the program registers.
+    # Registered at the import, so that it runs after the functions of the program.
     global _is_over  # noqa: PLW0603 - one for each process
     with _guard:
         _is_over = True
     if _shared is not None:
-        # The writes of the store have a time of their own after this.
+        # After this, the store waits for its writes.
         _shared.end(1.2)
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    """Return what a call returns, from code without an event loop, or in one that is blocked meanwhile.
+    """Run a coroutine from synchronous code, and return its result; a running event loop is blocked meanwhile.
 
     All calls of the process share one loop, with its connections, locks and jobs. A
-    call within such a call, in a model's callback for example, has a loop of its own,
-    which ends with it. Ctrl-C cancels the call, and is raised when it has ended. A
-    StoreError if the interpreter is ending.
+    call within such a call, in a model's callback for example, has a separate loop,
+    which ends with it. Ctrl-C cancels the call, and is raised when it has ended.
+
+    Raises:
+        StoreError: The interpreter is ending.
     """
     if sys.is_finalizing():
         call.close()
@@ -175,7 +177,10 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 def other_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop of the synchronous calls, if there is one and it is not this one: a task here may wait for it."""
+    """Return the loop of the synchronous calls, for which a task of this loop may wait.
+
+    None if there is no such loop, or this is it.
+    """
     shared = None if _shared is None else _shared_loop()
     return None if shared is None else shared.loop
 
@@ -186,7 +191,7 @@ def in_sync(
     after: Callable[[Any], Awaitable[object]] | None = None,
     note: str = "",
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return the synchronous twin of a method, named without the ``a``; ``after`` it another call may follow."""
+    """Return the synchronous twin of a method, named without the ``a``; the call ``after`` follows it."""
 
     @wraps(method)
     def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -16,7 +16,7 @@ from llama_index.core.storage.chat_store.sql import (
     DEFAULT_ASYNC_DATABASE_URI,
     SQLAlchemyChatStore,
 )
-from sqlalchemy import Connection, func, or_, select, text
+from sqlalchemy import Connection, func, or_, select
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
@@ -29,6 +29,7 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.cursors import Readers
+from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
@@ -38,7 +39,6 @@ from llama_index_memory_ext.store.tables import (
     ARCHIVED,
     LAST_ID,
     Row,
-    Tables,
     name_of,
     written_at,
 )
@@ -58,27 +58,23 @@ DEFAULT_TABLE_NAME = "llama_index_memory"
 _PAGE_ROWS = 500
 # A hundred years.
 _MOST_DAYS = 36_500
+_DAY_NANOSECONDS = 86_400e9
+_VACUUM_SECONDS = 3600
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
-# A server skips a table that one may not vacuum with no more than a notice, which
-# drivers do not hand on.
-_MAY_VACUUM = text(
-    "SELECT pg_has_role(relowner, 'USAGE') OR (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database "
-    "WHERE datname = current_database()) FROM pg_class WHERE oid = to_regclass(:name)"
-)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What is known of a session without reading its messages.
+    """The size, the users and the times of a session, read without its messages.
 
-    ``messages`` counts all of them, active ones and the log. ``user_ids`` are the users
-    who have written to it, sorted: the session's own id where a memory had no
-    ``user_id``, and none where only a plain ``Memory`` has written. ``first_at`` and
-    ``last_at`` are when its oldest and its newest message were written (UTC); None if
-    unknown.
+    ``messages``: the number of all messages, active ones and the log. ``user_ids``: the
+    users who have written to it, sorted. It is the session's id if a memory had no
+    ``user_id``, and empty if only a plain ``Memory`` has written. ``first_at``,
+    ``last_at``: the times (UTC) of writing of the oldest and the newest message; None
+    if unknown.
     """
 
     session_id: str
@@ -86,6 +82,13 @@ class SessionInfo:
     user_ids: tuple[str, ...]
     first_at: datetime | None
     last_at: datetime | None
+
+
+class _Page(NamedTuple):
+    """Messages of a session, and the row of the last one."""
+
+    messages: list[ChatMessage]
+    last_id: int
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -97,22 +100,22 @@ class MemoryStore(SQLAlchemyChatStore):
 
     Args:
         async_database_uri: A SQLAlchemy address of SQLite (the default is a private
-            in-memory database) or PostgreSQL, whatever driver it names. Its statements
-            run in threads of this process, by sqlite3 or psycopg.
+            in-memory database) or PostgreSQL, with any driver. Its statements run in
+            threads of this process, by sqlite3 or psycopg.
         table_name: The host's chat table; the names of all other tables begin with
             this.
         async_engine: An engine of your own instead of an address. It is used as it is
             and never closed.
-        db_data: Rows of the chat table that a database in memory begins with, as
-            ``model_dump`` gives them.
+        db_data: Rows of the chat table that a database in memory begins with, as in
+            ``model_dump``.
         db_schema: The schema of the tables, where the database has schemas.
-        operation_timeout: Most seconds that a call of the store takes, over 0, with its
-            wait for locks and connections: a ``StoreTimeoutError`` then. To make the
-            tables may take ten minutes, ``vacuum`` an hour, and an import of facts this
-            time for each 500 of them.
-        pool_size: Most threads, each with a connection, of this store in the process,
-            from 1; an engine of your own has its own pool, and works in the event loop
-            of the caller.
+        operation_timeout: The longest time of a call in seconds, above 0, with its wait
+            for locks and connections; then it raises a ``StoreTimeoutError``. To make
+            the tables may take ten minutes, ``vacuum`` an hour, and an import of facts
+            this time for each 500 facts.
+        pool_size: The largest number of threads, each with a connection, of this store
+            in the process; at least 1. An engine of your own uses its pool instead, in
+            the event loop of the caller.
 
     A call that is cancelled returns at once. A write that has begun ends in the
     background, and the log says whether it was stored; ``aclose`` waits for it.
@@ -132,14 +135,17 @@ class MemoryStore(SQLAlchemyChatStore):
         default=_UNSET, description="Reads them for readers with cursors."
     )
     users: Users = Field(
-        default=_UNSET, description="Whose the sessions are; counts and deletes them."
+        default=_UNSET, description="The owners of the sessions, and counts."
+    )
+    deletion: Deletion = Field(
+        default=_UNSET, description="Deletes messages, sessions and users."
     )
     facts: Facts = Field(
         default=_UNSET, description="The facts of each user, and their embeddings."
     )
     jobs: JobRegistry = Field(
         default_factory=JobRegistry,
-        description="What runs in the background of memories here.",
+        description="The background jobs of the memories on this store.",
     )
     operation_timeout: float = Field(
         default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call."
@@ -172,7 +178,7 @@ class MemoryStore(SQLAlchemyChatStore):
             operation_timeout,
             pool_size,
         )
-        # Only people and dumps read this address, and they need not see the password.
+        # Only people and dumps read this address, which needs no password.
         super().__init__(
             table_name=table_name,
             async_database_uri=database.shown_uri,
@@ -185,7 +191,8 @@ class MemoryStore(SQLAlchemyChatStore):
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
         self.users = Users(database, self.readers, self.facts)
-        self.log = Log(database, self.readers, self.users)
+        self.deletion = Deletion(database, self.readers, self.facts)
+        self.log = Log(database, self.readers, self.users, self.deletion)
 
     @classmethod
     def class_name(cls) -> str:
@@ -202,7 +209,7 @@ class MemoryStore(SQLAlchemyChatStore):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An engine cannot travel and a password must not: the copy opens its own
+        # An engine cannot be pickled and a password must not, so the copy opens its own
         # connections.
         limited = partial(
             type(self),
@@ -241,20 +248,19 @@ class MemoryStore(SQLAlchemyChatStore):
         return dump
 
     async def read_schema_version(self) -> int | None:
-        """Return the version of the tables, ``SCHEMA_VERSION`` once this store has used them; nothing is made or changed.
+        """Return the version of the tables, also one that is too new to be opened; nothing is made or changed.
 
-        A version that is too new to be opened comes back too. None if there is no
-        database file, or none of the tables of this package, as in a database of the
-        plain host.
+        It is ``SCHEMA_VERSION`` once this store has used them. None if there is no
+        database file, or no table of this package, as in a database of the plain host.
         """
         return await self.database.read_version()
 
     async def awarm_up(self) -> None:
-        """Open the database, and load what counting tokens and extracting facts need, which takes a second.
+        """Open the database, and load the data to count tokens and to extract facts, which takes a second.
 
         A server calls it when it starts. Without it, the vocabulary is loaded when a
-        memory is made, and the rest in a thread behind the first prompt of a memory
-        that extracts facts.
+        memory is made, and the other data in a thread behind the first prompt of a
+        memory that extracts facts.
         """
         start_loading()
         await TokenCounter().load()
@@ -266,12 +272,12 @@ class MemoryStore(SQLAlchemyChatStore):
 
         An in-memory database is gone then, and a later call raises a StoreError.
 
-        Background work of memories on this store, in this event loop and of synchronous
-        calls, is cancelled first; the next memory of that session or user takes it up.
-        Writes that are under way are waited for, at most ``operation_timeout`` seconds.
+        First, background jobs of memories on this store are cancelled, in this event
+        loop and of synchronous calls; the next memory of that session or user continues
+        them. Pending writes are awaited, at most ``operation_timeout`` seconds.
         """
         await self.jobs.stop()
-        # Who closes it knows that it is the end.
+        # A program that closes the store needs no warning about unread turns.
         self.jobs.unread.clear()
         await self.database.aclose()
 
@@ -283,13 +289,10 @@ class MemoryStore(SQLAlchemyChatStore):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """Return the messages of a session, in the order in which they were written."""
-        most = LAST_ID if limit is None else limit
-        return [
-            message
-            async for message in self.iter_messages(
-                key, status, limit=most, offset=offset or 0
-            )
-        ]
+        messages = self.iter_messages(
+            key, status, limit=LAST_ID if limit is None else limit, offset=offset or 0
+        )
+        return [message async for message in messages]
 
     async def iter_messages(
         self,
@@ -299,34 +302,31 @@ class MemoryStore(SQLAlchemyChatStore):
         limit: int = LAST_ID,
         offset: int = 0,
     ) -> AsyncIterator[ChatMessage]:
-        """Return the same one after the other (``async for``), read in pages as the loop goes on; all, or with a status.
+        """Yield messages as ``get_messages`` returns them, read in pages as the loop goes on; without a status, all.
 
-        What is written meanwhile comes, too, and what is deleted does not.
+        Messages that are written meanwhile come, too; deleted messages do not.
         """
-        if status:
-            statuses = [status.value]
-        else:
-            statuses = [ARCHIVED, ACTIVE]
-        last = 0
+        statuses = [status.value] if status else [ARCHIVED, ACTIVE]
 
-        def read(
-            conn: Connection, after: int, limit: int, offset: int
-        ) -> tuple[list[ChatMessage], int]:
-            # They are parsed where no event loop waits for them.
+        def read(conn: Connection, after: int, limit: int, offset: int) -> _Page:
             rows = self.readers.find_within(
                 conn, key, statuses, after, limit=limit, offset=offset
             )
-            return [row.as_put for row in rows], rows[-1].id if rows else after
+            # Messages are parsed in this thread, so that no event loop waits.
+            messages = [row.as_put for row in rows]
+            return _Page(messages, rows[-1].id if rows else after)
 
+        last_id = 0
         while True:
-            page, last = await self.database.run(
-                read, last, min(limit, _PAGE_ROWS), offset, writes=False
+            page = await self.database.run(
+                read, last_id, min(limit, _PAGE_ROWS), offset, writes=False
             )
-            for message in page:
+            for message in page.messages:
                 yield message
-            limit = limit - len(page)
+            last_id = page.last_id
+            limit -= len(page.messages)
             offset = 0
-            if len(page) < _PAGE_ROWS or not limit:
+            if len(page.messages) < _PAGE_ROWS or not limit:
                 return
 
     async def add_message(
@@ -346,20 +346,22 @@ class MemoryStore(SQLAlchemyChatStore):
         messages: Sequence[ChatMessage],
         status: MessageStatus = MessageStatus.ACTIVE,
     ) -> None:
-        """Write messages in one transaction; none is fine.
+        """Write messages in one transaction; an empty list does nothing.
 
         A message with an id, ``additional_kwargs["message_id"]``, is stored once in its
-        session: one whose id is known is not written again, even if it has other words,
-        which a warning in the log says. So a put that was cancelled can be repeated.
-        Once the message is deleted, its id is free again. A MessageError for an id that
-        is neither a text of at most 255 characters nor a number.
+        session, so that a cancelled put can be repeated. A message with a stored id is
+        not written again. If it has other words, a warning in the log says so. Once a
+        message is deleted, its id is free again.
+
+        Raises:
+            MessageError: An id is neither a text of at most 255 characters nor a
+                number.
         """
         new = self.log.unknown_within(conn, key, messages)
         if not messages:
             conn.rollback()
-        self.log.insert_within(
-            conn, key, new, archived=len(new) if status == MessageStatus.ARCHIVED else 0
-        )
+        archived = len(new) if status == MessageStatus.ARCHIVED else 0
+        self.log.insert_within(conn, key, new, archived=archived)
 
     async def set_messages(
         self,
@@ -367,34 +369,31 @@ class MemoryStore(SQLAlchemyChatStore):
         messages: Sequence[ChatMessage],
         status: MessageStatus = MessageStatus.ACTIVE,
     ) -> None:
-        """Replace all messages of a session, the log's too. Those at its beginning that are the same keep their row."""
-        if status == MessageStatus.ARCHIVED:
-            plan = len
-        else:
-            plan = None
+        """Replace all messages of a session, the log's too; the first ones that are the same keep their rows."""
+        plan = len if status == MessageStatus.ARCHIVED else None
         await self.log.append(key, messages, plan, replace=True)
 
     @writes_session
     def delete_message(
         self, conn: Connection, key: str, idx: int
     ) -> ChatMessage | None:
-        """Delete the message with this row id and return it, or None if the session has none such."""
-        found = self.readers.rows_within(conn, key, [idx])
-        if not found:
+        """Delete the message with this row id and return it; None if the session has no such message."""
+        rows = self.readers.rows_within(conn, key, [idx])
+        if not rows:
             conn.rollback()
             return None
-        self.users.delete_within(conn, key, self.database.tables.rows.c.id == idx)
-        return found[0].as_put
+        self.deletion.delete_within(conn, key, self.database.tables.rows.c.id == idx)
+        return rows[0].as_put
 
     @writes_session
     def delete_messages(
         self, conn: Connection, key: str, status: MessageStatus | None = None
     ) -> None:
         """Delete the messages of a session."""
-        rows = self.database.tables.rows
-        self.users.delete_within(
-            conn, key, *([rows.c.status == status.value] if status else [])
-        )
+        conditions = []
+        if status:
+            conditions = [self.database.tables.rows.c.status == status.value]
+        self.deletion.delete_within(conn, key, *conditions)
 
     @writes_session
     def delete_oldest_messages(
@@ -404,7 +403,7 @@ class MemoryStore(SQLAlchemyChatStore):
         oldest = self.readers.find_within(conn, key, [ACTIVE], limit=n)
         rows = self.database.tables.rows
         if oldest:
-            self.users.delete_within(
+            self.deletion.delete_within(
                 conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id
             )
         return [row.as_put for row in oldest]
@@ -428,9 +427,8 @@ class MemoryStore(SQLAlchemyChatStore):
     @reads
     def get_keys(self, conn: Connection) -> list[str]:
         """Return the sessions that have messages."""
-        return list(
-            conn.execute(select(self.database.tables.rows.c.key).distinct()).scalars()
-        )
+        key = self.database.tables.rows.c.key
+        return list(conn.scalars(select(key).distinct()))
 
     @reads
     def sessions(
@@ -440,40 +438,44 @@ class MemoryStore(SQLAlchemyChatStore):
         *,
         session_ids: Collection[str] = (),
     ) -> list[SessionInfo]:
-        """Return the sessions that have messages, the one that was written to last first; [] if there is none.
+        """Return the sessions that have messages, newest write first; [] if there is none.
 
-        With a ``user_id``, only those of this user, and those of the ``session_ids``.
+        With a ``user_id``, only the sessions of this user, and the ``session_ids``.
         """
         rows = self.database.tables.rows
         owners = self.database.tables.owners
-        first = func.min(rows.c.timestamp)
         last = func.max(rows.c.timestamp)
         sessions = (
-            select(rows.c.key, func.count(), first, last)
+            select(
+                rows.c.key,
+                func.count().label("messages"),
+                func.min(rows.c.timestamp).label("first"),
+                last.label("last"),
+            )
             .group_by(rows.c.key)
             .order_by(last.desc(), rows.c.key)
         )
-        owned = select(owners.c.key, owners.c.user_id).order_by(owners.c.user_id)
+        owned = select(owners.c.key, owners.c.user_id)
         if user_id is not None or session_ids:
-            mine = select(owners.c.key).where(owners.c.user_id == user_id)
+            of_user = select(owners.c.key).where(owners.c.user_id == user_id)
             sessions = sessions.where(
-                or_(rows.c.key.in_(session_ids), rows.c.key.in_(mine))
+                or_(rows.c.key.in_(session_ids), rows.c.key.in_(of_user))
             )
             owned = owned.where(
-                or_(owners.c.key.in_(session_ids), owners.c.key.in_(mine))
+                or_(owners.c.key.in_(session_ids), owners.c.key.in_(of_user))
             )
         users: dict[str, list[str]] = {}
-        for key, owner in conn.execute(owned):
-            users.setdefault(key, []).append(name_of(owner))
+        for owner in conn.execute(owned):
+            users.setdefault(owner.key, []).append(name_of(owner.user_id))
         return [
             SessionInfo(
-                key,
-                count,
-                tuple(sorted(users.get(key, ()))),
-                written_at(oldest),
-                written_at(newest),
+                session_id=session.key,
+                messages=session.messages,
+                user_ids=tuple(sorted(users.get(session.key, ()))),
+                first_at=written_at(session.first),
+                last_at=written_at(session.last),
             )
-            for key, count, oldest, newest in conn.execute(sessions)
+            for session in conn.execute(sessions)
         ]
 
     async def forget(self, key: str) -> dict[str, int]:
@@ -482,7 +484,7 @@ class MemoryStore(SQLAlchemyChatStore):
         Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
         """
         counts = await self.database.run(
-            self.users.forget_within, [key], (), None, sessions=[key]
+            self.deletion.forget_within, [key], (), None, sessions=[key]
         )
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
@@ -492,20 +494,20 @@ class MemoryStore(SQLAlchemyChatStore):
         """Delete a user: the facts of all agents, retired ones too, all sessions, and the embeddings of both.
 
         A session belongs to the user if a memory with the ``user_id`` has written to it
-        or extracted facts from it. Of a session that others share, the turns go in
-        which the user has spoken, the answers too; what the others have said stays, and
-        so do their facts. Where it is not known who has said something, it goes.
+        or extracted facts from it. In a session that other users share, the turns in
+        which the user has spoken are deleted, the answers too. Turns and facts of the
+        other users stay. Words of an unknown speaker are deleted.
 
         Args:
-            user_id: The user. A session of the same name that has no user is another's.
-            session_ids: Further sessions of the user, such as those of a plain
+            user_id: The user. A session of the same name without a user is not deleted.
+            session_ids: Further sessions of the user, such as sessions of a plain
                 ``Memory`` or without a ``user_id``.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be
                 in the file.
 
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"`` (of readers and
-            of owners), ``"facts"`` and ``"embeddings"``; 0 each if nothing is known.
+            of owners), ``"facts"`` and ``"embeddings"``; 0 each if nothing is stored.
 
         Raises:
             StoreError: The arguments are no ids; nothing is deleted then.
@@ -516,13 +518,14 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
         sessions = sorted({*session_ids, *await self.users.keys(user_id)})
-        # A session without a user has facts of its own.
-        users, forget = (
-            sorted({user_id, *await self.users.own_users(sessions)}),
-            self.users.forget_within,
-        )
+        # A session without a user has facts in a separate namespace.
+        namespaces = sorted({user_id, *await self.users.own_users(sessions)})
         counts = await self.database.run(
-            forget, sessions, users, user_id, sessions=sessions
+            self.deletion.forget_within,
+            sessions,
+            namespaces,
+            user_id,
+            sessions=sessions,
         )
         if vacuum:
             await self.vacuum()
@@ -539,72 +542,73 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> dict[str, int]:
         """Delete old messages for good, in whole turns, with their embeddings and a summary of them; facts stay.
 
-        A fact loses what it has of their words: its quote, the text around it, and the
-        rows; ``words_deleted_at`` says when. The turn that goes on stays, and so does
-        what a memory that extracts facts has not read yet.
+        A fact loses the deleted words: its quote, the text around it, and the rows;
+        ``words_deleted_at`` is the time. The current turn stays, and so do messages
+        from which a memory has yet to extract facts.
 
         Args:
-            days: Turns go that have a message that was stored more than so many days
-                ago; above 0, at most 36,500.
-            messages: Turns go that have a message that is not one of so many newest
-                ones of its session; at least 1.
+            days: The greatest age of a message in days, above 0 and at most 36,500. A
+                turn with an older message is deleted.
+            messages: The number of newest messages of a session to keep, at least 1. A
+                turn with an earlier message is deleted.
             session_ids: Only these sessions; None: all.
-            unread: Whether messages go, too, from which a memory has still to extract
-                facts.
+            unread: Whether to delete messages, too, from which a memory has yet to
+                extract facts.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be
                 in the file.
 
         Returns:
             The number of deleted ``"messages"``, of ``"facts"`` that have lost words,
-            and of messages that would go but are ``"unread"``.
+            and of due messages that stay because they are ``"unread"``.
 
         Raises:
             SettingError: A number is out of its range. Nothing is deleted.
         """
-        days = _MOST_DAYS if days is None else days
-        messages = LAST_ID if messages is None else messages
-        if not 0 < days <= _MOST_DAYS or messages < 1 or isinstance(session_ids, str):
+        if days is None:
+            days = _MOST_DAYS
+        if messages is None:
+            messages = LAST_ID
+        in_range = 0 < days <= _MOST_DAYS and messages >= 1
+        if not in_range or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
                 f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
             )
-        since = time.time_ns() - int(days * 86_400e9)
+        since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
         for info in await self.sessions():
-            key = info.session_id
-            has_old = info.first_at and info.first_at.timestamp() * 1e9 < since
-            # A session in which nothing is due is not locked.
-            if (has_old or info.messages > messages) and (
-                session_ids is None or key in session_ids
-            ):
-                retain = self.users.retain_within
-                counts.update(
-                    await self.database.run(
-                        retain, key, since, messages, unread=unread, sessions=[key]
-                    )
+            # Only a session with old messages is locked.
+            if _is_due(info, since, messages, session_ids):
+                deleted = await self.database.run(
+                    self.deletion.retain_within,
+                    info.session_id,
+                    since,
+                    messages,
+                    unread=unread,
+                    sessions=[info.session_id],
                 )
+                counts.update(deleted)
         if vacuum:
             await self.vacuum()
         return dict(counts)
 
     async def vacuum(self) -> bool:
-        """Rewrite the database, so that what was deleted is not in its files any more.
+        """Rewrite the database, so that its files hold no deleted words.
 
         SQLite rewrites the whole file. It needs up to twice the size of the file on the
         disk, and no other program may read or write. PostgreSQL frees the space of the
-        rows for new ones; its write-ahead log, replicas and backups are its operator's.
-        It may take an hour. Returns False if it failed; a warning in the log says why.
-        Call it again then.
+        rows for new rows. Its write-ahead log, replicas and backups are the operator's
+        concern. It may take an hour. Return False if it failed; a warning in the log
+        says why. Call it again then.
         """
         if self.database.in_memory:
             return True
-        if self.database.backend == "sqlite":
-            work = _vacuum_file
-        else:
-            work = _vacuum_on_server
         try:
             return await self.database.run(
-                work, self.database.tables, in_transaction=False, seconds=3600
+                vacuum,
+                self.database.tables,
+                in_transaction=False,
+                seconds=_VACUUM_SECONDS,
             )
         except StoreError as error:
             logger.warning(
@@ -615,72 +619,45 @@ class MemoryStore(SQLAlchemyChatStore):
             return False
 
 
-def _vacuum_file(conn: Connection, _: Tables) -> bool:
-    """Rewrite the file; False, and a warning in the log, if something is left."""
-    conn.exec_driver_sql("VACUUM")
-    # What was deleted may still be in the write-ahead log, if there is one.
-    busy = conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").scalar()
-    if busy:
-        logger.warning(
-            "The write-ahead log of the database could not be emptied, because another connection is reading: what "
-            "was deleted may be in it until `await store.vacuum()` is called once more, or the last connection is "
-            "closed."
-        )
-    return not busy
-
-
-def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
-    """Vacuum the tables; False, and a warning in the log, if something is left."""
-    names = [
-        conn.dialect.identifier_preparer.format_table(table)
-        for table in tables.rows.metadata.sorted_tables
-    ]
-    forbidden = [
-        name for name in names if not conn.execute(_MAY_VACUUM, {"name": name}).scalar()
-    ]
-    conn.exec_driver_sql("SET statement_timeout = 0")
-    try:
-        # The server passes over those that are forbidden.
-        conn.exec_driver_sql(f"VACUUM {', '.join(names)}")
-    finally:
-        # No other call may get a connection with this setting.
-        conn.invalidate()
-    if forbidden:
-        logger.warning(
-            "This database user may not vacuum %s: what was deleted stays in the files of the server until its "
-            "owner or autovacuum does.",
-            ", ".join(forbidden),
-        )
-    return not forbidden
+def _is_due(
+    info: SessionInfo, since: int, most: int, session_ids: Collection[str] | None
+) -> bool:
+    """Return whether a selected session has a message from before ``since``, or more messages than ``most``."""
+    if session_ids is not None and info.session_id not in session_ids:
+        return False
+    if info.messages > most:
+        return True
+    return info.first_at is not None and info.first_at.timestamp() * 1e9 < since
 
 
 def reader_of(store: MemoryStore) -> MemoryStore:
-    """Return a store on the same database that refuses each write. Its tables must have this package's version.
+    """Return a store on the same database that refuses each write; its tables must have this package's version.
 
-    A StoreError if there is no such database yet, or it is a private one in memory.
+    Raises:
+        StoreError: There is no such database yet, or it is a private one in memory.
     """
     database = store.database
     if is_missing(database.url):
         raise StoreError(
-            f"Expected a database that is there, to read from it and to write nothing; {store!r} is in memory, or was "
-            "not used yet. Put a message by a memory that is not temporary first."
+            f"Expected a database that is there, to read from it without writing; {store!r} is in memory, or was not "
+            "used yet. Put a message into a memory that is not temporary first."
         )
     uri = database.url.render_as_string(hide_password=False)
-    limits: Any = {
-        "operation_timeout": store.operation_timeout,
-        "pool_size": store.pool_size,
-    }
-    reader = MemoryStore(uri, store.table_name, db_schema=store.db_schema, **limits)
-    is_file = database.backend == "sqlite"
-    if is_file:
+    reader = MemoryStore(
+        uri,
+        store.table_name,
+        db_schema=store.db_schema,
+        operation_timeout=store.operation_timeout,
+        pool_size=store.pool_size,
+    )
+    reader.database.set_up = "SET default_transaction_read_only = on"
+    if database.backend == "sqlite":
         reader.database.set_up = "PRAGMA query_only = ON"
-    else:
-        reader.database.set_up = "SET default_transaction_read_only = on"
     return reader
 
 
 @asynccontextmanager
 async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
-    """Give a store as ``reader_of`` does; it is closed at the end of the block."""
+    """Yield a store as ``reader_of`` returns it; it is closed at the end of the block."""
     async with aclosing(reader_of(store)) as reader:
         yield reader

@@ -1,4 +1,4 @@
-"""Checks what a store is given, opens an engine for its address, and says in words what a driver has raised."""
+"""Checks the settings of a store, opens an engine for its address, and explains the errors of drivers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_POOL_SIZE = 5
@@ -32,25 +32,24 @@ DEFAULT_POOL_SIZE = 5
 SERVER_GRACE_SECONDS = 1.0
 # The name of the call that makes tables.
 MAKING = "making the tables"
-# The drivers that are used, whatever driver an address names.
+# The drivers that are used for any driver in an address.
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-# Options of asyncpg by the names that libpq has for them, and those that have none: of
-# its caches, mostly.
+# Options of asyncpg that libpq has under another name.
 _RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
+# Options of asyncpg that libpq does not have; most concern the caches of asyncpg.
 _OF_ASYNCPG = {
     "direct_tls",
     "async_fallback",
     "command_timeout",
     "statement_cache_size",
     "max_cacheable_statement_size",
-}
-_OF_ASYNCPG |= {
     "prepared_statement_cache_size",
     "prepared_statement_name_func",
     "max_cached_statement_lifetime",
 }
-# The options of sqlite3 and of SQLite's own addresses; the last one is that of
-# aiosqlite alone.
+# The option of aiosqlite that sqlite3 does not have.
+_OF_AIOSQLITE = "iter_chunk_size"
+# The options of sqlite3 and of SQLite's addresses.
 _OF_SQLITE = {
     "uri",
     "timeout",
@@ -61,20 +60,18 @@ _OF_SQLITE = {
     "vfs",
     "psow",
     "check_same_thread",
-}
-_OF_SQLITE |= {
     "cached_statements",
     "isolation_level",
     "detect_types",
-    "iter_chunk_size",
+    _OF_AIOSQLITE,
 }
 
-# What is surely meant as the path of a SQLite file.
+# The path of a SQLite file, with or without the beginning of an address.
 _FILE = re.compile(r"(?:sqlite(?:\+\w+)?:(?://)?)?([\w./\\ -]{1,200}\.(?:db|sqlite3?))")
 
 
 class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
-    """What is checked of the arguments of a store by type and range."""
+    """The arguments of a store that are checked by type and range."""
 
     table_name: str
     db_schema: str | None
@@ -84,39 +81,20 @@ class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
         DEFAULT_TIMEOUT_SECONDS,
         gt=0,
         le=1_000_000,
-        description="Most seconds of a call.",
+        description="The longest time of a call in seconds.",
     )
     pool_size: int = Field(
         DEFAULT_POOL_SIZE,
         ge=1,
-        description="Most connections; a server allows 100 in all.",
+        description="The largest number of connections; a server allows 100 in all.",
     )
 
 
 def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
     """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
-    try:
-        if lent:
-            url = lent.url
-        else:
-            url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
-        if url.drivername == "postgres":
-            # As hosts of databases spell it.
-            url = url.set(drivername="postgresql")
-        url.get_dialect()
-        is_readable = url.get_backend_name() != "sqlite" or not url.host
-    except (ArgumentError, NoSuchModuleError, ValueError):
-        # The text of the error, and the address, may hold a password.
-        is_readable = False
-    if not is_readable:
-        path = _FILE.fullmatch(str(uri))
-        file = path[1] if path else "memory.db"
-        raise StoreError(
-            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
-            "'postgresql+asyncpg://user@host/database'; what was given cannot be read as one."
-        )
+    url = lent.url if lent else _parsed(uri)
     if "@" in (url.host or ""):
-        # It would be shown as a part of the host's name.
+        # The first part of the password would be shown as a part of the host's name.
         raise StoreError(
             "There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it."
         )
@@ -133,36 +111,47 @@ def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
     return url
 
 
-def driver_url(url: URL) -> URL:
-    """Return the address for the driver that is used, with its names of the options; a StoreError for an unknown option."""
-    backend = url.get_backend_name()
-    known = _OF_SQLITE
-    if backend == "postgresql":
-        # Only where there is a server: it is an extra.
-        from psycopg import pq
-
-        known = _OF_ASYNCPG.union(
-            _RENAMED, (option.keyword.decode() for option in pq.Conninfo.get_defaults())
-        )
-    for name in sorted(set(url.query) - known):
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, known, 1, 0.5)
-        if near:
-            meant = f"Did you mean {near[0]!r}?"
-        else:
-            meant = f"It knows {', '.join(sorted(known))}."
+def _parsed(uri: str | None) -> URL:
+    """Parse an address; a StoreError, which does not quote it, if it cannot be read."""
+    try:
+        url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
+        if url.drivername == "postgres":
+            # Providers of databases spell it like this.
+            url = url.set(drivername="postgresql")
+        url.get_dialect()
+        is_readable = url.get_backend_name() != "sqlite" or not url.host
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        # The text of the error, and the address, may hold a password.
+        is_readable = False
+    if not is_readable:
+        path = _FILE.fullmatch(str(uri))
+        file = path[1] if path else "memory.db"
         raise StoreError(
-            f"The driver of {backend} knows no option {name!r}, which async_database_uri has behind its question mark. "
-            f"{meant} What an address cannot say, an engine of your own can: async_engine=..."
+            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
+            "'postgresql+asyncpg://user@host/database'; the given text cannot be read as an address."
         )
+    return url
+
+
+def driver_url(url: URL) -> URL:
+    """Return the address for the driver that is used, with that driver's options.
+
+    Raises:
+        StoreError: The driver does not know an option.
+    """
+    backend = url.get_backend_name()
     if backend == "sqlite":
-        return url.set(drivername="sqlite").difference_update_query(["iter_chunk_size"])
-    query = {
-        name: value for name, value in url.query.items() if name not in _OF_ASYNCPG
-    }
+        _check_options(url, _OF_SQLITE)
+        return url.set(drivername="sqlite").difference_update_query([_OF_AIOSQLITE])
+    # Imported for servers only: it is an extra.
+    from psycopg import pq
+
+    of_libpq = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    _check_options(url, _OF_ASYNCPG.union(_RENAMED, of_libpq))
     options: dict[str, Any] = {
-        _RENAMED.get(name, name): value for name, value in query.items()
+        _RENAMED.get(name, name): value
+        for name, value in url.query.items()
+        if name not in _OF_ASYNCPG
     }
     if url.query.get("direct_tls") in ("true", "1"):
         options["sslnegotiation"] = "direct"
@@ -173,134 +162,166 @@ def driver_url(url: URL) -> URL:
     return url.set(drivername=_DRIVERS[backend], query=options)
 
 
+def _check_options(url: URL, options: Collection[str]) -> None:
+    """Raise a StoreError for the first option of an address that is none of these."""
+    unknown = sorted(set(url.query).difference(options))
+    if not unknown:
+        return
+    from difflib import get_close_matches
+
+    hint = f"It knows {', '.join(sorted(options))}."
+    similar = get_close_matches(unknown[0], options, 1, 0.5)
+    if similar:
+        hint = f"Did you mean {similar[0]!r}?"
+    raise StoreError(
+        f"The driver of {url.get_backend_name()} knows no option {unknown[0]!r}, which async_database_uri has behind "
+        f"its question mark. {hint} Pass an engine of your own for settings that an address cannot hold: "
+        "async_engine=..."
+    )
+
+
 def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
-    """Return the error for the call of this name that the database has refused; without a name, there is no connection."""
+    """Return a StoreError for the call of this name that the database has refused; without a name, for a connection."""
     reason = reason_of(error)
-    is_file = url.get_backend_name() == "sqlite"
     if isinstance(error, ImportError):
         reason = f"it needs {error.name or 'libpq'}"
         hint = 'pip install "llama-index-memory-ext[postgres]"'
-    elif not name and is_file:
+    elif name:
+        hint = _hint_for_call(url, error, name)
+    elif url.get_backend_name() == "sqlite":
         hint = (
             "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
             "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
         )
-    elif not name:
+    else:
         hint = "See whether it is there, and whether the address, the user and the password are right."
-    elif getattr(error, "connection_invalidated", False):
-        hint = "The connection was lost: look whether it was stored before you repeat the call."
-    elif "full" in reason and is_file:
-        hint = "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take."
-    elif name == MAKING:
-        hint = (
-            "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
-            "afterwards reading and writing rows is all that is needed."
-        )
-    elif "readonly" in reason or "read-only" in reason:
-        hint = "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
-    else:
-        hint = "Nothing was changed. The call can be made again."
-    if name:
-        refused = f"has refused {name}"
-    else:
-        refused = "cannot be used"
+    outcome = f"has refused {name}" if name else "cannot be used"
     return StoreError(
-        f"The database at {without_password(url)} {refused}: {reason}. {hint}"
+        f"The database at {without_password(url)} {outcome}: {reason}. {hint}"
     )
 
 
+def _hint_for_call(url: URL, error: Exception, name: str) -> str:
+    """Return the advice for a call that the database has refused."""
+    reason = reason_of(error)
+    if getattr(error, "connection_invalidated", False):
+        return "The connection was lost: look whether it was stored before you repeat the call."
+    if "full" in reason and url.get_backend_name() == "sqlite":
+        return "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take."
+    if name == MAKING:
+        return (
+            "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
+            "afterwards reading and writing rows is all that is needed."
+        )
+    if "readonly" in reason or "read-only" in reason:
+        return (
+            "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may "
+            "not)."
+        )
+    return "Nothing was changed. The call can be made again."
+
+
 def reason_of(error: BaseException) -> str:
-    """Return the first line of what the driver has said, without what was to be stored."""
-    said = str(getattr(error, "orig", None) or error).strip()
-    return said.partition("\n")[0].rstrip(".") or type(error).__name__
+    """Return the first line of the driver's message, which holds no stored text."""
+    message = str(getattr(error, "orig", None) or error).strip()
+    return message.partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def without_password(url: URL) -> str:
-    """Return the address as text: ``***`` for a password; one that is an option after the ``?`` is left out."""
+    """Return the address as text, with ``***`` for a password, and without a password after the ``?``."""
     secret = [name for name in url.query if "password" in name.lower()]
     return url.difference_update_query(secret).render_as_string()
 
 
 def is_in_memory(url: URL) -> bool:
-    """Return whether the database is gone with its connection."""
+    """Return whether the database is deleted with its connection."""
     nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
     return url.get_backend_name() == "sqlite" and nameless
 
 
 def is_missing(url: URL) -> bool:
-    """Return whether opening the address would begin an empty database: no file yet, or one in memory."""
+    """Return whether opening the address would begin an empty database: a new file, or a database in memory."""
+    if is_in_memory(url):
+        return True
     name = str(url.database)
-    file = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
-    return is_in_memory(url) or (
-        url.get_backend_name() == "sqlite" and not file.is_file()
-    )
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    return url.get_backend_name() == "sqlite" and not Path(name).is_file()
 
 
 def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> Engine:
     """Return an engine whose errors quote no parameters; a StoreError if a folder is missing.
 
-    No statement takes longer than ``seconds``. The engine has ``pool_size`` connections
-    at most, for any thread; each begins with the statement ``set_up``.
+    No statement takes longer than ``seconds``. The engine has at most ``pool_size``
+    connections, for any thread; each begins with the statement ``set_up``.
     """
-    options: dict[str, Any] = {
-        "hide_parameters": True,
-        "max_overflow": 0,
-        "pool_size": pool_size,
-    }
-    # The connections that are not needed grow old, and the server may end them.
-    options |= {
+    if is_in_memory(url):
+        return _open_sqlite(url, seconds, set_up, {"poolclass": StaticPool})
+    pool: dict[str, Any] = {
         "poolclass": QueuePool,
+        "pool_size": pool_size,
+        "max_overflow": 0,
         "pool_timeout": seconds + SERVER_GRACE_SECONDS,
+        # The connections that are not needed grow old, and the server may end them.
         "pool_use_lifo": True,
     }
     if url.get_backend_name() == "postgresql":
-        for_driver = driver_url(url)
-        wait = max(1, math.ceil(seconds))
-        # A machine that has gone is given up after about this time.
-        arguments: dict[str, Any] = {
-            "connect_timeout": wait,
-            "tcp_user_timeout": 1000 * wait,
-            "keepalives_count": 2,
-        }
-        arguments |= {"keepalives_idle": 10, "keepalives_interval": wait}
-        arguments = {
-            name: value
-            for name, value in arguments.items()
-            if name not in for_driver.query
-        }
-        # A pooler between may give each transaction another connection of the server.
-        arguments["prepare_threshold"] = None
-        engine = create_engine(
-            for_driver,
-            isolation_level="READ COMMITTED",
-            connect_args=arguments,
-            **options,
-        )
-        limit = round(1000 * (seconds + SERVER_GRACE_SECONDS))
-        # By a statement and not at the start of the connection, which poolers refuse.
-        sets = f"SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; {set_up}"
-        event.listen(engine, "connect", partial(_set_up, [sets]))
-        event.listen(engine, "checkout", _check)
-        return engine
-    if is_in_memory(url):
-        options = {"hide_parameters": True, "poolclass": StaticPool}
-    elif (
-        "uri" not in url.query
-        and not (folder := Path(url.database or "").expanduser().parent).is_dir()
-    ):
+        return _open_server(url, seconds, set_up, pool)
+    folder = Path(url.database or "").expanduser().parent
+    if "uri" not in url.query and not folder.is_dir():
         raise StoreError(
             f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
         )
-    # Transactions begin where the runner says so.
-    settings = {"timeout": seconds, "check_same_thread": False, "isolation_level": None}
-    engine = create_engine(driver_url(url), connect_args=settings, **options)
-    # What was acknowledged survives a power cut.
-    event.listen(
-        engine,
-        "connect",
-        partial(_set_up, ["PRAGMA synchronous = FULL", set_up]),
-        insert=True,
+    return _open_sqlite(url, seconds, set_up, pool)
+
+
+def _open_server(url: URL, seconds: float, set_up: str, pool: dict[str, Any]) -> Engine:
+    for_driver = driver_url(url)
+    wait = max(1, math.ceil(seconds))
+    # After about this time, a machine that does not answer is given up.
+    limits: dict[str, Any] = {
+        "connect_timeout": wait,
+        "tcp_user_timeout": 1000 * wait,
+        "keepalives_count": 2,
+        "keepalives_idle": 10,
+        "keepalives_interval": wait,
+    }
+    arguments = {
+        name: value for name, value in limits.items() if name not in for_driver.query
+    }
+    # A pooler in between may give each transaction another connection of the server.
+    arguments["prepare_threshold"] = None
+    engine = create_engine(
+        for_driver,
+        isolation_level="READ COMMITTED",
+        connect_args=arguments,
+        hide_parameters=True,
+        **pool,
     )
+    milliseconds = round(1000 * (seconds + SERVER_GRACE_SECONDS))
+    # A statement, because poolers refuse settings at the start of the connection.
+    limits_statement = (
+        f"SET statement_timeout = {milliseconds}; "
+        f"SET idle_in_transaction_session_timeout = {milliseconds}; {set_up}"
+    )
+    event.listen(engine, "connect", partial(_set_up, [limits_statement]))
+    event.listen(engine, "checkout", _check)
+    return engine
+
+
+def _open_sqlite(url: URL, seconds: float, set_up: str, pool: dict[str, Any]) -> Engine:
+    arguments: dict[str, Any] = {
+        "timeout": seconds,
+        "check_same_thread": False,
+        # The runner begins transactions.
+        "isolation_level": None,
+    }
+    engine = create_engine(
+        driver_url(url), connect_args=arguments, hide_parameters=True, **pool
+    )
+    # Stored messages survive a power cut.
+    statements = ["PRAGMA synchronous = FULL", set_up]
+    event.listen(engine, "connect", partial(_set_up, statements), insert=True)
     return engine
 
 
@@ -315,9 +336,9 @@ def _set_up(statements: Sequence[str], connection: Any, _record: Any) -> None:
 
 
 def use_write_ahead_log(conn: Connection, seconds: float) -> None:
-    """Let a file keep a write-ahead log, in which readers do not wait for a writer, if that can be had at once."""
+    """Switch a file to a write-ahead log, so that readers do not wait for a writer, unless the file is busy."""
     raw: Any = conn.connection.driver_connection
-    # Another program may hold the file, which may be one that can only be read.
+    # Another program may hold the file, or the file may be read-only.
     with suppress(sqlite3.Error):
         raw.execute("PRAGMA busy_timeout = 0")
         raw.execute("PRAGMA journal_mode = WAL")
@@ -326,10 +347,12 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
 
 def _check(connection: Any, _record: Any, _proxy: Any) -> None:
     """Replace a connection that was lost while it was idle."""
-    with DefaultSelector() as said:
-        # A server that ends a connection says so, and hardly anything else makes it say
-        # something.
-        if connection.closed or (
-            said.register(connection, EVENT_READ) and said.select(0)
-        ):
-            raise DisconnectionError("The connection was lost while it was idle.")
+    is_lost = bool(connection.closed)
+    if not is_lost:
+        with DefaultSelector() as selector:
+            selector.register(connection, EVENT_READ)
+            # An idle connection has data to read when the server has ended it, and for
+            # hardly any other reason.
+            is_lost = bool(selector.select(0))
+    if is_lost:
+        raise DisconnectionError("The connection was lost while it was idle.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     BigInteger,
@@ -31,6 +32,7 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.store.runner import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import (
+    FactsVersion,
     LogPage,
     Row,
     Statement,
@@ -41,7 +43,6 @@ from llama_index_memory_ext.store.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from llama_index_memory_ext.store.cursors import Readers
@@ -49,14 +50,18 @@ if TYPE_CHECKING:
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
+# One statement writes at most so many facts: a server ends a transaction that sends
+# nothing for a while.
+PAGE_FACTS = 500
+
 
 @dataclass(frozen=True, slots=True)
 class FactChanges:
-    """The facts of a namespace, retired ones too, that have changed since a reader's last look, oldest change first.
+    """The facts of a namespace, retired ones too, that changed since a reader's last read, oldest change first.
 
-    ``change`` is the number of the last change. ``fresh`` is false if facts were
-    deleted since; then ``facts`` are all that there are. ``epoch`` changes with every
-    deletion.
+    ``change``: the number of the last change. ``epoch``: changes with every deletion.
+    ``fresh``: false if facts were deleted since the last read; then ``facts`` are all
+    facts of the namespace.
     """
 
     epoch: int
@@ -65,14 +70,16 @@ class FactChanges:
     facts: list[Fact]
 
 
-# How many facts are written by one statement: a server ends a transaction in which
-# nothing comes for a while.
-PAGE_FACTS = 500
+NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A user who is deleted: the ``namespaces`` that go, and the user's ``sessions`` with the users who stay there."""
+    """A user who is deleted.
+
+    ``namespaces``: the namespaces that are deleted. ``sessions``: the user's sessions,
+    each with the users who stay there.
+    """
 
     namespaces: Collection[str]
     sessions: Mapping[str, Collection[str]]
@@ -80,9 +87,9 @@ class Leaving:
     def takes(
         self, namespace: str, session_id: str | None, said_by: str | None
     ) -> bool:
-        """Return whether a fact of another namespace goes: it was said by this user, or may have been.
+        """Return whether a fact of another namespace is deleted, because the user said it or may have said it.
 
-        Where it is not known who has said it, it goes, but for the facts of a user who
+        If its speaker is unknown, it is deleted, unless its namespace is of a user who
         stays.
         """
         users = self.sessions.get(session_id or "")
@@ -92,15 +99,12 @@ class Leaving:
         return is_unknown or said_by in self.namespaces
 
     def is_team(self, namespace: str) -> bool:
-        """Return whether a namespace is of no user who stays, so that it may hold what anybody has said."""
+        """Return whether a namespace is of no user who stays, so that it may hold the words of any user."""
         return not any(namespace in users for users in self.sessions.values())
 
 
-NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
-
-
 class Facts:
-    """The facts of a store. A ``view`` says those of which agents are meant; a fact of another agent is not there."""
+    """The facts of a store. A ``view`` selects agents; facts of another agent are neither read nor changed."""
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database = database
@@ -109,23 +113,26 @@ class Facts:
         facts = self._tables.facts
         users = self._tables.users
         of_user = users.c.namespace == bindparam("ns")
-        self._user = select(users.c.epoch, users.c.change).where(of_user)
-        self._set_user = update(users).where(of_user)
-        self._some = select(facts.c.id, facts.c.agent_id, facts.c.change, facts.c.data)
-        self._some = self._some.where(facts.c.namespace == bindparam("ns"))
-        self._changed = self._some.where(facts.c.change > bindparam("seen")).order_by(
-            facts.c.change
+        self._select_version = select(users.c.epoch, users.c.change).where(of_user)
+        self._set_version = update(users).where(of_user)
+        self._select_all = select(*facts.c["id", "agent_id", "change", "data"]).where(
+            facts.c.namespace == bindparam("ns")
         )
-        self._known = self._some.where(one_of(facts.c.id, database.backend))
+        self._select_changed = self._select_all.where(
+            facts.c.change > bindparam("seen")
+        ).order_by(facts.c.change)
+        self._select_by_id = self._select_all.where(
+            one_of(facts.c.id, database.backend)
+        )
         speaker = speaker_of(
             self._tables,
             bindparam("said_in", type_=String),
             bindparam("row_id", type_=BigInteger),
         )
-        put = upsert(facts, database.backend, "change", "agent_id", "data")
-        # What a fact becomes later changes nothing about whose words it was learned
-        # from.
-        self._put = put.values(said_by=speaker)
+        # An update keeps the speaker of the words that the fact was learned from.
+        self._put = upsert(
+            facts, database.backend, "change", "agent_id", "data"
+        ).values(said_by=speaker)
 
     @reads
     def read(
@@ -136,17 +143,25 @@ class Facts:
         *,
         view: AgentView = SHARED,
     ) -> FactChanges:
-        """What has changed since ``seen``; all facts if some were deleted, or given to another agent, meanwhile."""
-        epoch, last = self._epoch_and_change(conn, namespace)
-        fresh = epoch == seen.epoch
-        if fresh and last == seen.change:
-            return FactChanges(epoch, last, fresh=True, facts=[])
-        seen_change = {"ns": namespace, "seen": seen.change if fresh else 0}
-        rows = conn.execute(self._in_view(self._changed, view), seen_change).all()
-        change = max([last, *(row.change for row in rows)])
-        return FactChanges(
-            epoch, change, fresh, [Fact.model_validate(row.data) for row in rows]
+        """Return the facts that changed since ``seen``.
+
+        If facts were deleted meanwhile, or given to another agent, return all facts.
+        """
+        version = self._version_of(conn, namespace)
+        fresh = version.epoch == seen.epoch
+        if fresh and version.change == seen.change:
+            return FactChanges(*version, fresh=True, facts=[])
+        last_seen = seen.change if fresh else 0
+        result = conn.execute(
+            self._in_view(self._select_changed, view),
+            {"ns": namespace, "seen": last_seen},
         )
+        change = version.change
+        facts: list[Fact] = []
+        for row in result:
+            change = max(change, row.change)
+            facts.append(Fact.model_validate(row.data))
+        return FactChanges(version.epoch, change, fresh, facts)
 
     async def write(
         self,
@@ -156,16 +171,24 @@ class Facts:
         *,
         view: AgentView = SHARED,
     ) -> bool:
-        """Store facts in one transaction; one with a known id replaces that. A FactError if that is another agent's.
+        """Store facts in one transaction; a fact with a stored id replaces the stored one.
 
-        With ``seen``, what others have stored since is kept. False if facts were
-        deleted since: nothing is stored then. Each page of ``PAGE_FACTS`` has the time
-        of one call.
+        With ``seen``, changes that were stored since stay. False, and nothing is
+        stored, if facts were deleted since. Each page of ``PAGE_FACTS`` has the time of
+        one call.
+
+        Raises:
+            FactError: The stored fact belongs to another agent.
         """
-        seconds = self.database.seconds * max(math.ceil(len(facts) / PAGE_FACTS), 1)
-        write = self._write
+        pages = max(math.ceil(len(facts) / PAGE_FACTS), 1)
         return await self.database.run(
-            write, namespace, facts, seen, view, users=[namespace], seconds=seconds
+            self._write,
+            namespace,
+            facts,
+            seen,
+            view,
+            users=[namespace],
+            seconds=self.database.seconds * pages,
         )
 
     def _write(
@@ -177,16 +200,15 @@ class Facts:
         view: AgentView,
     ) -> bool:
         if seen is not None:
-            # Before the first fact no epoch tells that its messages were deleted
-            # meanwhile.
-            if seen.epoch == 0 and not all(self._is_said(conn, fact) for fact in facts):
+            # Before the first fact there is no epoch that changes when its messages are
+            # deleted.
+            if seen.epoch == 0 and not self._are_said(conn, facts):
                 conn.rollback()
                 return False
             return self._merge(conn, namespace, facts, seen, view)
-        found = conn.execute(
-            self._known, {"ns": namespace, "names": [fact.id for fact in facts]}
-        )
-        agents = {row.id: row.agent_id or None for row in found}
+        ids = [fact.id for fact in facts]
+        result = conn.execute(self._select_by_id, {"ns": namespace, "names": ids})
+        agents = {row.id: row.agent_id or None for row in result}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
             raise FactError(
@@ -199,6 +221,14 @@ class Facts:
         self._put_all(conn, namespace, facts, moved=moved)
         return True
 
+    def _are_said(self, conn: Connection, facts: Sequence[Fact]) -> bool:
+        """Return whether each fact that names its messages still has one of them."""
+        for fact in facts:
+            ids = fact.message_ids
+            if ids and not self._readers.rows_within(conn, fact.session_id or "", ids):
+                return False
+        return True
+
     @writes_user
     def change(
         self,
@@ -209,20 +239,22 @@ class Facts:
         *,
         view: AgentView = SHARED,
     ) -> Sequence[Fact]:
-        """Change facts as they are stored now, in one transaction; returns those that ``changed`` makes of them.
+        """Change facts as they are stored now, in one transaction, and return the changed facts.
 
-        It is given those with the ``ids`` that exist, None: all, by their ids. If it
-        raises an error nothing is written.
+        ``changed`` is called with the stored facts that have these ``ids``, by their
+        ids; None: all facts. If it raises an error, nothing is written.
         """
-        query, which = (
-            (self._changed, {"seen": 0})
-            if ids is None
-            else (self._known, {"names": list(ids)})
+        query = self._select_changed
+        parameters: Row = {"ns": namespace, "seen": 0}
+        if ids is not None:
+            query = self._select_by_id
+            parameters = {"ns": namespace, "names": list(ids)}
+        result = conn.execute(self._in_view(query, view), parameters)
+        stored = {row.id: Fact.model_validate(row.data) for row in result}
+        facts = changed(stored)
+        moved = any(
+            stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts
         )
-        rows = conn.execute(self._in_view(query, view), {"ns": namespace, **which})
-        known = {row.id: Fact.model_validate(row.data) for row in rows}
-        facts = changed(known)
-        moved = any(known.get(one.id, one).agent_id != one.agent_id for one in facts)
         self._put_all(conn, namespace, facts, moved=moved)
         return facts
 
@@ -238,21 +270,25 @@ class Facts:
         state: Json = None,
         view: AgentView = SHARED,
     ) -> bool:
-        """Store what was extracted from rows and move the reader's cursor past them, with its state: all or nothing.
+        """Store the facts of rows, and move the reader's cursor past these rows, with its state: all or nothing.
 
-        The cursor never goes back. What others have stored since ``seen`` is neither
-        doubled nor undone. False, and nothing is stored, if the cursor was moved, or
+        The cursor never goes back. Changes that were stored since ``seen`` are neither
+        repeated nor undone. False, and nothing is stored, if the cursor was moved, or
         messages or facts were deleted meanwhile.
         """
-        epoch = unread.epoch
-        old = unread.position
         new = max(unread.position, unread.rows[-1].id)
 
         def write(conn: Connection) -> bool:
-            return self._merge(
-                conn, namespace, facts, seen, view
-            ) and self._readers.move_within(
-                conn, session_id, reader, epoch=epoch, old=old, new=new, state=state
+            if not self._merge(conn, namespace, facts, seen, view):
+                return False
+            return self._readers.move_within(
+                conn,
+                session_id,
+                reader,
+                epoch=unread.epoch,
+                old=unread.position,
+                new=new,
+                state=state,
             )
 
         return await self.database.run(write, sessions=[session_id], users=[namespace])
@@ -266,74 +302,57 @@ class Facts:
         *,
         view: AgentView = SHARED,
     ) -> int:
-        """Delete facts and their embeddings for good, None: all of the view; returns the number of facts."""
+        """Delete facts and their embeddings for good, and return the number of facts; None: all facts of the view."""
         facts = self._tables.facts
-        count = 0
-        seen = self._in_view(
+        in_view = self._in_view(
             select(facts.c.id).where(facts.c.namespace == namespace), view
         )
-        # An embedding says not whose its fact is, and goes before it.
+        count = 0
+        # An embedding does not name its agent, so it is deleted before its fact.
         for table in (self._tables.embeddings, facts):
             query = delete(table).where(
-                table.c.namespace == namespace, table.c.id.in_(seen)
+                table.c.namespace == namespace, table.c.id.in_(in_view)
             )
             if ids is not None:
                 query = query.where(table.c.id.in_(ids))
             count = conn.execute(query).rowcount
-        conn.execute(self._set_user, {"ns": namespace, "epoch": time.time_ns()})
+        self._renew(conn, namespace)
         return count
 
     def move_within(self, conn: Connection, old: str, new: str) -> None:
-        """Make the facts of one namespace those of another, which keeps what it has of the same words."""
-        found = conn.execute(self._changed, {"ns": old, "seen": 0}).all()
-        if found:
+        """Move the facts of one namespace to another, which keeps its own facts of the same words."""
+        result = conn.execute(self._select_changed, {"ns": old, "seen": 0})
+        facts = [Fact.model_validate(row.data) for row in result.all()]
+        if facts:
             self.database.lock(conn, (), (old, new))
-            self._merge(
-                conn,
-                new,
-                [Fact.model_validate(row.data) for row in found],
-                NOTHING_READ,
-                SHARED,
-            )
+            self._merge(conn, new, facts, NOTHING_READ, SHARED)
             for table in (self._tables.embeddings, self._tables.facts):
                 conn.execute(delete(table).where(table.c.namespace == old))
-            conn.execute(self._set_user, {"ns": old, "epoch": time.time_ns()})
+            self._renew(conn, old)
 
     def lose_words_within(
         self, conn: Connection, session_id: str, first_left: int, first_words: int
     ) -> int:
-        """Take from facts the words of the messages of a session before this row; returns how many facts have changed.
+        """Take the words of messages before the row ``first_left`` from facts; return the number of changed facts.
 
-        The text around a quote may begin with the message before it, so that of the
-        first row with words loses it, too. A fact of which no row is left has no
-        session.
+        The text around a quote may begin with the message before it. So a fact of the
+        first row with words, ``first_words``, loses that text, too. A fact without a
+        remaining row has no session.
         """
         facts = self._tables.facts
-        count = 0
         learned = facts.c.session_id == session_id
-        namespaces = (
-            conn.execute(select(facts.c.namespace).where(learned).distinct())
-            .scalars()
-            .all()
-        )
+        namespaces = conn.scalars(
+            select(facts.c.namespace).where(learned).distinct()
+        ).all()
         self.database.lock(conn, (), namespaces)
+        count = 0
         for namespace in namespaces:
-            found = conn.execute(self._some.where(learned), {"ns": namespace})
-            changed = []
-            for fact in [Fact.model_validate(row.data) for row in found]:
-                ids = fact.message_ids
-                if ids and min(ids) <= first_words:
-                    left = tuple(one for one in ids if one >= first_left)
-                    words = {
-                        "quote": fact.quote if left == ids else "",
-                        "source": "",
-                        "words_deleted_at": utc_now(),
-                    }
-                    place = {
-                        "message_ids": left,
-                        "session_id": session_id if left else None,
-                    }
-                    changed.append(fact.model_copy(update={**words, **place}))
+            result = conn.execute(self._select_all.where(learned), {"ns": namespace})
+            changed: list[Fact] = []
+            for row in result:
+                fact = Fact.model_validate(row.data)
+                if fact.message_ids and min(fact.message_ids) <= first_words:
+                    changed.append(_without_words(fact, session_id, first_left))
             self._put_all(conn, namespace, changed)
             count += len(changed)
         return count
@@ -344,111 +363,111 @@ class Facts:
         own: Collection[str],
         sessions: Mapping[str, Collection[str]],
         read_by: Collection[str],
-        counts: Counter[str],
-    ) -> None:
-        """Delete what other namespaces have learned from the words of a user, and count it.
+    ) -> Counter[str]:
+        """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
 
-        ``own`` are the namespaces that go, and ``sessions`` the user's, with the users
-        who stay there. Facts of those who have read them (``read_by``) may have been
-        ended by these words.
+        ``own``: the namespaces that are deleted. ``sessions``: the user's sessions,
+        each with the users who stay there. ``read_by``: the namespaces that have read
+        these sessions; the user's words may have ended their facts.
         """
         facts = self._tables.facts
         leaving = Leaving(own, sessions)
-        learned = or_(
-            facts.c.said_by.in_(leaving.namespaces),
-            one_of(facts.c.session_id, self.database.backend),
-        )
-        said = or_(
-            facts.c.said_by.in_(leaving.namespaces),
-            facts.c.namespace.in_(leaving.namespaces),
-        )
-        # A copy of such a fact, as by an import, has its id, and may not tell any more
-        # where it was learned.
-        copied = {
-            row.id: row.data["content"]
-            for row in conn.execute(select(facts.c.id, facts.c.data).where(said))
-        }
-        is_copy = facts.c.id.in_(select(facts.c.id).where(said))
+        is_said = or_(facts.c.said_by.in_(own), facts.c.namespace.in_(own))
+        # A copy, as by an import, has the same id, but may not name its session or
+        # speaker.
+        contents: dict[str, str] = {}
+        for row in conn.execute(select(facts.c.id, facts.c.data).where(is_said)):
+            contents[row.id] = row.data["content"]
         reached = select(facts.c.namespace).where(
-            or_(learned, is_copy, facts.c.namespace.in_(read_by))
+            or_(
+                facts.c.said_by.in_(own),
+                one_of(facts.c.session_id, self.database.backend),
+                facts.c.id.in_(select(facts.c.id).where(is_said)),
+                facts.c.namespace.in_(read_by),
+            ),
+            facts.c.namespace.not_in(own),
         )
-        others = reached.where(facts.c.namespace.not_in(leaving.namespaces)).distinct()
-        namespaces = (
-            conn.execute(others, {"names": [*leaving.sessions]}).scalars().all()
-        )
-        self.database.lock(conn, (), {*leaving.namespaces, *namespaces})
+        namespaces = conn.scalars(reached.distinct(), {"names": list(sessions)}).all()
+        self.database.lock(conn, (), {*own, *namespaces})
+        lines: dict[str, frozenset[str]] = {}
         if namespaces:
-            lines = {
-                key: self._readers.lines_within(conn, key) for key in leaving.sessions
-            }
-        else:
-            lines = {}
+            for key in sessions:
+                lines[key] = self._readers.lines_within(conn, key)
+        counts: Counter[str] = Counter()
         for namespace in namespaces:
-            query = self._some.add_columns(facts.c.session_id, facts.c.said_by)
-            rows = conn.execute(query, {"ns": namespace}).all()
-            before = {row.id: Fact.model_validate(row.data) for row in rows}
-            gone = {
-                row.id
-                for row in rows
-                if leaving.takes(namespace, row.session_id, row.said_by)
-            }
-            gone |= {
-                fact.id
-                for fact in before.values()
-                if fact.content == copied.get(fact.id)
-            }
-            contents = tuple(before[one].content for one in gone)
-            # What says that another fact is over repeats that fact.
-            ends = [fact for fact in before.values() if fact.said_as == ONLY_ENDS]
-            gone |= {fact.id for fact in ends if fact.content.endswith(contents)}
-            changed = []
-            for row in rows:
-                fact = without_reasons(
-                    before[row.id], gone, is_team=leaving.is_team(namespace)
-                )
-                if row.session_id in lines and not lines[row.session_id].issuperset(
-                    fact.source.splitlines()
-                ):
-                    fact = fact.model_copy(
-                        update={"source": "", "words_deleted_at": utc_now()}
-                    )
-                if fact is not before[row.id] and row.id not in gone:
-                    changed.append(fact)
-            self._put_all(conn, namespace, changed)
-            if gone:
-                self._delete(conn, namespace, gone, counts)
+            counts.update(
+                self._forget_words_in(conn, namespace, leaving, contents, lines)
+            )
+        return counts
 
-    def _delete(
+    def _forget_words_in(
         self,
         conn: Connection,
         namespace: str,
-        ids: Collection[str],
-        counts: Counter[str],
-    ) -> None:
-        """Delete facts with their embeddings, and count both."""
+        leaving: Leaving,
+        contents: Mapping[str, str],
+        lines: Mapping[str, Collection[str]],
+    ) -> Counter[str]:
+        """Delete the facts of a user's words from one namespace; return their numbers by kind.
+
+        ``contents``: the facts of these words, by their ids. ``lines``: the lines that
+        remain in each session of the user.
+        """
+        facts = self._tables.facts
+        query = self._select_all.add_columns(facts.c.session_id, facts.c.said_by)
+        rows = conn.execute(query, {"ns": namespace}).all()
+        stored = {row.id: Fact.model_validate(row.data) for row in rows}
+        deleted: set[str] = set()
+        for row in rows:
+            is_copy = contents.get(row.id) == stored[row.id].content
+            if is_copy or leaving.takes(namespace, row.session_id, row.said_by):
+                deleted.add(row.id)
+        deleted |= _only_ending(stored, deleted)
+        changed: list[Fact] = []
+        is_team = leaving.is_team(namespace)
+        for row in rows:
+            if row.id not in deleted:
+                fact = without_reasons(stored[row.id], deleted, is_team=is_team)
+                fact = _without_deleted_source(fact, lines.get(row.session_id))
+                if fact != stored[row.id]:
+                    changed.append(fact)
+        self._put_all(conn, namespace, changed)
+        if deleted:
+            return self._delete(conn, namespace, deleted)
+        return Counter()
+
+    def _delete(
+        self, conn: Connection, namespace: str, ids: Collection[str]
+    ) -> Counter[str]:
+        """Delete facts with their embeddings; return the numbers of both."""
+        counts: Counter[str] = Counter()
         for kind, table in (
             ("embeddings", self._tables.embeddings),
             ("facts", self._tables.facts),
         ):
-            these = (
+            statement = delete(table).where(
                 table.c.namespace == namespace,
                 one_of(table.c.id, self.database.backend),
             )
-            counts[kind] += conn.execute(
-                delete(table).where(*these), {"names": [*ids]}
-            ).rowcount
-        conn.execute(self._set_user, {"ns": namespace, "epoch": time.time_ns()})
+            counts[kind] = conn.execute(statement, {"names": list(ids)}).rowcount
+        self._renew(conn, namespace)
+        return counts
+
+    def _renew(self, conn: Connection, namespace: str) -> None:
+        """Give a namespace a new epoch, so that its readers read all facts again."""
+        conn.execute(self._set_version, {"ns": namespace, "epoch": time.time_ns()})
 
     def _in_view(self, query: Statement, view: AgentView) -> Statement:
         if view.names is None:
             return query
         return query.where(self._tables.facts.c.agent_id.in_(view.names))
 
-    def _epoch_and_change(self, conn: Connection, namespace: str) -> tuple[int, int]:
-        row = conn.execute(self._user, {"ns": namespace}).first()
+    def _version_of(self, conn: Connection, namespace: str) -> FactsVersion:
+        """Return the version of the facts of a namespace; 0 and 0 before the first fact."""
+        row = conn.execute(self._select_version, {"ns": namespace}).first()
         if row is None:
-            return (0, 0)
-        return (row.epoch, row.change)
+            return FactsVersion(epoch=0, change=0)
+        return FactsVersion(row.epoch, row.change)
 
     def _merge(
         self,
@@ -458,50 +477,18 @@ class Facts:
         seen: FactChanges,
         view: AgentView,
     ) -> bool:
-        """Store extracted facts where others have changed or added facts meanwhile; False if facts were deleted."""
-        epoch, _ = self._epoch_and_change(conn, namespace)
+        """Store extracted facts beside the facts that were stored meanwhile; False if facts were deleted."""
+        epoch = self._version_of(conn, namespace).epoch
         if seen.epoch not in (0, epoch):
             conn.rollback()
             return False
-        found = conn.execute(
-            self._in_view(self._changed, view), {"ns": namespace, "seen": seen.change}
+        result = conn.execute(
+            self._in_view(self._select_changed, view),
+            {"ns": namespace, "seen": seen.change},
         )
-        newer = {row.id: Fact.model_validate(row.data) for row in found}
-        contents = {
-            normalised(fact.content): fact.id
-            for fact in newer.values()
-            if not fact.retired
-        }
-        same = {
-            fact.id: contents.get(normalised(fact.content), fact.id) for fact in facts
-        }
-        merged = []
-        for fact in facts:
-            stored = newer.get(fact.id)
-            replaced_by = same.get(fact.replaced_by or "", fact.replaced_by)
-            if stored is None and same[fact.id] == fact.id:
-                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
-            elif (
-                stored
-                and not stored.pinned
-                and fact.retired
-                and (not stored.retired or fact.retired_by == "request")
-            ):
-                # The user's own words have ended it, whatever was made of it meanwhile.
-                reason = fact.retired_reason or ""
-                by = fact.retired_by
-                merged.append(
-                    retire(stored, reason, fact.updated_at, replaced_by, by=by)
-                )
-        self._put_all(conn, namespace, merged)
+        newer = {row.id: Fact.model_validate(row.data) for row in result}
+        self._put_all(conn, namespace, _merged(facts, newer))
         return True
-
-    def _is_said(self, conn: Connection, fact: Fact) -> bool:
-        """Return whether a message in which a fact was said is there, if it was said in any."""
-        ids = fact.message_ids
-        return not ids or bool(
-            self._readers.rows_within(conn, fact.session_id or "", ids)
-        )
 
     def _put_all(
         self,
@@ -511,16 +498,15 @@ class Facts:
         *,
         moved: bool = False,
     ) -> None:
+        """Store facts, each with the number of its change; ``moved``: one of them has changed its agent."""
         if not facts:
             return
-        _, change = self._epoch_and_change(conn, namespace)
+        change = self._version_of(conn, namespace).change
         for start in range(0, len(facts), PAGE_FACTS):
             rows: list[Row] = []
             for fact in facts[start : start + PAGE_FACTS]:
                 change += 1
-                data = fact.model_copy(update={"namespace": namespace}).model_dump(
-                    mode="json"
-                )
+                stored = fact.model_copy(update={"namespace": namespace})
                 rows.append(
                     {
                         "namespace": namespace,
@@ -530,22 +516,92 @@ class Facts:
                         "session_id": fact.session_id,
                         "said_in": fact.session_id,
                         "row_id": next(iter(fact.message_ids), None),
-                        "data": data,
+                        "data": stored.model_dump(mode="json"),
                     }
                 )
             conn.execute(self._put, rows)
-        # Readers of a fact that has moved must read all of them again, as where one was
-        # deleted.
-        begun_again = {"epoch": time.time_ns()} if moved else {}
-        conn.execute(self._set_user, {"ns": namespace, "change": change, **begun_again})
+        version = {"ns": namespace, "change": change}
+        if moved:
+            # The earlier agent's readers must lose the fact, as if it were deleted.
+            version["epoch"] = time.time_ns()
+        conn.execute(self._set_version, version)
+
+
+def _without_words(fact: Fact, session_id: str, first_left: int) -> Fact:
+    """Return a fact without the messages before a row, and without the words around its quote."""
+    ids = tuple(row_id for row_id in fact.message_ids if row_id >= first_left)
+    return fact.model_copy(
+        update={
+            "quote": fact.quote if ids == fact.message_ids else "",
+            "source": "",
+            "words_deleted_at": utc_now(),
+            "message_ids": ids,
+            "session_id": session_id if ids else None,
+        }
+    )
+
+
+def _without_deleted_source(fact: Fact, lines: Collection[str] | None) -> Fact:
+    """Return a fact without its ``source`` if that has a line that is not among the lines of its session."""
+    if lines is None or set(lines).issuperset(fact.source.splitlines()):
+        return fact
+    return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
+
+
+def _only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
+    """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
+    contents = tuple(facts[fact_id].content for fact_id in deleted)
+    ending: set[str] = set()
+    for fact in facts.values():
+        if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
+            ending.add(fact.id)
+    return ending
+
+
+def _merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+    """Return the extracted facts to store, where ``newer`` facts were stored since the extraction began.
+
+    A fact with the content of a newer fact is not stored again.
+    """
+    ids_by_content = {
+        normalised(fact.content): fact.id for fact in newer.values() if not fact.retired
+    }
+    stored_ids = {
+        fact.id: ids_by_content.get(normalised(fact.content), fact.id) for fact in facts
+    }
+    merged: list[Fact] = []
+    for fact in facts:
+        stored = newer.get(fact.id)
+        replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
+        if stored is None:
+            if stored_ids[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif _retires(fact, stored):
+            merged.append(
+                retire(
+                    stored,
+                    fact.retired_reason or "",
+                    fact.updated_at,
+                    replaced_by,
+                    by=fact.retired_by,
+                )
+            )
+    return merged
+
+
+def _retires(fact: Fact, stored: Fact) -> bool:
+    """Return whether an extracted fact retires its stored version; the user's own request always does."""
+    if stored.pinned or not fact.retired:
+        return False
+    return not stored.retired or fact.retired_by == "request"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptVectors:
     """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
 
-    Those for the messages of a session, as they were in an epoch, have the id of the
-    first row of each.
+    For the messages of a session, as they were in an epoch, each pair has the id of the
+    message's first row.
     """
 
     database: Database
@@ -571,76 +627,74 @@ class KeptVectors:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Equal for all that keep the vectors of these facts in this process."""
+        """Equal for all objects of this process that store these vectors."""
         return (*self.database.identity, self.namespace, self.model)
 
     @property
     def owner(self) -> str:
-        """The session whose messages these are, else the user whose facts they are."""
+        """The session of the messages, or the user of the facts."""
         return self.session_id or self.namespace
 
     @reads
     def read(
         self, conn: Connection, ids: Sequence[str]
     ) -> dict[str, tuple[str, bytes]]:
-        """Return the digest and the vector of each of these facts that has one."""
+        """Return the digest and the vector of each of these facts that has a vector."""
         table = self.database.tables.embeddings
-        backend = self.database.backend
-        these = (
+        query = select(*table.c["id", "digest", "vector"]).where(
             table.c.namespace == self.namespace,
             table.c.model == self.model,
-            one_of(table.c.id, backend),
+            one_of(table.c.id, self.database.backend),
         )
-        query = select(table.c.id, table.c.digest, table.c.vector).where(*these)
-        return {
-            row.id: (row.digest, row.vector)
-            for row in conn.execute(query, {"names": ids})
-        }
+        result = conn.execute(query, {"names": ids})
+        return {row.id: (row.digest, row.vector) for row in result}
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        """Keep vectors; those of facts that were deleted meanwhile are passed over.
+        """Store vectors, except vectors of facts that were deleted meanwhile.
 
-        False if messages were deleted since the epoch: their ids may be those of others
-        by now.
+        False if messages were deleted since the epoch, because later messages may have
+        got their ids.
         """
-        # The lock is that of the facts or the messages, so that no vector outlives what
-        # it is of.
-        if self.readers:
-            whose: Any = {"sessions": [self.session_id]}
-        else:
-            whose = {"users": [self.namespace]}
-        tables = self.database.tables
+        # The transaction locks the facts or the messages, so that no vector outlives
+        # them.
+        if self.readers is None:
+            return await self.database.run(self._write, vectors, users=[self.namespace])
+        return await self.database.run(
+            self._write, vectors, sessions=[self.session_id or ""]
+        )
+
+    def _write(
+        self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]
+    ) -> bool:
         backend = self.database.backend
-
-        def write(conn: Connection) -> bool:
-            kept = dict(vectors)
-            if self.readers is None:
-                facts = select(tables.facts.c.id).where(
-                    tables.facts.c.namespace == self.namespace
-                )
-                known = facts.where(one_of(tables.facts.c.id, backend))
-                kept = {
-                    one: vectors[one]
-                    for one in conn.execute(known, {"names": list(vectors)}).scalars()
-                }
-            elif not self.readers.is_current_within(
-                conn, self.session_id or "", self.epoch
-            ):
-                conn.rollback()
-                return False
-            place = {"namespace": self.namespace, "model": self.model}
-            rows = [
-                {**place, "id": one, "digest": digest, "vector": vector}
-                for one, (digest, vector) in kept.items()
-            ]
-            if rows:
-                # Two processes that embed the same content store the same; only one
-                # knows of a content that changed.
-                conn.execute(
-                    upsert(tables.embeddings, backend, "digest", "vector"), rows
-                )
-            else:
-                conn.rollback()
+        ids = list(vectors)
+        if self.readers is None:
+            facts = self.database.tables.facts
+            stored_facts = select(facts.c.id).where(
+                facts.c.namespace == self.namespace, one_of(facts.c.id, backend)
+            )
+            ids = list(conn.scalars(stored_facts, {"names": ids}))
+        elif not self.readers.is_current_within(
+            conn, self.session_id or "", self.epoch
+        ):
+            conn.rollback()
+            return False
+        if not ids:
+            conn.rollback()
             return True
-
-        return await self.database.run(write, **whose)
+        rows: list[Row] = []
+        for vector_id in ids:
+            digest, vector = vectors[vector_id]
+            rows.append(
+                {
+                    "namespace": self.namespace,
+                    "id": vector_id,
+                    "model": self.model,
+                    "digest": digest,
+                    "vector": vector,
+                }
+            )
+        # Two processes that embed the same content store the same vector.
+        table = self.database.tables.embeddings
+        conn.execute(upsert(table, backend, "digest", "vector"), rows)
+        return True

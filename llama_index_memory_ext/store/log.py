@@ -34,49 +34,54 @@ from llama_index_memory_ext.text.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from llama_index_memory_ext.store.cursors import Readers
+    from llama_index_memory_ext.store.deletion import Deletion
     from llama_index_memory_ext.store.sessions import Users
     from llama_index_memory_ext.text.tool_calls import Json
 
-    # Says of messages, oldest first, how many of the oldest go into the log; None:
-    # none.
+    # Takes messages, oldest first, and returns how many of the oldest go into the log;
+    # None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
 
 logger = logging.getLogger(__name__)
 
 
 class Log:
-    """Writes the rows of the chat table; those of a session are written and archived in the order of their ids."""
+    """Writes the rows of the chat table. The rows of a session are written and archived in the order of their ids."""
 
-    def __init__(self, database: Database, readers: Readers, users: Users) -> None:
+    def __init__(
+        self, database: Database, readers: Readers, users: Users, deletion: Deletion
+    ) -> None:
         self.database = database
         self._readers = readers
         self._users = users
+        self._deletion = deletion
         rows = database.tables.rows
         ids = database.tables.message_ids
         session: Statement = bindparam("session")
         self._rows = rows
-        last = (
-            select(rows.c.id, rows.c.role, rows.c.data)
+        self._select_last = (
+            select(*rows.c["id", "role", "data"])
             .where(rows.c.key == session)
             .order_by(rows.c.id.desc())
+            .limit(1)
         )
-        self._last = last.limit(1)
         self._put_ids = upsert(ids, database.backend, "row_id")
-        known = select(ids.c.message_id, rows.c.data).where(
-            ids.c.key == session, rows.c.key == session
+        self._select_by_message_id = select(ids.c.message_id, rows.c.data).where(
+            ids.c.key == session,
+            rows.c.key == session,
+            rows.c.id == ids.c.row_id,
+            one_of(ids.c.message_id, database.backend),
         )
-        self._known = known.where(
-            rows.c.id == ids.c.row_id, one_of(ids.c.message_id, database.backend)
-        )
-        written: Statement = rows.c.timestamp.between(
-            bindparam("first"), bindparam("last")
-        )
-        self._written = (
+        timestamp: Statement = rows.c.timestamp
+        self._select_written = (
             select(rows.c.timestamp, rows.c.id)
-            .where(rows.c.key == session, written)
+            .where(
+                rows.c.key == session,
+                timestamp.between(bindparam("first"), bindparam("last")),
+            )
             .order_by(rows.c.id)
         )
 
@@ -92,79 +97,100 @@ class Log:
         opening: Opening | None = None,
         readers: Sequence[str] = (),
     ) -> list[ChatMessage]:
-        """Write messages after the active ones, and move what leaves short-term memory into the log.
+        """Write messages after the active messages, and move messages from short-term memory into the log.
 
-        ``plan_flush`` is given the active messages and then the new ones, oldest first.
-        It returns how many of the oldest go into the log; without it, none. With
-        ``replace`` these are all messages of the session then: the first ones that it
-        has already keep their rows, with ids and times, and the rest is deleted. Of
-        messages with the same ``message_id``, only the first one is written. The
-        session is that of the user who is ``opening`` it from now on, and has the
-        ``readers``; see ``Users.claim_within``, which may refuse it. Returns copies of
-        the messages that went into the log, oldest first; those that were there are not
-        among them.
+        Return copies of the messages that newly went into the log, oldest first.
+
+        Args:
+            conn: A connection in a transaction that has locked the session.
+            key: The session.
+            messages: The new messages. Of messages with the same ``message_id``, only
+                the first is written.
+            plan_flush: Takes the active messages and then the new ones, oldest first,
+                and returns how many of the oldest go into the log; None: none.
+            replace: Whether the session then has no other messages. Its first messages
+                that are the same keep their rows, with ids and times. All later rows
+                are deleted.
+            opening: The user who becomes an owner of the session.
+                ``Users.claim_within`` may refuse it.
+            readers: The readers that are registered for the session.
         """
         speakers = _speakers_in(messages, opening)
-        rows = self._rows
-        before = list[LogRow]()
+        stored: list[LogRow] = []
         replaced: list[LogRow] = []
         if not replace:
             if plan_flush:
-                before = self._readers.find_within(conn, key, [ACTIVE])
-            else:
-                before = []
+                stored = self._readers.find_within(conn, key, [ACTIVE])
             messages = self.unknown_within(conn, key, messages)
-            if not (messages or before):
+            if not (messages or stored):
                 conn.rollback()
                 return []
-        is_shared = opening is not None and self._users.claim_within(
-            conn, key, opening, speakers, readers
-        )
+        user_id = self._claim(conn, key, opening, speakers, readers)
         if replace:
-            found = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE])
-            for row, message in zip(found, messages, strict=False):
-                if not is_same(row.data, storable(message)):
-                    break
-                before.append(row)
-            replaced = found[len(before) :]
-            self._users.delete_within(
-                conn, key, rows.c.id > (before[-1].id if before else 0)
-            )
-            messages = self.unknown_within(conn, key, messages[len(before) :])
+            rows = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE])
+            same = _count_same(rows, messages)
+            stored = rows[:same]
+            replaced = rows[same:]
+            last_id = stored[-1].id if stored else 0
+            self._deletion.delete_within(conn, key, self._rows.c.id > last_id)
+            messages = self.unknown_within(conn, key, messages[same:])
+        count = 0
         if plan_flush:
-            count = plan_flush(as_taken([*(row.message for row in before), *messages]))
-        else:
-            count = 0
-        flushed = [row for row in before[:count] if row.is_active]
-        back = [row for row in before[count:] if not row.is_active]
-        if flushed:
-            self.archive_within(conn, key, flushed[-1].id)
-        if back:
-            these = (
-                rows.c.key == key,
-                rows.c.status == ARCHIVED,
-                rows.c.id >= back[0].id,
-            )
-            conn.execute(update(rows).where(*these).values(status=ACTIVE))
-        if opening and is_shared:
-            user_id = opening.user_id
-        else:
-            user_id = None
+            before = [row.message for row in stored]
+            count = plan_flush(as_taken([*before, *messages]))
+        flushed = self._set_statuses(conn, key, stored, archived=count)
         new = self.insert_within(
             conn,
             key,
             messages,
             user_id,
-            archived=count - len(before),
+            archived=count - len(stored),
             replaced=replaced,
         )
-        return [*(row.as_put for row in flushed), *new]
+        return [*flushed, *new]
+
+    def _claim(
+        self,
+        conn: Connection,
+        key: str,
+        opening: Opening | None,
+        speakers: Collection[str],
+        readers: Sequence[str],
+    ) -> str | None:
+        """Make the user an owner of the session; return the user if the session has several, else None."""
+        if opening is None:
+            return None
+        has_several = self._users.claim_within(conn, key, opening, speakers, readers)
+        return opening.user_id if has_several else None
+
+    def _set_statuses(
+        self, conn: Connection, key: str, stored: Sequence[LogRow], *, archived: int
+    ) -> list[ChatMessage]:
+        """Put the first ``archived`` rows into the log, and make the later rows active.
+
+        Return the messages that were not in the log before.
+        """
+        flushed = [row for row in stored[:archived] if row.is_active]
+        if flushed:
+            self.archive_within(conn, key, flushed[-1].id)
+        reactivated = [row for row in stored[archived:] if not row.is_active]
+        if reactivated:
+            rows = self._rows
+            statement = update(rows).where(
+                rows.c.key == key,
+                rows.c.status == ARCHIVED,
+                rows.c.id >= reactivated[0].id,
+            )
+            conn.execute(statement.values(status=ACTIVE))
+        return [row.as_put for row in flushed]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
-        """Move the active rows up to this one into the log."""
+        """Move the active rows up to the row ``last_id`` into the log."""
         rows = self._rows
-        these = (rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= last_id)
-        conn.execute(update(rows).where(*these).values(status=ARCHIVED))
+        statement = update(rows).where(
+            rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= last_id
+        )
+        conn.execute(statement.values(status=ARCHIVED))
 
     def insert_within(
         self,
@@ -176,133 +202,158 @@ class Log:
         archived: int,
         replaced: Sequence[LogRow] = (),
     ) -> list[ChatMessage]:
-        """Write messages, the first ones into the log, with what they are taken for as roles; returns copies of those.
+        """Write messages, the first ``archived`` of them into the log, and return copies of these.
 
-        With a ``user_id``, the speaker, by default this user, is written beside each
-        message of a user. A message with the words of a ``replaced`` row keeps the
-        speaker of that row.
+        ``user_id`` is the default speaker of the user's messages in a session of
+        several users. A message with the words of a ``replaced`` row keeps the speaker
+        of that row.
         """
         if not messages:
             return []
         now = time.time_ns()
-        before = list[ChatMessage]()
-        if is_printed(messages[0]):
-            before = [
-                LogRow(*row).message
-                for row in conn.execute(self._last, {"session": key})
-            ]
-        taken = as_taken([*before, *messages])[len(before) :]
-        said_by = {
-            _words_of(row.data): row.user_id
-            for row in replaced
-            if row.user_id is not None
-        }
+        roles = self._roles_of(conn, key, messages)
+        speakers: dict[str, str] = {}
+        for row in replaced:
+            if user_id and row.user_id is not None:
+                speakers[_words_of(row.data)] = row.user_id
         rows: list[Row] = []
         for i, message in enumerate(messages):
             data = storable(message)
             speaker = user_id
-            if said_by and user_id:
-                speaker = said_by.get(_words_of(data), user_id)
+            if speakers:
+                speaker = speakers.get(_words_of(data), user_id)
             rows.append(
                 {
                     "key": key,
                     "timestamp": now + i,
-                    "role": taken[i].role.value,
+                    "role": roles[i].role.value,
                     "status": ARCHIVED if i < archived else ACTIVE,
                     "data": data,
-                    "user_id": None
-                    if speaker is None
-                    else _speaker_of(taken[i], speaker),
+                    "user_id": _speaker_of(roles[i], speaker),
                 }
             )
         conn.execute(insert(self._rows), rows)
-        named = {
-            row["timestamp"]: message_id_of(row["data"].get("additional_kwargs") or {})
-            for row in rows
-        }
-        if any(named.values()):
-            # A clock may give two rows the same time; the newest counts.
-            span = {
-                "session": key,
-                "first": rows[0]["timestamp"],
-                "last": rows[-1]["timestamp"],
-            }
-            row_ids = {
-                row.timestamp: row.id for row in conn.execute(self._written, span)
-            }
-            put = [
-                {"key": key, "message_id": name, "row_id": row_ids[at]}
-                for at, name in named.items()
-                if name
-            ]
-            conn.execute(self._put_ids, put)
-        return [
-            ChatMessage.model_validate(row["data"]) for row in rows[: max(archived, 0)]
+        self._store_message_ids(conn, key, rows)
+        flushed = rows[: max(archived, 0)]
+        return [ChatMessage.model_validate(row["data"]) for row in flushed]
+
+    def _roles_of(
+        self, conn: Connection, key: str, messages: Sequence[ChatMessage]
+    ) -> Sequence[ChatMessage]:
+        """Return the messages with the roles of ``as_taken``, which may depend on the message before them."""
+        if not is_printed(messages[0]):
+            return as_taken(messages)
+        row = conn.execute(self._select_last, {"session": key}).first()
+        if row is None:
+            return as_taken(messages)
+        last = LogRow(row.id, row.role, row.data).message
+        return as_taken([last, *messages])[1:]
+
+    def _store_message_ids(
+        self, conn: Connection, key: str, rows: Sequence[Row]
+    ) -> None:
+        """Store the ids that programs have given the messages of new rows."""
+        message_ids: dict[int, str] = {}
+        for row in rows:
+            message_id = message_id_of(row["data"].get("additional_kwargs") or {})
+            if message_id:
+                message_ids[row["timestamp"]] = message_id
+        if not message_ids:
+            return
+        first = rows[0]["timestamp"]
+        last = rows[-1]["timestamp"]
+        # A clock may give an earlier row the same time; the newest row counts.
+        row_ids: dict[int, int] = {}
+        parameters = {"session": key, "first": first, "last": last}
+        for written in conn.execute(self._select_written, parameters):
+            row_ids[written.timestamp] = written.id
+        new_ids = [
+            {"key": key, "message_id": message_id, "row_id": row_ids[timestamp]}
+            for timestamp, message_id in message_ids.items()
         ]
+        conn.execute(self._put_ids, new_ids)
 
     def unknown_within(
         self, conn: Connection, key: str, messages: Sequence[ChatMessage]
     ) -> Sequence[ChatMessage]:
-        """Return the messages without those whose id the session, or one before them, has; a MessageError for a wrong id."""
-        names = [
+        """Return the messages whose id neither the session nor an earlier message has.
+
+        Raises:
+            MessageError: An id is neither a text of at most 255 characters nor a
+                number.
+        """
+        ids = [
             message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))})
             for message in messages
         ]
-        if not any(names):
+        if not any(ids):
             return messages
-        stored = conn.execute(
-            self._known, {"session": key, "names": [*filter(None, names)]}
-        )
-        # The plain host may have deleted or replaced it since.
-        known = {
-            row[0]: row[1]
-            for row in stored
-            if message_id_of(row[1].get("additional_kwargs") or {}) == row[0]
-        }
+        stored = self._messages_by_id(conn, key, list(filter(None, ids)))
         new: list[ChatMessage] = []
-        for name, message in zip(names, messages, strict=True):
-            if name is None or name not in known:
+        for message_id, message in zip(ids, messages, strict=True):
+            if message_id is None:
                 new.append(message)
-                known |= {name: storable(message)} if name else {}
-            elif not is_same(known[name], storable(message)):
+            elif message_id not in stored:
+                new.append(message)
+                stored[message_id] = storable(message)
+            elif not is_same(stored[message_id], storable(message)):
                 logger.warning(
                     "A message of session %r was not stored: the first one with the same message_id, which has other "
-                    "words, stays. Put what is new with an id of its own.",
+                    "words, stays. Put new words with a new message_id.",
                     key,
                 )
         return new
 
+    def _messages_by_id(
+        self, conn: Connection, key: str, ids: Sequence[str]
+    ) -> dict[str, Json]:
+        """Return the stored messages that have these ids."""
+        messages: dict[str, Json] = {}
+        parameters = {"session": key, "names": ids}
+        for row in conn.execute(self._select_by_message_id, parameters):
+            stored_id = message_id_of(row.data.get("additional_kwargs") or {})
+            # The plain host may have deleted or replaced the message meanwhile.
+            if row.message_id == stored_id:
+                messages[row.message_id] = row.data
+        return messages
+
+
+def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
+    """Return how many messages at the beginning are the same as the stored ones."""
+    count = 0
+    for row, message in zip(rows, messages, strict=False):
+        if not is_same(row.data, storable(message)):
+            break
+        count += 1
+    return count
+
 
 def _words_of(data: Json) -> str:
-    """Return what a stored message consists of but for its ids and times, as a text that can be compared."""
+    """Return a stored message without its ids and times, as a text that can be compared."""
     return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
 
 
-def _speaker_of(message: ChatMessage, user_id: str) -> str | None:
-    """Return who has said a message: whom it names, or else the user; None for one that is not a user's."""
-    is_users = message.role == MessageRole.USER
-    if is_users:
-        return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id
-    return None
+def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
+    """Return the user whom a message names, or else the given user; None for a message that is not a user's."""
+    if user_id is None or message.role != MessageRole.USER:
+        return None
+    return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id
 
 
 def _speakers_in(messages: Sequence[ChatMessage], opening: Opening | None) -> set[str]:
-    """Return the users whom messages name, but for the one who is opening their session.
+    """Return the users whom messages name, except the user who opens the session.
 
-    Without a user no message names one. A MessageError if another is named in a session
-    that is not shared.
+    Without a user, no message names one. A MessageError if a message names another user
+    in a session that is not shared.
     """
     if opening is None or opening.user_id is None:
         return set()
     user_id = opening.user_id
-    others = {
-        one
-        for message in messages
-        if (one := _speaker_of(message, user_id)) not in (user_id, None)
-    }
-    if others and not opening.shared:
+    speakers = {_speaker_of(message, user_id) for message in messages}
+    speakers -= {user_id, None}
+    if speakers and not opening.shared:
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
             "one, whose words would become facts of that user. Open the session with shared=True."
         )
-    return {one for one in others if one}
+    return {speaker for speaker in speakers if speaker}

@@ -1,4 +1,4 @@
-"""Runs the functions of a store: in threads on connections of its own, or in the loop of an engine that was lent."""
+"""Runs the functions of a store: in threads on connections that it opens, or in the event loop of a lent engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, func, insert, select
@@ -56,20 +56,29 @@ logger = logging.getLogger(__name__)
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot
 # would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
-# How long the end of the program waits for writes, and how long a thread without work
-# stays.
+# How long the end of the program waits for writes.
 _END_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
+# How long a thread without a job stays.
 _IDLE_SECONDS = 10.0
+# To make an index of a large table takes minutes.
+_MAKING_SECONDS = 600.0
+
+
+# ---- threads ----
 
 
 @dataclass(eq=False)
 class Job:
-    """Work that a caller waits for; ``names`` are what it needs for itself alone; ``answer`` is of its loop."""
+    """Work that a caller waits for.
+
+    ``locks``: names; of the jobs with the same name, one runs at a time. ``answer``: a
+    future of the caller's loop. ``writes``: after the work, whether it was stored.
+    """
 
     step: Callable[[Connection], Any]
     name: str
-    names: set[Any]
+    locks: set[Any]
     answer: asyncio.Future[Any]
     writes: bool
     in_transaction: bool
@@ -84,7 +93,8 @@ class Job:
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         self.database.pending.discard(self)
-        # Who is answered may be the last who knows the store.
+        # Once the caller has its answer, this thread must not hold the last reference to
+        # the store.
         del self.database, self.step, self.context
         try:
             self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
@@ -93,55 +103,58 @@ class Job:
             self.deliver(None, error)
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Give the caller the answer; where it has gone, the log says what has become of its write."""
-        if not self.answer.done() and not self.answer.get_loop().is_closed():
-            if error is None:
-                self.answer.set_result(result)
-            else:
-                self.answer.set_exception(error)
-        elif self.writes and error is None:
+        """Give the answer to the caller; if the caller has gone, log the outcome of a write."""
+        if self.answer.done() or self.answer.get_loop().is_closed():
+            if self.writes:
+                self._log_outcome(error)
+        elif error is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(error)
+
+    def _log_outcome(self, error: BaseException | None) -> None:
+        if error is None:
             logger.info(
                 "%s was completed after its caller had gone: it was stored.", self.name
             )
-        elif self.writes and isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, asyncio.CancelledError):
             logger.warning(
                 "%s did not end after its caller had gone: it is unknown whether it was stored.",
                 self.name,
             )
-        elif self.writes:
-            kind = type((error and error.__cause__) or error).__name__
+        else:
             logger.warning(
                 "%s failed after its caller had gone (%s): nothing was stored.",
                 self.name,
-                kind,
+                type(error.__cause__ or error).__name__,
             )
 
 
 class Threads:
-    """At most ``width`` threads for the jobs on one database; none of them holds up the end of the program.
+    """At most ``width`` threads for the jobs on one database; they do not delay the end of the program.
 
-    Of the jobs that share a name, one runs at a time, in the order of their coming.
-    Those that wait take no thread.
+    Of the jobs that share a lock, one runs at a time, in the order of the calls. A
+    waiting job takes no thread.
     """
 
     def __init__(self, width: int) -> None:
         self._width = width
+        # All threads; the threads that wait for a job; the threads that run a job.
         self._running = 0
         self._idle = 0
-        # How many of the threads that run have a job.
         self._working = 0
         self._changed = threading.Condition(thread_lock())
         self._waiting: deque[Job] = deque()
-        self._taken: set[Any] = set()
+        self._locked: set[Any] = set()
 
     def enter(self, job: Job) -> None:
-        """Run a job when its turn has come."""
+        """Run a job as soon as no running or earlier job holds its locks."""
         with self._changed:
             self._waiting.append(job)
             self._wake()
 
     def withdraw(self, job: Job) -> None:
-        """Let a job that has not begun not begin."""
+        """Cancel a job that has not begun."""
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -167,17 +180,18 @@ class Threads:
                     return
                 self._waiting.remove(job)
                 self._working += 1
-                self._taken |= job.names
+                self._locked |= job.locks
                 if self._next():
                     self._wake()
             job.run()
             with self._changed:
                 self._working -= 1
-                self._taken -= job.names
+                self._locked -= job.locks
+            # An idle thread must not keep the answer alive.
             del job
 
     def is_working(self) -> bool:
-        """Return whether a thread has a job."""
+        """Return whether a thread runs a job."""
         with self._changed:
             return self._working > 0
 
@@ -188,23 +202,24 @@ class Threads:
                 self._wake()
 
     def _next(self) -> Job | None:
-        """Return the first job that waits for none before it."""
+        """Return the first job whose locks no running or earlier job holds."""
         if _forks.under_way:
             return None
-        names = set(self._taken)
+        locked = set(self._locked)
         for job in self._waiting:
-            if names.isdisjoint(job.names):
+            if locked.isdisjoint(job.locks):
                 return job
-            names |= job.names
+            locked |= job.locks
         return None
 
 
 @dataclass
 class Forks:
-    """What is known of the forks of this process.
+    """The forks of this process.
 
-    ``under_way``: how many threads fork it now; no job begins meanwhile. ``in_use``:
-    the SQLite databases that the parent was using when this process was forked from it.
+    ``under_way``: the number of threads that fork it now; no job begins meanwhile.
+    ``in_use``: the SQLite databases that the parent was using when it forked this
+    process.
     """
 
     under_way: int = 0
@@ -214,7 +229,7 @@ class Forks:
 _forks = Forks()
 # Held to register a database, and to count forks.
 _guard = thread_lock()
-# One for all stores of this process on the same database.
+# All stores of this process on the same database share their threads.
 _threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
 _databases: WeakSet[Database] = WeakSet()
 _of_parent: list[object] = []
@@ -225,13 +240,23 @@ def _all_databases() -> list[Database]:
         return list(_databases)
 
 
-class Database:
-    """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg, whatever driver the ``uri`` names.
+# ---- connections ----
 
-    The engine is opened at first use, and missing tables are made. A ``lent`` engine is
-    used instead of the ``uri``, in the event loop of each caller, keeps its isolation
-    level, and is never closed. A database in memory begins with ``rows`` of the chat
-    table.
+
+class DatabaseIdentity(NamedTuple):
+    """Where a store keeps its rows; equal for two stores of this process with the same table."""
+
+    place: str
+    db_schema: str
+    table_name: str
+
+
+class Database:
+    """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg, for any driver in the ``uri``.
+
+    The first use opens the engine and makes missing tables. A ``lent`` engine replaces
+    the ``uri``. It is used in the event loop of each caller, keeps its isolation level,
+    and is never closed. A database in memory begins with ``rows`` of the chat table.
     """
 
     def __init__(
@@ -244,14 +269,15 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        given = {
-            "table_name": table_name,
-            "db_schema": db_schema,
-            "async_engine": lent,
-            "operation_timeout": seconds,
-        }
         checked(
-            address.Settings, address.Settings, StoreError, **given, pool_size=pool_size
+            address.Settings,
+            address.Settings,
+            StoreError,
+            table_name=table_name,
+            db_schema=db_schema,
+            async_engine=lent,
+            operation_timeout=seconds,
+            pool_size=pool_size,
         )
         self.url = address.checked_url(uri, lent)
         self.backend = self.url.get_backend_name()
@@ -259,34 +285,34 @@ class Database:
         self.shown_uri = address.without_password(
             address.checked_url(None) if self.in_memory else self.url
         )
+        place = self.shown_uri
+        if self.in_memory:
+            place = f"memory {id(lent or self)}"
+        elif self.backend == "sqlite":
+            place = os.path.realpath(self.url.database or "")
+        self.identity = DatabaseIdentity(place, str(db_schema), table_name)
         self.tables = Tables(
             table_name, None if self.backend == "sqlite" else db_schema
         )
-        if self.backend == "sqlite":
-            place = os.path.realpath(self.url.database or "")
-        else:
-            place = self.shown_uri
-        if self.in_memory:
-            place = f"memory {id(lent or self)}"
-        # Equal for two stores of a process that keep their rows in the same table.
-        self.identity = (place, str(db_schema), table_name)
         self.seconds = seconds
         self._lent = lent
         self._rows = rows
         self._pool_size = pool_size
-        # The engine that was opened; None before the first use.
+        # None before the first use.
         self.engine: Engine | None = None
         # The statement with which each connection begins.
         self.set_up = ""
         # Held to open and to close the engine.
         self._guard = thread_lock()
         self.pending: set[Job] = set()
-        # What need not be done again in a session, by its epoch.
+        # Claims that were stored in an epoch of a session; they are still true.
         self.done: Recent[Hashable, bool] = Recent(10_000)
-        # Whether all tables exist; whether what was in memory is gone.
-        self._is_ready = self.is_gone = False
-        sessions = self.tables.sessions
+        # Whether all tables exist.
+        self._is_ready = False
+        # Whether a database in memory was closed.
+        self.is_gone = False
         self._lock_users = upsert(self.tables.users, self.backend, lock=True)
+        sessions = self.tables.sessions
         self._lock_sessions = upsert(sessions, self.backend, lock=True)
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
             self._lock_sessions = self._lock_sessions.returning(
@@ -309,20 +335,20 @@ class Database:
     ) -> T:
         """Call a function with a connection and these arguments, and return its result.
 
-        It runs in one transaction, in which no other process writes to these
-        ``sessions`` and ``users``: their rows are locked, and made where they are
-        missing. It rolls back where nothing is to be written, or a session that was
-        forgotten would be known again. Without ``writes`` each statement sees what is
-        stored when it begins.
+        It runs in one transaction. The rows of these ``sessions`` and ``users`` are
+        locked, and made if they are missing, so that no other process writes to them. A
+        function rolls back if it has nothing to write, and if its lock would make a
+        deleted session exist again. Without ``writes`` there is no transaction: each
+        statement reads the newest rows.
 
-        A caller who is cancelled, or whose loop is closed, leaves at once; a write goes
-        on to its end.
+        A caller that is cancelled, or whose loop is closed, leaves at once; a write
+        goes on to its end.
 
         Raises:
             StoreTimeoutError: It took longer than ``seconds``; 0: the time for one
                 call.
-            StoreError: There is no connection, or the database has refused what the
-                function has asked for.
+            StoreError: There is no connection, or the database has refused a statement
+                of the function.
         """
         if not self._is_ready:
             await self._open()
@@ -334,13 +360,15 @@ class Database:
             self.lock(conn, sessions, users)
             return function(conn, *args, **options)
 
-        names = {("session", key) for key in sessions} | {
-            ("user", namespace) for namespace in users
-        }
-        # As a reader of the code knows it: "Log.append".
+        # As callers know the function: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
         result = await self._call(
-            step, name, names, seconds, writes=writes, in_transaction=in_transaction
+            step,
+            name,
+            self._locks_for(sessions, users, writes=writes),
+            seconds,
+            writes=writes,
+            in_transaction=in_transaction,
         )
         for mark in done:
             self.done.put(mark, value=True)
@@ -352,35 +380,34 @@ class Database:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
         now = time.time_ns()
         if sessions:
-            rows = conn.execute(
-                self._lock_sessions,
-                [{"key": key, "epoch": now} for key in sorted(sessions)],
-            )
-            conn.info[EPOCHS].update(
-                (row[0], row[1]) for row in (rows if rows.returns_rows else ())
-            )
+            new_sessions = [{"key": key, "epoch": now} for key in sorted(sessions)]
+            result = conn.execute(self._lock_sessions, new_sessions)
+            if result.returns_rows:
+                for row in result:
+                    conn.info[EPOCHS][row.key] = row.epoch
         if users:
-            conn.execute(
-                self._lock_users,
-                [
-                    {"namespace": one, "epoch": now, "change": 0}
-                    for one in sorted(users)
-                ],
-            )
+            new_users = [
+                {"namespace": namespace, "epoch": now, "change": 0}
+                for namespace in sorted(users)
+            ]
+            conn.execute(self._lock_users, new_users)
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
         return await self._call(
-            partial(version_of, tables=self.tables), "read_schema_version", writes=False
+            partial(version_of, tables=self.tables),
+            "read_schema_version",
+            self._locks_for((), (), writes=False),
+            writes=False,
         )
 
     async def aclose(self) -> None:
         """Close the engine, unless it was lent; a later call opens it again. A database in memory is gone for good.
 
-        What is under way is waited for, within the time for one call; of a lent engine,
-        what is in this loop.
+        Pending calls are awaited first, within the time for one call; with a lent
+        engine, only the calls of this loop.
         """
         here = asyncio.get_running_loop()
         end = time.monotonic() + self.seconds
@@ -421,17 +448,18 @@ class Database:
 
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
+        nothing_locked = self._locks_for((), (), writes=False)
         try:
-            # Looking comes first: mostly all tables exist, and then a database user
-            # need not be allowed to make any.
-            version = await self._call(self._look, "opening", writes=False)
+            # A database user need not be allowed to make tables if all of them exist.
+            version = await self._call(
+                self._look, "opening", nothing_locked, writes=False
+            )
             if version != SCHEMA_VERSION or self._rows:
-                # Tables and indexes may be made for a table of the host's with many
-                # rows.
                 await self._call(
                     self._make,
                     address.MAKING,
-                    seconds=max(self.seconds, 600.0),
+                    self._locks_for((), (), writes=True),
+                    max(self.seconds, _MAKING_SECONDS),
                     writes=True,
                 )
         except StoreTimeoutError:
@@ -444,50 +472,57 @@ class Database:
 
     def _look(self, conn: Connection) -> int | None:
         version = known_version(conn, self.tables)
-        if self.backend == "sqlite" and not (
-            self._lent or self.in_memory or self.set_up
-        ):
+        is_own_file = not (self._lent or self.in_memory or self.set_up)
+        if self.backend == "sqlite" and is_own_file:
             address.use_write_ahead_log(conn, self.seconds)
         return version
 
     def _make(self, conn: Connection) -> None:
         if self.backend == "postgresql":
-            # An index of a large table takes longer than a statement may; "if not
-            # exists" is not safe against itself, so that one process at a time makes
-            # tables.
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            # Any number that no other program takes for its own lock.
+            # Two processes that "create if not exists" at the same time may fail, so
+            # one makes tables at a time. The lock's number is any that no other program
+            # uses.
             conn.execute(select(func.pg_advisory_xact_lock(7_453_010_323_281_277_817)))
         create_missing(conn, self.tables)
         if self._rows:
             conn.execute(insert(self.tables.rows), self._rows)
         self._rows = None
 
+    def _locks_for(
+        self, sessions: Collection[str], users: Collection[str], *, writes: bool
+    ) -> set[tuple[str, ...]]:
+        """Return the locks of a job on these sessions and users."""
+        if self.backend == "sqlite":
+            # SQLite lets one writer in at a time, and not in the order of the calls. In
+            # memory there is one connection.
+            if writes or self.in_memory:
+                return {(self.identity.place,)}
+            return set()
+        of_sessions = {(*self.identity, "session", key) for key in sessions}
+        of_users = {(*self.identity, "user", namespace) for namespace in users}
+        return of_sessions | of_users
+
     async def _call(
         self,
         step: Callable[[Connection], T],
         name: str,
-        names: Collection[tuple[str, ...]] = (),
+        locks: set[tuple[str, ...]],
         seconds: float = 0,
         *,
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
-        """Return the result of a step on a connection; a StoreTimeoutError after so many seconds, 0: the time for one call."""
-        alone = {(*self.identity, *one) for one in names}
+        """Return the result of a step on a connection.
+
+        A StoreTimeoutError after ``seconds``; 0: the time for one call.
+        """
         seconds = seconds or self.seconds
-        if self.backend == "sqlite":
-            # SQLite lets one writer in at a time, and not in their order. In memory
-            # there is one connection.
-            if writes or self.in_memory:
-                alone = {self.identity[:1]}
-            else:
-                alone = set()
         loop = asyncio.get_running_loop()
-        task = None
         answer: asyncio.Future[T] = loop.create_future()
-        job = Job(step, name, alone, answer, writes, in_transaction, self)
+        job = Job(step, name, locks, answer, writes, in_transaction, self)
         self.pending.add(job)
+        task = None
         if self._lent is None:
             self._threads.enter(job)
         else:
@@ -497,7 +532,7 @@ class Database:
             await asyncio.wait([answer], timeout=seconds)
             is_late = not answer.done()
         finally:
-            # A caller who was cancelled leaves its write to end by itself.
+            # The write of a cancelled caller goes on to its end.
             if answer.cancel() and (is_late or not writes):
                 self._threads.withdraw(job)
         if is_late:
@@ -510,34 +545,37 @@ class Database:
 
     def work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
+        engine = self._opened_engine()
+        with ExitStack() as stack:
+            with self._in_words(job, begun=False):
+                conn = stack.enter_context(engine.connect())
+            return self._transact(conn, job)
+
+    def _opened_engine(self) -> Engine:
         with self._guard:
-            if self.identity[0] in _forks.in_use:
+            if self.identity.place in _forks.in_use:
                 raise StoreError(
                     f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
                     "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
                     'while no long call is under way, or start processes by "spawn".'
                 )
-            if self.engine is None and self.is_gone:
-                raise StoreError(
-                    "This database was in memory and was closed: what it held is gone. Close it when nothing uses it "
-                    'any more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
-                )
             if self.engine is None:
+                if self.is_gone:
+                    raise StoreError(
+                        "This database was in memory and was closed: its rows are gone. Close it when nothing uses it "
+                        'any more, or keep it in a file: async_database_uri="sqlite+aiosqlite:///memory.db".'
+                    )
                 self.engine = address.open_engine(
                     self.url, self.seconds, self._pool_size, self.set_up
                 )
-            engine = self.engine
-        with ExitStack() as stack:
-            with self._in_words(job, begun=False):
-                conn = stack.enter_context(engine.connect())
-            return self._transact(conn, job)
+            return self.engine
 
     async def _in_loop(self, lent: AsyncEngine, job: Job) -> None:
         """Do a job on a lent engine, whose connections belong to the loop of the caller."""
         result = error = None
         try:
             async with AsyncExitStack() as stack:
-                for name in sorted(job.names):
+                for name in sorted(job.locks):
                     await stack.enter_async_context(lock_for("lent", *name))
                 try:
                     conn = await stack.enter_async_context(lent.connect())
@@ -548,47 +586,54 @@ class Database:
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever it is belongs to the caller
             error = raised
         finally:
-            # Also where the loop was closed, and the collector ends this.
+            # Also if the loop was closed, and the collector ends this coroutine.
             self.pending.discard(job)
         job.deliver(result, error)
 
     def _transact(self, conn: Connection, job: Job) -> Any:
-        """Do a job on a connection: in a transaction if it is to write, and else without one."""
+        """Do a job on a connection: a write in a transaction, a read without one."""
         begins = job.writes and job.in_transaction
-        is_lent = self._lent is not None
         with self._in_words(job, begun=True), ExitStack() as stack:
-            if self.backend == "postgresql" or is_lent:
-                # A lent engine may have any isolation level, set in several ways; a
-                # connection's option overrides all. Reads are spared BEGIN and
-                # ROLLBACK; in SQLite they might end what the host has begun.
-                is_free = not begins and (
-                    self.backend == "postgresql" or not job.in_transaction
-                )
-                conn.execution_options(
-                    isolation_level="AUTOCOMMIT" if is_free else _LEVELS[self.backend]
-                )
+            if self.backend == "postgresql" or self._lent is not None:
+                # A lent engine may have any isolation level, set in several ways. The
+                # option of a connection overrides all of them.
+                conn.execution_options(isolation_level=self._isolation_level(job))
             if begins:
                 stack.enter_context(conn.begin())
                 if self.backend == "sqlite":
-                    driver: Any = conn.connection.driver_connection
-                    if not is_lent:
-                        # What another thread has left open when the process was forked.
-                        driver.rollback()
-                    if not driver.in_transaction:
-                        conn.exec_driver_sql("BEGIN IMMEDIATE")
+                    self._begin_immediate(conn)
             result = job.step(conn)
             job.writes = begins and conn.in_transaction()
             return result
 
+    def _isolation_level(self, job: Job) -> str:
+        # Reads on a server are spared BEGIN and ROLLBACK. In SQLite they might end a
+        # transaction of the host.
+        is_free = not job.in_transaction
+        if self.backend == "postgresql":
+            is_free = is_free or not job.writes
+        return "AUTOCOMMIT" if is_free else _LEVELS[self.backend]
+
+    def _begin_immediate(self, conn: Connection) -> None:
+        """Begin a transaction of SQLite with its lock."""
+        driver: Any = conn.connection.driver_connection
+        if self._lent is None:
+            # Another thread may have left a transaction open when the process was
+            # forked.
+            driver.rollback()
+        if not driver.in_transaction:
+            conn.exec_driver_sql("BEGIN IMMEDIATE")
+
     @contextmanager
     def _in_words(self, job: Job, *, begun: bool) -> Iterator[None]:
-        """Raise what the driver raises as an error of ours; to connect, each driver has errors of its own."""
+        """Raise an error of the driver as a StoreError; before the job has ``begun``, any error is the driver's."""
         try:
             yield
+        except StoreError:
+            raise
         except Exception as error:
-            of_database = (SQLAlchemyError, sqlite3.Error, OSError)
-            if isinstance(error, StoreError) or (
-                begun and not isinstance(error, of_database)
+            if begun and not isinstance(
+                error, (SQLAlchemyError, sqlite3.Error, OSError)
             ):
                 raise
             if "is locked" in address.reason_of(error):
@@ -607,7 +652,7 @@ class Database:
         """Close the connections to a SQLite file, unless a thread uses them; the next job opens them again.
 
         SQLite keeps in the process which locks its connections have. A child that
-        inherits a connection takes no lock for its own ones, and would lose what it
+        inherits a connection takes no lock for its own connections, and would lose its
         writes. A database in memory is copied instead.
         """
         if self.backend == "sqlite" and not (
@@ -623,18 +668,21 @@ class Database:
         """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
         keeps_engine = self.in_memory and not self._threads.is_working()
         if self.backend == "sqlite" and self.engine is not None and not keeps_engine:
-            _forks.in_use.add(self.identity[0])
+            _forks.in_use.add(self.identity.place)
         _of_parent.append((list(self.pending), self.engine, self._threads))
         self._threads = _threads.setdefault(
-            (self.identity[0], self._pool_size), Threads(self._pool_size)
+            (self.identity.place, self._pool_size), Threads(self._pool_size)
         )
         self.pending.clear()
         if not keeps_engine:
             self.engine = None
 
 
+# ---- forks, and the end of the program ----
+
+
 def _prepare_fork() -> None:
-    """Let jobs end that use SQLite, for a time, begin no others, and close the connections to SQLite files."""
+    """Begin no more jobs, wait a while for jobs on SQLite, and close the connections to SQLite files."""
     with _guard:
         _forks.under_way += 1
     end = time.monotonic() + FORK_SECONDS
@@ -661,7 +709,8 @@ def _begin_in_child() -> None:
         database.begin_in_child()
 
 
-# Behind the locks that are held over a fork: jobs need them to end.
+# Registered after ``thread_lock``, so that it runs before the locks are held: jobs need
+# them to end.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_prepare_fork,
@@ -670,14 +719,22 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+def _has_writes() -> bool:
+    pending: list[Job] = []
+    for database in _all_databases():
+        pending += list(database.pending)
+    return any(job.writes for job in pending)
+
+
 @atexit.register
 def _finish_writes() -> None:
     """Let writes end before the program does, unless the database does not answer."""
     end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and any(
-        job.writes for one in _all_databases() for job in list(one.pending)
-    ):
+    while time.monotonic() < end and _has_writes():
         time.sleep(_LOOK_SECONDS)
+
+
+# ---- methods that the database runs ----
 
 
 def _run_by(
@@ -686,7 +743,7 @@ def _run_by(
     [Callable[Concatenate[Part, Connection, P], T]],
     Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
 ]:
-    """Make a method that takes a connection one that the database of its object runs."""
+    """Return a decorator for methods that take a connection: the database of the object runs them."""
 
     def decorate(
         method: Callable[Concatenate[Part, Connection, P], T],
@@ -695,17 +752,13 @@ def _run_by(
 
         @wraps(method)
         async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            whose: Any = {"writes": False}
+            access: Any = {"writes": False}
             if locks:
-                whose = {
-                    locks: [args[0] if args else kwargs[[*signature.parameters][1]]]
-                }
-            return cast(
-                "T",
-                await part.database.run(
-                    cast("Any", method).__get__(part), *args, **whose, **kwargs
-                ),
-            )
+                name = args[0] if args else kwargs[[*signature.parameters][1]]
+                access = {locks: [name]}
+            bound = cast("Any", method).__get__(part)
+            result = await part.database.run(bound, *args, **access, **kwargs)
+            return cast("T", result)
 
         vars(run)["__signature__"] = signature
         return run
@@ -713,8 +766,8 @@ def _run_by(
     return decorate
 
 
-# A method that reads, and methods that write to the session or the user that is their
-# first argument.
+# For a method that reads.
 reads = _run_by("")
+# For methods that write to the session or the user that is their first argument.
 writes_session = _run_by("sessions")
 writes_user = _run_by("users")
