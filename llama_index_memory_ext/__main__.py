@@ -57,14 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line for any failure
-        text = plain(describe_error(error))
-        line = json.dumps({"error": text}) if as_json else f"Error: {text}"
-        sys.stderr.write(f"{line}\n")
-        # Older versions of Typer have no public name for the class of wrong usage.
-        is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
-            error, "format_message"
-        )
-        return WRONG_USAGE if is_usage else FAILED
+        return _report(error, as_json=as_json)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    text = plain(describe_error(error))
+    line = json.dumps({"error": text}) if as_json else f"Error: {text}"
+    sys.stderr.write(f"{line}\n")
+    # Older versions of Typer have no public name for the class of wrong usage.
+    is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
+        error, "format_message"
+    )
+    return WRONG_USAGE if is_usage else FAILED
 
 
 def _run(arguments: list[str], *, as_json: bool) -> int:

@@ -295,12 +295,7 @@ class MemoryToolSpec(BaseToolSpec):
                 return f"Not remembered: {_FULL}"
             return f"Remembered: {self._describe(new)}"
         if valid.confirmed:
-            # The request of the user approves a pending fact.
-            pending = [
-                confirmed.id for confirmed in valid.confirmed if confirmed.pending
-            ]
-            if pending:
-                await self.memory.facts.aapprove(*pending)
+            await self._approve_pending(valid.confirmed)
             return "Known already; it is surer now."
         rejection = valid.rejected[0]
         answer = f"Not remembered: {escape_tags(rejection.detail)}"
@@ -314,38 +309,55 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         names = [facts] if isinstance(facts, str) else facts or []
+        chosen: dict[str, Fact] = {}
+        questions = []
+        answers = []
         with store_errors("Nothing was forgotten", self.memory.session_id):
             await self.memory.acheck_session()
-            all_facts = await self.memory.facts.alist(with_retired=True)
-            now = utc_now()
-            current = [fact for fact in all_facts if fact.state(now) != "retired"]
-            matches = [await self._find_facts(str(name), current) for name in names]
-            chosen = {same[0].id: same[0] for same in matches if len(same) == 1}
-            answers = []
+            matches = await self._match_facts(names)
+            for candidates in matches:
+                if len(candidates) == 1:
+                    chosen[candidates[0].id] = candidates[0]
+                elif candidates:
+                    questions.append(self._ask_which(candidates))
             if chosen:
                 answers = await self._retire(list(chosen.values()), str(quote))
-        answers += [self._ask_which(same) for same in matches if len(same) > 1]
+        answers += questions
         if not (matches and all(matches)):
             answers.append(
                 "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
             )
         return "\n".join(answers)
 
+    async def _approve_pending(self, facts: Sequence[Fact]) -> None:
+        """Approve facts that wait for a yes: the user's request to remember them is one."""
+        pending = [fact.id for fact in facts if fact.pending]
+        if pending:
+            await self.memory.facts.aapprove(*pending)
+
+    async def _match_facts(self, names: Sequence[str]) -> list[list[Fact]]:
+        """Return the candidates for each name of a fact."""
+        now = utc_now()
+        all_facts = await self.memory.facts.alist(with_retired=True)
+        current = [fact for fact in all_facts if fact.state(now) != "retired"]
+        return [await self._find_facts(str(name), current) for name in names]
+
     async def _find_facts(self, words: str, facts: Sequence[Fact]) -> list[Fact]:
         """Return the facts with an id, with the beginning of an id, or with these words, best first."""
-        name = words.strip(" []\"'#")
+        fact_id = words.strip(" []\"'#")
         content = normalised(words)
-        exact = [
+        matches = [
             fact
             for fact in facts
-            if name == fact.id or content == normalised(fact.content)
+            if fact_id == fact.id or content == normalised(fact.content)
         ]
-        if exact:
-            return exact
-        if len(name) >= SHORT_ID_CHARACTERS:
-            same_beginning = [fact for fact in facts if fact.id.startswith(name)]
-            if same_beginning:
-                return same_beginning
+        if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
+            matches = [fact for fact in facts if fact.id.startswith(fact_id)]
+        if not matches:
+            matches = await self._search_facts(words)
+        return matches
+
+    async def _search_facts(self, words: str) -> list[Fact]:
         ranked = await self.memory.facts_block.asearch(
             words, session_id=self.memory.session_id
         )

@@ -371,7 +371,7 @@ class CondensedMemory(Memory):
             session_id=session_id,
             token_limit=limits.total,
             memory_blocks=_with_further_blocks(
-                [record_block, facts_block], memory_blocks or ()
+                [record_block, facts_block], memory_blocks
             ),
             tokenizer_fn=counter,
             sql_store=store,
@@ -613,14 +613,7 @@ class CondensedMemory(Memory):
             _warn_of_unused()
         try:
             if not self.sql_store.database.is_gone:
-                await self._flush(turns.leaving_at_end)
-                for block in self._log_blocks:
-                    await block.finish()
-        except StoreError as error:
-            # A memory that only reads may close over a read-only database, or over the
-            # session of another owner.
-            if self._opened and not isinstance(error, SessionOwnerError):
-                raise
+                await self._finish()
         finally:
             await self.facts_block.release()
             if self._owns_store:
@@ -910,6 +903,16 @@ class CondensedMemory(Memory):
             await self._write([], plan)
         for block in self._log_blocks:
             await block.aflush(self.session_id)
+
+    async def _finish(self) -> None:
+        """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
+        try:
+            await self._flush(turns.leaving_at_end)
+            for block in self._log_blocks:
+                await block.finish()
+        except StoreError as error:
+            if self._opened and not isinstance(error, SessionOwnerError):
+                raise
 
     async def _write(
         self,
@@ -1212,17 +1215,17 @@ def _settings_of(
 
 
 def _with_further_blocks(
-    blocks: list[LogBlock], further_blocks: Sequence[BaseMemoryBlock[Any]]
+    blocks: list[LogBlock], further_blocks: object
 ) -> list[BaseMemoryBlock[Any]]:
     """Return the record and the facts, and behind them the blocks of the program; a SettingError for anything else."""
-    if not isinstance(further_blocks, list | tuple):
-        further_blocks = [further_blocks]  # type: ignore[list-item]  # refused below
-    all_blocks = [*blocks, *further_blocks]
+    further: Sequence[Any] = ()
+    if further_blocks:
+        is_list = isinstance(further_blocks, list | tuple)
+        further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
+    all_blocks = [*blocks, *further]
     names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
     if len(names) < len(all_blocks):
-        descriptions = [
-            str(getattr(block, "name", shown(block))) for block in further_blocks
-        ]
+        descriptions = [str(getattr(block, "name", shown(block))) for block in further]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
             f"got {', '.join(descriptions)}. "

@@ -97,7 +97,10 @@ def limits_for(
     _check_whole_number("token_limit", token_limit)
     _check_whole_number("condensed_token_limit", condensed)
     _check_whole_number("facts_token_limit", facts)
-    total = _total_limit(window, token_limit, llm)
+    model = llm_of_settings() if llm is None else llm
+    if window is None and model is not None:
+        window = window_of(model)
+    total = _total_limit(window, token_limit, model)
     if total.tokens < _LEAST:
         raise LimitError(
             f"token_limit={total.tokens}{total.source} leaves a record no room: raise {total.setting}, "
@@ -126,11 +129,8 @@ def _check_whole_number(name: str, limit: object) -> None:
 
 
 def _total_limit(
-    window: int | None, token_limit: int | None, llm: LLM | None
+    window: int | None, token_limit: int | None, model: LLM | None
 ) -> _TotalLimit:
-    model = llm_of_settings() if llm is None else llm
-    if window is None and model is not None:
-        window = window_of(model)
     if window is None:
         return _TotalLimit(DEFAULT_TOKEN_LIMIT if token_limit is None else token_limit)
     default = min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
