@@ -344,7 +344,7 @@ class CondensedMemory(Memory):
         session_id = session_id_for(session_id, store)
         if shared and user_id is None:
             raise SettingError(
-                "shared=True needs a user_id, which names the speaker; got none. Pass the user's id."
+                "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
             )
         facts_store = store
         if temporary:
@@ -741,11 +741,11 @@ class CondensedMemory(Memory):
         check_id("new_session_id", new_session_id)
         if new_session_id is None:
             raise SettingError(
-                "abranch takes a new_session_id; got None. Pass the name of the new session."
+                "abranch takes a new_session_id; saw None. Pass the name of the new session."
             )
         if until is not None and before is not None:
             raise SettingError(
-                "abranch takes until or before, where the copy ends; got both. Leave out one of them."
+                "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
             )
         opening = Opening(self.user_id, self.shared)
         end = until if before is None else before
@@ -1228,7 +1228,7 @@ def _with_further_blocks(
         descriptions = [str(getattr(block, "name", shown(block))) for block in further]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
-            f"got {', '.join(descriptions)}. "
+            f"saw {', '.join(descriptions)}. "
             f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself."
         )
     return all_blocks

@@ -123,7 +123,7 @@ def limits_for(
 def _check_whole_number(name: str, limit: object) -> None:
     if type(limit) not in {int, type(None)}:
         raise LimitError(
-            f"{name} must be a whole number of tokens; got {shown(limit, with_text=True)}. "
+            f"{name} must be a whole number of tokens; saw {shown(limit, with_text=True)}. "
             "Leave it out for the default."
         )
 
@@ -188,7 +188,7 @@ def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
     ]
     if names:
         raise SettingError(
-            f"chat_store already has a database and tables; got {', '.join(names)} beside it. Leave out one of them."
+            f"chat_store already has a database and tables; saw {', '.join(names)} beside it. Leave out one of them."
         )
     if not isinstance(chat_store, MemoryStore):
         raise StoreError(
