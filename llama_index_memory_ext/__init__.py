@@ -99,15 +99,15 @@ if not TYPE_CHECKING:  # With this function, a type checker would accept any nam
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
-            # It takes longer than all the rest of this import.
+            # Reading the version takes longer than the rest of this import.
             from importlib.metadata import version
 
             return version("llama-index-memory-ext")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(
-            import_module(f"{__name__}.{_MODULE_OF[name]}"), name
-        )
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+        value = getattr(module, name)
+        globals()[name] = value
         return value
 
 

@@ -1,4 +1,4 @@
-"""Runs the command line: ``python -m llama_index_memory_ext``."""
+"""The command line: ``python -m llama_index_memory_ext``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name (default: ``sys.argv``).
+    """Run the command that the arguments name; None takes ``sys.argv``.
 
-    Returns 0 if all went well, 1 if something failed or was not found, 2 for wrong
-    usage, 130 if interrupted.
+    Return 0 for success, 1 if something failed or was not found, 2 for wrong usage, and
+    130 if interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -44,19 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"{PACKAGE} {__version__}\n")
         return 0
+    as_json = "--json" in arguments
     try:
-        try:
-            with needs_extra("cli", "typer", "rich"):
-                app = load_app()
-        except UsageError:
-            if arguments != ["demo"]:
-                raise
-            # Imported here: LlamaIndex takes seconds to start, and a wrong option is
-            # reported without it.
-            from llama_index_memory_ext.cli.demo import run
-
-            sys.exit(run())
-        return app(arguments, standalone_mode="--json" not in arguments) or 0
+        return _run(arguments, as_json=as_json)
     except SystemExit as end:
         return int(end.code or 0)
     except KeyboardInterrupt:
@@ -66,17 +56,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:  # noqa: BLE001 - the user gets one line, whatever failed
-        text = plain(describe_error(error))
-        sys.stderr.write(
-            (json.dumps({"error": text}) if "--json" in arguments else f"Error: {text}")
-            + "\n"
-        )
-        # The class of wrong usage has a public name only in older versions of Typer.
-        is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
-            error, "format_message"
-        )
-        return WRONG_USAGE if is_usage else FAILED
+    except Exception as error:  # noqa: BLE001 - the user gets one line for any failure
+        return _report(error, as_json=as_json)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    text = plain(describe_error(error))
+    line = json.dumps({"error": text}) if as_json else f"Error: {text}"
+    sys.stderr.write(f"{line}\n")
+    # Older versions of Typer have no public name for the class of wrong usage.
+    is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
+        error, "format_message"
+    )
+    return WRONG_USAGE if is_usage else FAILED
+
+
+def _run(arguments: list[str], *, as_json: bool) -> int:
+    try:
+        with needs_extra("cli", "typer", "rich"):
+            app = load_app()
+    except UsageError:
+        if arguments != ["demo"]:
+            raise
+        # Imported here: LlamaIndex takes seconds to start, and a wrong option is
+        # reported without it.
+        from llama_index_memory_ext.cli.demo import run
+
+        sys.exit(run())
+    return app(arguments, standalone_mode=not as_json) or 0
 
 
 def load_app() -> typer.Typer:
@@ -85,7 +92,7 @@ def load_app() -> typer.Typer:
     from llama_index_memory_ext.cli.app import app
 
     for module in ("chat", "facts", "sessions", "forget", "serve"):
-        # Each registers its commands.
+        # Importing registers the commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app
 

@@ -1,6 +1,6 @@
-"""Defines the errors of this package, and tells why a model has given no answer, whatever client it was asked with.
+"""The errors of this package, and the cause of a failed request to a model, for the clients of all providers.
 
-Each of our errors says what was expected, what was seen and what to do.
+Each error of this package names the expected value, the value seen, and the remedy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Some are made of other arguments than their text. The answer of a model stays
-        # out of a pickle.
+        # Some constructors take other arguments than the text. The answer of a model
+        # stays out of a pickle.
         state = {
             name: value for name, value in vars(self).items() if name != "response"
         }
@@ -31,7 +31,7 @@ class SettingError(MemoryExtError, ValueError, TypeError):
 
 
 class LimitError(SettingError):
-    """Token limits that are no numbers, contradict each other, or leave no room for a block."""
+    """Token limits that are not numbers, contradict each other, or leave no room for a block."""
 
 
 class StoreError(MemoryExtError, ValueError):
@@ -39,26 +39,24 @@ class StoreError(MemoryExtError, ValueError):
 
 
 class SessionOwnerError(StoreError):
-    """A session that holds words of another user, and was not opened as shared by both."""
+    """A session that holds words of another user, and that both users have not opened as shared."""
 
 
 class StoreTimeoutError(StoreError):
-    """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names it.
+    """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names the call.
 
-    What it has begun goes on until the database ends it. Of a write it is unknown
-    whether it was stored.
+    The database goes on with the call. Whether a write was stored is unknown.
     """
 
     def __init__(self, operation: str, seconds: float, *, writes: bool = True) -> None:
+        outcome = ""
         if writes:
             outcome = " Whether it was stored is unknown: look before you repeat it."
-        else:
-            outcome = ""
         super().__init__(
-            f"The database has not answered within {seconds:g} s ({operation}).{outcome} See whether it is reachable, "
-            "overloaded or locked by another program, or give it more time: MemoryStore(operation_timeout=...). With "
-            "an engine of your own, a synchronous call (put, get, ...) within a running event loop waits in vain for "
-            "what a task of that loop holds: await aput, aget, ... there."
+            f"The database has not answered within {seconds:g} s ({operation}).{outcome} Check whether it is "
+            "reachable, overloaded or locked by another program, or give it more time: "
+            "MemoryStore(operation_timeout=...). With your own engine, a synchronous call (put, get, ...) within a "
+            "running event loop waits in vain for connections that tasks of that loop hold: await aput or aget there."
         )
         self.operation = operation
         self.seconds = seconds
@@ -66,11 +64,11 @@ class StoreTimeoutError(StoreError):
 
 
 class MessageError(MemoryExtError, TypeError):
-    """An argument that is no LlamaIndex ``ChatMessage`` and cannot be read as one."""
+    """An argument that is no LlamaIndex ``ChatMessage`` and cannot be read as a message."""
 
 
 class LayoutError(MemoryExtError, ValueError):
-    """A layout of messages that is unknown, or cannot hold what was asked for."""
+    """A layout of messages that is unknown, or cannot hold the messages."""
 
 
 class FactError(MemoryExtError, ValueError):
@@ -85,26 +83,27 @@ _FACTS = '{"new_facts": [], "confirmed": [], "retired": []}'
 
 
 class FactReplyError(MemoryExtError, ValueError):
-    """A model's answer in which no facts could be read. Its text is in ``reply``, never in the message of the error.
+    """A model's answer in which no facts could be read.
 
-    ``problem`` is where its JSON cannot be read, "" if there is none. ``response`` is
-    the whole answer, with its tokens, or None; a copy or a pickle of the error has
-    none.
+    ``reply``: the text of the answer, which the message of the error never quotes.
+    ``problem``: the place where the JSON cannot be read; "" for an answer without JSON.
+    ``response``: the whole answer, with its tokens; None in a copy or a pickle.
     """
 
     response: ChatResponse | None = None
 
     def __init__(self, reply: str, problem: str = "", *, form: str = _FACTS) -> None:
+        detail = f" ({problem})" if problem else ""
         super().__init__(
             f"Expected a JSON object such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
-            f"in which there is none{f' ({problem})' if problem else ''}. `reply` of this error holds them."
+            f"in which there is none{detail}. `reply` of this error holds them."
         )
         self.reply = reply
         self.problem = problem
 
 
 class TruncatedReplyError(MemoryExtError, ValueError):
-    """A model's answer about several turns that has reached the model's limit of tokens; they are asked for apart."""
+    """A model's answer about several turns that has reached the model's limit of tokens; each turn is retried alone."""
 
 
 class VerificationError(MemoryExtError, ValueError):
@@ -116,58 +115,60 @@ class NoModelError(MemoryExtError, ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "there is no model: pass llm=... or set Settings.llm; without one, say extract_facts=False, and leave out "
-            "summarize"
+            "there is no model: pass llm=... or set Settings.llm; to work without one, pass extract_facts=False and "
+            "leave out summarize"
         )
 
 
 class SummaryReplyError(MemoryExtError, ValueError):
-    """A model's answer that is no summary, for this ``reason``. Its text is in ``reply``, never in the message."""
+    """A model's answer that is no summary, for this ``reason``.
+
+    ``reply``: the text of the answer, which the message of the error never quotes.
+    """
 
     def __init__(self, reply: str, reason: str) -> None:
         super().__init__(
-            f"Expected the text of a summary; saw {len(reply)} characters and did not take them: {reason}. "
-            "The summary before stays. `reply` of this error holds the answer."
+            f"Expected the text of a summary; saw {len(reply)} characters that were rejected: {reason}. "
+            "The last summary stays. `reply` of this error holds the answer."
         )
         self.reply = reply
         self.reason = reason
 
 
-# The statuses with which a provider refuses a request for what is in it, and the one
-# that names its length.
+# The statuses with which a provider refuses a request for its content.
 REQUEST_STATUSES = frozenset({400, 413, 422})
 TOO_LARGE = 413
-# How it says that it is the words. A request can also be refused for its settings,
-# which no other words would change.
+# A provider's explanation that the words are the cause. A request can also be refused
+# for its settings, and then other words do not help.
 _ABOUT_WORDS = re.compile(
     r"(?i)context.{0,20}(?:length|window|size)|content.{0,20}(?:filter|polic|management)|moderation|flagged|safety"
     r"|(?:prompt|input|messages?|string|request)\b.{0,20} too (?:long|large)"
 )
-# The errors of clients that got no answer: of OpenAI, Anthropic and others, of httpx,
-# and of botocore, ...
+# Class names of errors without an answer: of the clients of OpenAI, Anthropic and
+# others, of httpx, and of botocore.
 _NO_ANSWER = frozenset({"APIConnectionError", "TransportError", "HTTPClientError"})
-# ... of these, the ones for which it came too late, and the ones for which nobody
-# listened.
 _TIMEOUTS = frozenset({"APITimeoutError", "TimeoutException", "ReadTimeoutError"})
-_NOBODY = frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"})
+# Timeouts in which no server accepted the request.
+_CONNECT_TIMEOUTS = frozenset({"ConnectTimeout", "ConnectTimeoutError", "PoolTimeout"})
+_TIMEOUT_STATUSES = frozenset({408, 504})
+_LOWEST_STATUS = 100
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in a provider's error, wherever its client has put it; None if there is none."""
+    """Return the HTTP status in the error of a provider's client; None if there is none."""
     response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        metadata = response.get("ResponseMetadata", {})
-    else:
-        metadata = {}
-    found = [
+    candidates = [
         getattr(error, "status_code", None),
         getattr(response, "status_code", None),
     ]
-    found += [metadata.get("HTTPStatusCode"), getattr(error, "code", None)]
-    return next(
-        (int(status) for status in found if isinstance(status, int) and status >= 100),
-        None,
-    )
+    if isinstance(response, dict):
+        metadata = response.get("ResponseMetadata", {})
+        candidates.append(metadata.get("HTTPStatusCode"))
+    candidates.append(getattr(error, "code", None))
+    for status in candidates:
+        if isinstance(status, int) and status >= _LOWEST_STATUS:
+            return int(status)
+    return None
 
 
 def is_about_words(error: BaseException) -> bool:
@@ -184,40 +185,43 @@ def is_about_request(error: BaseException) -> bool:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether an answer did not come in time, though somebody was there: less to read may help."""
-    names = _names(error) | (_names(error.__cause__) if error.__cause__ else set())
-    in_time = (
-        isinstance(error, asyncio.TimeoutError | TimeoutError) or names & _TIMEOUTS
-    )
-    return bool(in_time and not names & _NOBODY) or status_of(error) in {408, 504}
+    """Return whether a server accepted the request but did not answer in time: less to read may help."""
+    if status_of(error) in _TIMEOUT_STATUSES:
+        return True
+    names = _names(error) | _names(error.__cause__)
+    if names & _CONNECT_TIMEOUTS:
+        return False
+    is_late = isinstance(error, asyncio.TimeoutError | TimeoutError)
+    return is_late or bool(names & _TIMEOUTS)
 
 
 def is_no_answer(error: BaseException) -> bool:
-    """Return whether nobody has answered, or one of our own errors says that nobody could."""
+    """Return whether no server has answered, or an error of this package says that no model could be asked."""
     return isinstance(error, OSError | asyncio.TimeoutError | MemoryExtError) or bool(
         _NO_ANSWER & _names(error)
     )
 
 
-def _names(error: BaseException) -> set[str]:
+def _names(error: BaseException | None) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
-# What a failure of a model comes from: the words that it was asked about, how long they
-# take, the model, or it is not known.
+# The cause of a failed request: the words of the turns, their length, the model or its
+# server, or unknown.
 Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 
 
 def blame_of(error: Exception) -> Blame:
-    """Return what a failure comes from."""
-    if isinstance(
+    """Return the cause of a failed request to a model."""
+    is_reply = isinstance(
         error, FactReplyError | TruncatedReplyError | VerificationError
-    ) or is_about_words(error):
+    )
+    if is_reply or is_about_words(error):
         return "turns"
     if is_timeout(error):
         return "length"
     status = status_of(error)
-    # Without a status nobody has answered, or it is an error of the client's own code.
-    if status in REQUEST_STATUSES or (status is None and not is_no_answer(error)):
-        return "unknown"
-    return "model"
+    if status is None:
+        # An error of the client's code has no status either.
+        return "model" if is_no_answer(error) else "unknown"
+    return "unknown" if status in REQUEST_STATUSES else "model"

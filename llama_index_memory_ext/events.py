@@ -1,4 +1,4 @@
-"""Sends events about memories to LlamaIndex's dispatcher: ids, counts, tokens and seconds, never texts."""
+"""Events about memories for LlamaIndex's dispatcher: ids, counts, tokens and seconds, never texts."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A handler of the dispatcher of this name gets these events alone; those of the root
-# dispatcher get them, too.
+# A handler of this dispatcher gets these events only; a handler of the root dispatcher
+# gets the events of LlamaIndex, too.
 dispatcher = get_dispatcher("llama_index_memory_ext")
 
-# Workflows tag each step with its input, which is the user's text; of their tags only
-# the run's id is kept.
+# Workflows tag each step with its input, the user's text. Of their tags, events keep
+# only the id of the run.
 _HOSTS_TAGS = "llamaindex."
 _RUN_ID = "llamaindex.run_id"
 _NO_ARGUMENTS = inspect.signature(lambda: None).bind()
 
 
 class MemoryEvent(BaseEvent):
-    """Base of the events of this package; all of their fields can be written as JSON."""
+    """Base of the events of this package; all fields can be written as JSON."""
 
     session_id: str = Field(description="The conversation.")
 
@@ -53,19 +53,19 @@ class HistoryCondensedEvent(MemoryEvent):
         description="Tokens of the record before, without recalled messages."
     )
     tokens_after: int = Field(description="Tokens of the record afterwards.")
-    summarised: bool = Field(description="Whether they went into the summary.")
+    summarised: bool = Field(description="Whether the messages went into the summary.")
     summary_tokens: int = Field(
-        description="Tokens of the summary that is shown now; 0 if there is none."
+        description="Tokens of the summary in the record; 0 if there is none."
     )
     position: int = Field(description="The row of the last message that has left.")
     seconds: float = Field(
-        description="How long it took, including the call of the model."
+        description="Seconds of the work, the call of the model included."
     )
     prompt_tokens: int = Field(
-        default=0, description="Tokens of the prompts for it; cached ones count."
+        default=0, description="Tokens of the prompts, cached tokens included."
     )
     completion_tokens: int = Field(
-        default=0, description="Tokens of the model's answers for it."
+        default=0, description="Tokens of the model's answers."
     )
 
 
@@ -73,74 +73,76 @@ class FactsExtractedEvent(MemoryEvent):
     """Facts were extracted from a part of the conversation, and stored."""
 
     user_id: str = Field(
-        description="Whose facts they are; the session's id if it has no user."
+        description="The owner of the facts; the session's id if it has no user."
     )
     agent_id: str | None = Field(
         default=None,
-        description="Whose the new facts are; None: all agents share them.",
+        description="The agent that owns the new facts; None: all agents share them.",
     )
     messages: int = Field(description="Messages that were read.")
     new: list[str] = Field(description="Ids of the new facts.")
     confirmed: list[str] = Field(description="Ids of the facts that were confirmed.")
     retired: list[str] = Field(description="Ids of the facts that were retired.")
     pending: list[str] = Field(
-        default=[], description="Ids of those that wait for somebody's yes."
+        default=[], description="Ids of the facts that are not yet approved."
     )
     rejections: dict[str, int] = Field(
         description="Entries of the reply that were not stored, by reason."
     )
     seconds: float = Field(
-        description="How long the model took; 0 if it was not called."
+        description="Seconds of the model's calls; 0 if it was not called."
     )
     prompt_tokens: int = Field(
-        default=0, description="Tokens of the prompts for it; cached ones count."
+        default=0, description="Tokens of the prompts, cached tokens included."
     )
     completion_tokens: int = Field(
-        default=0, description="Tokens of the model's answers for it."
+        default=0, description="Tokens of the model's answers."
     )
 
 
 class FactsInjectedEvent(MemoryEvent):
-    """Facts are shown: sent for each ``aget`` with any, and so more than once in a turn with tools."""
+    """Facts are shown: sent for each ``aget`` that shows facts, more than once in a turn with tools."""
 
     user_id: str = Field(
-        description="Whose facts they are; the session's id if it has no user."
+        description="The owner of the facts; the session's id if it has no user."
     )
     agent_id: str | None = Field(
         default=None,
-        description="The agent that sees its own facts; None: shared ones.",
+        description="The agent that sees the facts; None: shared facts.",
     )
     fact_ids: list[str] = Field(
         description="Ids of the facts that are shown, in their order."
     )
     known: int = Field(description="Active facts, shown or not.")
     tokens: int = Field(description="Tokens of the facts that are shown.")
-    token_limit: int = Field(description="Most tokens that they may have.")
+    token_limit: int = Field(description="Most tokens of the facts.")
     cached: bool = Field(
-        description="Whether they were ranked before, for the same question."
+        description="Whether the facts were ranked before, for the same question."
     )
-    seconds: float = Field(description="How long it took.")
+    seconds: float = Field(description="Seconds of the work.")
 
 
 class MessagesRecalledEvent(MemoryEvent):
-    """Earlier messages are shown for the question: sent for each ``aget`` with any, as ``FactsInjectedEvent`` is."""
+    """Earlier messages are shown for the question: sent for each ``aget`` that shows recalled messages."""
 
     row_ids: list[int] = Field(
-        description="The messages, in their order: of each the row with which it begins."
+        description="The first row of each message, in their order."
     )
     scores: list[float] = Field(
-        description="Their similarity to the question, 0..1; 1 for the best one."
+        description="Similarity of each message to the question, 0..1; 1 for the best."
     )
     tokens: int = Field(
         description="Tokens of the messages that are shown, with the tags around them."
     )
     token_limit: int = Field(
-        description="Most tokens that they may have, but for three tenths more of a question."
+        description="Most tokens of the messages; some questions may use three tenths more."
     )
     cached: bool = Field(
-        description="Whether they were found before, for the same question."
+        description="Whether the messages were selected before, for the same question."
     )
-    seconds: float = Field(description="How long it took, with reading the record.")
+    seconds: float = Field(
+        description="Seconds of the work, reading the record included."
+    )
 
 
 class JobFailedEvent(MemoryEvent):
@@ -149,9 +151,7 @@ class JobFailedEvent(MemoryEvent):
     error: str = Field(
         description="The type of the error; its text may quote messages."
     )
-    failures: int = Field(
-        description="How often it has failed in a row, in this process."
-    )
+    failures: int = Field(description="Failures in a row, in this process.")
     retry_seconds: float | None = Field(
         description="The pause; None: the next start tries again."
     )
@@ -162,19 +162,18 @@ class ExtractionFailedEvent(JobFailedEvent):
 
 
 class SummaryFailedEvent(JobFailedEvent):
-    """Messages were not summarised; those that do not fit are not shown until they are."""
+    """Messages were not summarised; until they are, the record leaves out messages that do not fit."""
 
 
 def send(event: MemoryEvent) -> None:
-    """Send an event. An error is logged, because a turn must not fail by it.
+    """Send an event; log an error, because a turn must not fail by it.
 
-    The dispatcher ignores what handlers raise; other causes are tags that it does not
-    accept.
+    The dispatcher ignores errors of handlers, but refuses some tags.
     """
     try:
         with instrument_tags(_tags_without_texts()):
             dispatcher.event(event)
-    except Exception as error:  # noqa: BLE001 - an answer is worth more than an event, whatever fails
+    except Exception as error:  # noqa: BLE001 - a failed event must not cost an answer
         logger.warning(
             "%s was not sent (%s).", event.class_name(), type(error).__name__
         )
@@ -182,20 +181,22 @@ def send(event: MemoryEvent) -> None:
 
 def is_heard() -> bool:
     """Return whether there is a handler for events; some events need queries to build them."""
-    here = dispatcher
-    while all(isinstance(handler, NullEventHandler) for handler in here.event_handlers):
-        if not here.propagate:
+    current = dispatcher
+    while all(
+        isinstance(handler, NullEventHandler) for handler in current.event_handlers
+    ):
+        if not current.propagate:
             return False
-        here = here.parent
+        current = current.parent
     return True
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Open a span without a parent around work in the background, whose turn may have ended before.
+    """Open a span without a parent around work in the background.
 
-    Handlers attach events and calls of models to the open span, and the span of the
-    turn may be closed already.
+    Handlers attach events and calls of models to the open span. The span of the turn
+    may be closed already.
     """
     id_ = f"{name}-{uuid4()}"
     token = active_span_id.set(id_)

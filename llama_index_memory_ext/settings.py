@@ -1,11 +1,10 @@
-"""Checks settings, and shows which of them a function takes."""
+"""Settings: checks of their values, and signatures that list them."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from difflib import get_close_matches
-from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -15,18 +14,19 @@ from pydantic_core import PydanticUndefined
 from llama_index_memory_ext.errors import MemoryExtError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
 
 
-# A field that does not take "yes" and 1.
+# A boolean field that refuses "yes" and 1.
 Switch: TypeAlias = StrictBool
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-# The line of a docstring in whose place the options are shown.
-_PLACE = re.compile(r"^( +)\w+: Each of the following, by name\.$", re.MULTILINE)
+# The line of a docstring that the options replace.
+_OPTIONS_LINE = re.compile(r"^( +)\w+: Each of the following, by name\.$", re.MULTILINE)
 
 
 def unpacked(
@@ -34,52 +34,48 @@ def unpacked(
 ) -> Callable[[F], F]:
     """Show ``**options: Unpack[...]`` of a function as arguments, with the descriptions of fields of the ``models``.
 
-    In its docstring they stand where it says "options: Each of the following, by name."
-    An ``options`` is a TypedDict. A default that is made anew each time is shown as
-    ``...``, and so is each without ``with_defaults``.
+    In the docstring, the arguments replace the line "options: Each of the following, by
+    name." ``options`` is a TypedDict. The default is shown as ``...`` if a factory makes
+    it, and always without ``with_defaults``.
     """
-    known = {
-        name: field
-        for model in reversed(models)
-        for name, field in model.model_fields.items()
-    }
-    fields = {name: known[name] for name in options.__annotations__}
+    all_fields: dict[str, FieldInfo] = {}
+    for model in reversed(models):
+        all_fields |= model.model_fields
+    fields = {name: all_fields[name] for name in options.__annotations__}
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        named = [
-            one for one in signature.parameters.values() if one.kind != one.VAR_KEYWORD
+        parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind != parameter.VAR_KEYWORD
         ]
         for name, hint in options.__annotations__.items():
-            if with_defaults:
-                default = fields[name].default
-            else:
-                default = PydanticUndefined
-            if default is PydanticUndefined:
+            default = fields[name].default
+            if not with_defaults or default is PydanticUndefined:
                 default = ...
-            shown: Any = getattr(hint, "__forward_arg__", hint)
-            named.append(
+            parameters.append(
                 inspect.Parameter(
                     name,
                     inspect.Parameter.KEYWORD_ONLY,
                     default=default,
-                    annotation=shown,
+                    annotation=getattr(hint, "__forward_arg__", hint),
                 )
             )
-        vars(function)["__signature__"] = signature.replace(parameters=named)
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
 
-        def listed(place: re.Match[str]) -> str:
-            indents: dict[str, Any] = {
-                "initial_indent": place[1],
-                "subsequent_indent": f"{place[1]}    ",
-            }
-            lines = (
-                wrap(f"{name}: {about(field)}", 120, **indents)
-                for name, field in fields.items()
-            )
-            return "\n".join(chain(*lines))
+        def describe_fields(line: re.Match[str]) -> str:
+            lines: list[str] = []
+            for name, field in fields.items():
+                lines += wrap(
+                    f"{name}: {about(field)}",
+                    120,
+                    initial_indent=line[1],
+                    subsequent_indent=f"{line[1]}    ",
+                )
+            return "\n".join(lines)
 
-        function.__doc__ = _PLACE.sub(listed, function.__doc__ or "")
+        function.__doc__ = _OPTIONS_LINE.sub(describe_fields, function.__doc__ or "")
         return function
 
     return decorate
@@ -88,26 +84,29 @@ def unpacked(
 def without_second(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a method without the argument behind ``self``."""
     signature = inspect.signature(function)
-    first, _, *others = signature.parameters.values()
-    return signature.replace(parameters=[first, *others])
+    parameters = list(signature.parameters.values())
+    del parameters[1]
+    return signature.replace(parameters=parameters)
 
 
 def about(field: FieldInfo) -> str:
-    """Return what a field is for, and its range; "" if it does not say."""
-    marks = [
-        (one, name) for one in field.metadata for name in _BOUNDS if hasattr(one, name)
-    ]
-    found = ", ".join(f"{_BOUNDS[name]} {getattr(one, name)}" for one, name in marks)
-    return " ".join(
-        filter(None, [field.description, f"{found.capitalize()}." if found else ""])
-    )
+    """Return the description and the range of a field; "" if it has neither."""
+    sentences = [field.description] if field.description else []
+    bounds = []
+    for constraint in field.metadata:
+        for name, words in _BOUNDS.items():
+            if hasattr(constraint, name):
+                bounds.append(f"{words} {getattr(constraint, name)}")
+    if bounds:
+        sentences.append(f"{', '.join(bounds).capitalize()}.")
+    return " ".join(sentences)
 
 
 T = TypeVar("T")
 
-# Where a text stands in place of a number or a choice, it is no secret.
-_SHOWN_TEXTS = ("int_", "float_", "bool_", "enum", "literal_")
-_MOST = 20
+# The types of errors for a text in place of a number or a choice, which is no secret.
+_ERRORS_WITHOUT_SECRETS = ("int_", "float_", "bool_", "enum", "literal_")
+_MOST_CHARACTERS = 20
 
 
 def checked(
@@ -117,97 +116,111 @@ def checked(
     /,
     **values: Any,
 ) -> T:
-    """Return what ``make`` makes of the values of fields of a ``kind`` of objects.
+    """Return ``make(**values)``, an object of a ``kind`` with these fields.
 
-    Raises errors of this package, such as the one that is ``raised``, in place of
-    pydantic's, which quote the input.
+    Errors of pydantic quote the input. In their place, raise the error of this package
+    that a validator has raised, or an error of the type ``raised``.
     """
     try:
         return make(**values)
     except ValidationError as error:
-        refused = _refusal(error, kind, raised)
-    # Here, so that it has no context.
-    raise refused.with_traceback(None)
+        refusal = _refusal(error, kind, raised)
+    # Raised outside the except block, so that the error has no context.
+    raise refusal.with_traceback(None)
 
 
-def check_names(names: Iterable[str], known: Collection[str], owner: str) -> None:
-    """Raise a SettingError for the first of the ``names`` that is not known to the ``owner``."""
-    unknown = sorted(set(names) - set(known))
-    if unknown:
-        raise _unknown(unknown[0], known, owner, SettingError)
+def check_names(names: Iterable[str], known_names: Collection[str], owner: str) -> None:
+    """Raise a SettingError for the first of the ``names`` that the ``owner`` does not take."""
+    unknown_names = sorted(set(names) - set(known_names))
+    if unknown_names:
+        raise _unknown(unknown_names[0], known_names, owner, SettingError)
 
 
 def check_id(name: str, value: object) -> None:
-    """Raise a SettingError for what cannot be the id of a user, a session or an agent; None, for no id, can.
+    """Raise a SettingError for a value that cannot be the id of a user, a session or an agent; None is allowed.
 
-    All whose id is missing would be one user, and ids that look alike would be two.
+    With empty ids, all users without an id would be one user. With blanks around them,
+    ids that look alike would be two users.
     """
-    if not (
-        value is None or (isinstance(value, str) and value and value == value.strip())
-    ):
+    if value is None:
+        return
+    if not isinstance(value, str) or not value or value != value.strip():
         raise SettingError(
             f"{name} must be a text, must not be empty, and must have no blanks around it; saw "
-            f"{shown(value, with_text=True)}. What was stored under such an id, MemoryStore.forget_user can delete."
+            f"{shown(value, with_text=True)}. Data under such an id can be deleted: MemoryStore.forget_user."
         )
 
 
 def shown(value: object, *, with_text: bool = False) -> str:
-    """Return what was seen in place of a setting: a number as it is, a text only if that is said, else the type."""
-    if isinstance(value, int | float | None) or (
-        with_text and isinstance(value, str) and len(value) <= _MOST
-    ):
+    """Return a description of a wrong value: a number as it is, ``with_text`` a short text too, else the type."""
+    is_text = with_text and isinstance(value, str) and len(value) <= _MOST_CHARACTERS
+    if is_text or isinstance(value, int | float | None):
         return repr(value)
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return f"{article} {name}"
 
 
 def _unknown(
-    name: str, known: Collection[str], owner: str, raised: type[MemoryExtError]
+    name: str,
+    known_names: Collection[str],
+    owner: str,
+    raised: type[MemoryExtError],
 ) -> MemoryExtError:
-    close = get_close_matches(name, known, n=1)
+    hint = f"Its settings are {', '.join(sorted(known_names))}."
+    close = get_close_matches(name, known_names, n=1)
     if close:
         hint = f"Did you mean {close[0]!r}?"
-    else:
-        hint = f"Its settings are {', '.join(sorted(known))}."
     return raised(f"{owner} has no argument {name!r}. {hint}")
 
 
 def _refusal(
     error: ValidationError, kind: type[BaseModel], raised: type[MemoryExtError]
 ) -> MemoryExtError:
-    first, *others = error.errors(include_url=False)
+    """Return an error for the first problem of a ValidationError, without the input."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
     cause: Any = first.get("ctx", {}).get("error")
     if isinstance(cause, MemoryExtError):
         return cause
     name = str(next(iter(first["loc"]), ""))
-    fields = kind.model_fields
     if first["type"] == "extra_forbidden":
-        return _unknown(name, fields, kind.__name__, raised)
+        return _unknown(name, kind.model_fields, kind.__name__, raised)
     # A union refuses a value once for each of its types.
-    about_it = [first, *(one for one in others if one["loc"][:1] == first["loc"][:1])]
-    said = ", or ".join(
-        dict.fromkeys(one["msg"].partition(", unable to")[0] for one in about_it)
+    problems = [
+        problem for problem in problems if problem["loc"][:1] == first["loc"][:1]
+    ]
+    expected = _expected(problems)
+    field = kind.model_fields.get(name)
+    if field is None:
+        return raised(f"{kind.__name__}: {cause or expected}")
+    if isinstance(cause, Exception):
+        return raised(f"{name}: {cause}")
+    meaning = f'It is: "{about(field)}" ' if about(field) else ""
+    return raised(
+        f"{name} {expected}; saw {_seen(problems)}. {meaning}{_advice(field)}"
     )
-    said = said.replace("a valid dictionary or instance", "an instance")
-    said = said.replace("Input should", "must").replace(
-        "Field required", "must be given"
-    )
-    if name not in fields or isinstance(cause, Exception):
-        return raised(f"{name if name in fields else kind.__name__}: {cause or said}")
-    seen = shown(
-        first["input"],
-        with_text=all(one["type"].startswith(_SHOWN_TEXTS) for one in about_it),
-    )
-    if first["type"] == "missing":
-        seen = "nothing"
-    field = fields[name]
-    hint = "Give it such a value, or leave it out."
+
+
+def _expected(problems: Sequence[ErrorDetails]) -> str:
+    texts = [problem["msg"].partition(", unable to")[0] for problem in problems]
+    expected = ", or ".join(dict.fromkeys(texts))
+    expected = expected.replace("a valid dictionary or instance", "an instance")
+    expected = expected.replace("Input should", "must")
+    return expected.replace("Field required", "must be given")
+
+
+def _seen(problems: Sequence[ErrorDetails]) -> str:
+    if problems[0]["type"] == "missing":
+        return "nothing"
+    types = [problem["type"] for problem in problems]
+    has_no_secret = all(kind.startswith(_ERRORS_WITHOUT_SECRETS) for kind in types)
+    return shown(problems[0]["input"], with_text=has_no_secret)
+
+
+def _advice(field: FieldInfo) -> str:
     if field.default is None or isinstance(field.default, int | float | str):
-        hint = f"Leave it out for {field.default!r}."
-    elif field.is_required():
-        hint = "Give it such a value."
-    if about(field):
-        meaning = f'It is: "{about(field)}" '
-    else:
-        meaning = ""
-    return raised(f"{name} {said}; saw {seen}. {meaning}{hint}")
+        return f"Leave it out for {field.default!r}."
+    if field.is_required():
+        return "Give it such a value."
+    return "Give it such a value, or leave it out."

@@ -55,13 +55,13 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         lambda _: opened(session_id=""),
         "must be a text, must not be empty",
         "saw ''",
-        "can delete",
+        "can be deleted",
     ),
     (
         lambda _: opened(user_id=" ann"),
         "no blanks around it",
         "saw ' ann'",
-        "can delete",
+        "can be deleted",
     ),
     (
         lambda _: opened(condensed_token_limit=20),
@@ -86,7 +86,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         lambda _: opened(shared=True),
         "needs a user_id",
         "saw none",
-        "Give it the user's",
+        "Pass the user's id",
     ),
     (
         lambda _: opened(keep_ratio=2),

@@ -1,4 +1,4 @@
-"""Puts a memory back into the context of a workflow that was kept as JSON."""
+"""Restores the context of a workflow from JSON, with a memory in it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
-# A null in JSON, for whoever reads the context without this serializer, and no other
-# serializer writes it so.
-_STANDS_FOR_MEMORY = " null"
+# A null in JSON, so that other serializers can read the context. The blank in front of
+# it, which no other serializer writes, tells it from any other null.
+_MEMORY_JSON = " null"
 
 
 class _WithMemory(BaseSerializer):
-    """A serializer for which one memory is a word: what is written with it is read with the same memory."""
+    """A serializer that writes a memory as a null, and reads that null as the same memory."""
 
-    def __init__(self, memory: CondensedMemory, others: BaseSerializer) -> None:
+    def __init__(self, memory: CondensedMemory, serializer: BaseSerializer) -> None:
         self._memory = memory
-        self._others = others
+        self._serializer = serializer
 
     def serialize(self, value: Any) -> str:
         if value is self._memory:
-            return _STANDS_FOR_MEMORY
-        return self._others.serialize(value)
+            return _MEMORY_JSON
+        return self._serializer.serialize(value)
 
     def deserialize(self, value: str) -> Any:
-        if value == _STANDS_FOR_MEMORY:
+        if value == _MEMORY_JSON:
             return self._memory
-        return self._others.deserialize(value)
+        return self._serializer.deserialize(value)
 
     @contextmanager
     def validation_context(self) -> Iterator[None]:
-        # Older versions have none.
-        with getattr(self._others, "validation_context", nullcontext)():
+        # Older versions of LlamaIndex have no validation context.
+        with getattr(self._serializer, "validation_context", nullcontext)():
             yield
 
 
@@ -56,28 +56,27 @@ async def restore_context(
 ) -> Context[Any]:
     """Return ``Context.from_dict(workflow, data)`` with the memory in it, which JSON cannot hold.
 
-    Runs of an agent go on with it: one that waits for a human, ``agent.run(ctx=ctx)``,
-    and the next one, ``agent.run(question, ctx=ctx)``. Give the memory the session and
-    the database of the run that was interrupted.
+    With this context a run that waits for a human goes on, ``agent.run(ctx=ctx)``, and
+    a new run starts, ``agent.run(question, ctx=ctx)``. The memory needs the session and
+    the database of the interrupted run.
 
     Args:
-        workflow: The agent, or the workflow of agents, made as the one that was
-            interrupted.
-        data: What ``ctx.to_dict()`` returned there; it is not changed.
+        workflow: The agent, or the workflow of agents, made as before the
+            interruption.
+        data: The result of ``ctx.to_dict()``; it is not changed.
         memory: The memory.
-        serializer: The one that ``to_dict`` was given; default: a ``JsonSerializer``.
+        serializer: The serializer of ``to_dict``; default: a ``JsonSerializer``.
 
     Raises:
         StoreError: The context comes from a run, and the memory holds no message of its
-            session, as after a restart with a database in memory.
+            session. A restart empties a database in memory.
         TypeError: ``memory`` is not a ``CondensedMemory``.
     """
     check_memory(memory, "restore_context")
     ctx: Context[Any] = Context.from_dict(
         workflow, data, serializer=_WithMemory(memory, serializer or JsonSerializer())
     )
-    # LlamaIndex's agents keep in the context the question of the last run, and the
-    # memory.
+    # LlamaIndex's agents keep the question of the last run in the context.
     has_run = await ctx.store.get("user_msg_str", default=None) is not None
     if has_run and not await memory.sql_store.users.knows(memory.session_id):
         raise StoreError(

@@ -1,4 +1,4 @@
-"""Finds the user's facts and the session's messages for a question, as nodes for query engines and tools."""
+"""A retriever of the user's facts and the session's messages, for query engines and tools."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+    from llama_index_memory_ext.record.recall import FoundMessage
 
 logger = logging.getLogger(__name__)
 
@@ -38,27 +39,26 @@ logger = logging.getLogger(__name__)
 _MESSAGE_CONFIDENCE = 1.0
 # The share of the limit that one node may have.
 _NODE_SHARE = 0.25
-# What stands between nodes when they are shown one after the other.
+# Separates the nodes in a prompt.
 _BETWEEN = "\n\n"
-_SHOWN = frozenset({"kind", "role", "date", "until"})
+_VISIBLE_METADATA = frozenset({"kind", "role", "date", "until"})
 
 
 @contextmanager
 def store_errors(what: str, session_id: str) -> Iterator[None]:
-    """Raise, and logs, a StoreError where the database fails within the block; it says ``what`` did not happen.
+    """Raise and log a StoreError if the database fails within the block; it says ``what`` did not happen.
 
-    The original error may quote stored texts, so only the name of its type is given.
-    Other errors are raised as they are.
+    The error names only the type of the original error, which may quote stored texts.
+    Other errors pass.
     """
     try:
         yield
-    # The last three tell of rows that cannot be read.
+    # All but StoreError come from rows that cannot be read.
     except (StoreError, ValidationError, json.JSONDecodeError, UnicodeError) as raised:
-        # What the database has refused has a cause.
+        error: BaseException | None = raised
         if isinstance(raised, StoreError):
+            # Only an error of the database has a cause.
             error = raised.__cause__
-        else:
-            error = raised
         if error is None:
             raise
         logger.warning(
@@ -74,46 +74,47 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
 
 
 class MemoryRetriever(BaseRetriever):
-    """Retrieves the facts of a memory's user and the messages of its session that have to do with a question.
+    """Retrieves the facts of a memory's user and the messages of its session that match a question.
 
     It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as
-    the memory ranks them, without retired ones; but a question about the past finds
-    what was true before, too. Messages are ranked as for recall, those that the memory
-    shows anyway too, a tool call together with its results; the current turn is left
-    out, so that a question does not find itself.
+    for the prompt, without retired facts; a question about the past also finds past
+    facts. Messages are ranked as for recall, including messages in the prompt, and a
+    tool call comes with its results. The current turn is left out, so that a question
+    does not find itself.
 
-    The score is 0..1: for a fact that of the ranking, and for a message the same
-    formula, ``similarity_weight * similarity + confidence_weight * confidence``, with
-    confidence 1. Similarities are divided by the best of their kind. Ties: facts first.
+    The score is 0..1. The score of a fact is its score in the ranking; of a message,
+    ``score = similarity_weight * similarity + confidence_weight``. Similarities are
+    divided by the best similarity of facts or of messages. Ties: facts first.
 
-    ``aretrieve`` and ``retrieve`` return the nodes best first, [] if nothing has a word
-    in common with the question (with an ``embed_model`` nearly everything has
-    something), and raise a ``StoreError`` if the database failed. The id of a fact's
-    node is that of the fact; that of a message is the same in each search, and unique
-    across databases. The metadata are ``kind`` ("fact" or "message"), ``date`` and
-    ``session_id``; of a fact ``fact_id``, ``category``, ``confidence`` and
-    ``created_at``, and ``until``, its last day, if it has ended or will; of a message
-    ``role`` and ``message_ids``. A model sees kind, role, date and until.
+    ``aretrieve`` and ``retrieve`` return the nodes best first, [] if no node has a word
+    in common with the question. With an ``embed_model`` nearly every node matches. They
+    raise a ``StoreError`` if the database failed.
+
+    The id of a fact's node is the id of the fact. The id of a message's node is the same
+    in each search, and unique across databases. The metadata are ``kind`` ("fact" or
+    "message"), ``date`` and ``session_id``. A fact also has ``fact_id``, ``category``,
+    ``confidence`` and ``created_at``, and ``until``, its last day, if it has an end. A
+    message also has ``role`` and ``message_ids``. A model sees kind, role, date and
+    until.
 
     Args:
         memory: The memory that is searched.
         facts: Whether facts are searched.
-        messages: Whether messages are.
+        messages: Whether messages are searched.
         similarity_top_k: Most nodes.
         token_limit: Most tokens of all nodes as a model sees them, metadata included;
-            None for no limit. Of a long message the part with the words of the question
-            is shown, of at most a quarter of the limit and 500 tokens.
-        callback_manager: The host's own.
-        wanted: Which facts are found: ``since``, ``until``, ``category``, ``tags`` and
-            ``agent_id``, as for ``memory.facts.asearch``. Messages are found all the
-            same.
+            None for no limit. A long message is cut to the part with the words of the
+            question, at most a quarter of the limit and 500 tokens.
+        callback_manager: As in LlamaIndex.
+        wanted: A filter of facts: ``since``, ``until``, ``category``, ``tags`` and
+            ``agent_id``, as for ``memory.facts.asearch``. Messages are not filtered.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
-        ValueError: There is nothing to look for, or ``similarity_top_k`` is less than
-            1.
+        ValueError: Neither facts nor messages are searched, or ``similarity_top_k`` is
+            less than 1.
         LimitError: ``token_limit`` is less than 1.
-        FactError: No fact can be wanted so.
+        FactError: The filter is not valid.
     """
 
     @unpacked(FactFilter, FactFilter)
@@ -143,76 +144,64 @@ class MemoryRetriever(BaseRetriever):
         self._wanted = checked(FactFilter, FactFilter, FactError, **wanted).model_dump(
             exclude_unset=True
         )
-        if token_limit is None:
-            share = LONGEST_MESSAGE_TOKENS
-        else:
+        self._node_limit = LONGEST_MESSAGE_TOKENS
+        if token_limit is not None:
             share = max(1, int(token_limit * _NODE_SHARE))
-        self._node_limit = min(LONGEST_MESSAGE_TOKENS, share)
+            self._node_limit = min(LONGEST_MESSAGE_TOKENS, share)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self._aretrieve(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         question = query_bundle.query_str
-        memory = self.memory
-        most = self.similarity_top_k
         if not question.strip():
             return []
+        memory = self.memory
         nodes: list[NodeWithScore] = []
         with store_errors("The memory could not be searched", memory.session_id):
             await memory.acheck_session()
             if self._facts:
-                found_facts = await memory.facts.asearch(
-                    question, similarity_top_k=most, **self._wanted
+                facts = await memory.facts.asearch(
+                    question, similarity_top_k=self.similarity_top_k, **self._wanted
                 )
-                nodes += [
-                    self.fact_node(entry.fact, entry.score) for entry in found_facts
-                ]
+                nodes += [self.fact_node(entry.fact, entry.score) for entry in facts]
             if self._messages:
-                limits = {"most": most, "message_token_limit": self._node_limit}
-                shares = Weights(
-                    memory.facts_block.similarity_weight,
-                    memory.facts_block.confidence_weight,
-                ).shares()
-                for found in await memory.condensed_block.asearch(
-                    question, session_id=memory.session_id, **limits
-                ):
-                    # Each database counts its rows from 1, and the host takes two nodes
-                    # with the same id for one.
-                    place = (
-                        *memory.sql_store.database.identity,
-                        memory.session_id,
-                        found.row_ids[0],
-                    )
-                    about = {
-                        "role": found.role,
-                        "date": found.day,
-                        "session_id": memory.session_id,
-                    }
-                    score = (
-                        shares.similarity * found.similarity
-                        + shares.confidence * _MESSAGE_CONFIDENCE
-                    )
-                    ids = list(found.row_ids)
-                    node_id = uuid5(NAMESPACE_OID, repr(place)).hex
-                    nodes.append(
-                        _node(
-                            node_id,
-                            found.text,
-                            score,
-                            kind="message",
-                            **about,
-                            message_ids=ids,
-                        )
-                    )
-        best = sorted(nodes, key=lambda node: -(node.score or 0.0))[:most]
+                messages = await memory.condensed_block.asearch(
+                    question,
+                    session_id=memory.session_id,
+                    most=self.similarity_top_k,
+                    message_token_limit=self._node_limit,
+                )
+                nodes += map(self._message_node, messages)
+        nodes.sort(key=lambda node: -(node.score or 0.0))
+        best_nodes = nodes[: self.similarity_top_k]
         if self.token_limit is None:
-            return best
-        count = memory.tokenizer_fn.count
-        tokens = [
-            count(node.node.get_content(MetadataMode.LLM) + _BETWEEN) for node in best
-        ]
-        return [best[i] for i in fit_tokens(tokens, self.token_limit)]
+            return best_nodes
+        tokens = []
+        for node in best_nodes:
+            text = node.node.get_content(MetadataMode.LLM) + _BETWEEN
+            tokens.append(memory.tokenizer_fn.count(text))
+        return [best_nodes[i] for i in fit_tokens(tokens, self.token_limit)]
+
+    def _message_node(self, message: FoundMessage) -> NodeWithScore:
+        memory = self.memory
+        block = memory.facts_block
+        weights = Weights(block.similarity_weight, block.confidence_weight).shares()
+        # Each database counts its rows from 1, and LlamaIndex merges nodes with the same
+        # id.
+        database = memory.sql_store.database.identity
+        place = (*database, memory.session_id, message.row_ids[0])
+        return _node(
+            uuid5(NAMESPACE_OID, repr(place)).hex,
+            message.text,
+            weights.similarity * message.similarity
+            + weights.confidence * _MESSAGE_CONFIDENCE,
+            kind="message",
+            role=message.role,
+            date=message.day,
+            session_id=memory.session_id,
+            message_ids=list(message.row_ids),
+        )
 
     def fact_node(self, fact: Fact, score: float) -> NodeWithScore:
         """Return a fact as a node."""
@@ -232,11 +221,12 @@ class MemoryRetriever(BaseRetriever):
 
 
 def _node(node_id: str, text: str, score: float, **metadata: object) -> NodeWithScore:
-    hidden = [key for key in metadata if key not in _SHOWN]
-    keys = {
-        "excluded_llm_metadata_keys": hidden,
-        "excluded_embed_metadata_keys": hidden,
-    }
-    return NodeWithScore(
-        node=TextNode(id_=node_id, text=text, metadata=metadata, **keys), score=score
+    hidden = [key for key in metadata if key not in _VISIBLE_METADATA]
+    node = TextNode(
+        id_=node_id,
+        text=text,
+        metadata=metadata,
+        excluded_llm_metadata_keys=hidden,
+        excluded_embed_metadata_keys=hidden,
     )
+    return NodeWithScore(node=node, score=score)

@@ -1,4 +1,4 @@
-"""Puts a store and the blocks together as a LlamaIndex Memory that shows the model one message."""
+"""The LlamaIndex Memory that joins a store and the blocks, and shows the model one message."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -31,9 +31,11 @@ from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
+    StorePlace,
     check_cache_points,
     limits_for,
-    place_of,
+    session_id_for,
+    store_for,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.server_history import warn_of_server_history
@@ -74,12 +76,14 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# A function from a text to a text; None: texts are stored as they are.
+# None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
 
 
@@ -98,6 +102,35 @@ class MemoryOptions(CondensedOptions, FactsOptions, total=False):
     retry_seconds: float
 
 
+class _Turn(NamedTuple):
+    """The current turn of a session, read for a prompt.
+
+    ``messages``: the active messages of the session; none if the question follows.
+    ``query``: the messages and the question, for which the blocks select their content.
+    ``question_follows``: the caller sends the question behind the prompt.
+    """
+
+    snapshot: Snapshot
+    messages: list[ChatMessage]
+    query: list[ChatMessage]
+    question_follows: bool
+
+
+class _FittedContents(NamedTuple):
+    """The contents of the memory blocks, truncated to a number of tokens.
+
+    ``contents``: the content of each block, by its name.
+    ``joined``: these contents as the content of one message.
+    ``messages``: further messages, from blocks whose content is messages.
+    ``tokens_left``: below 0 if the contents are still too long.
+    """
+
+    contents: dict[str, Any]
+    joined: list[ContentBlock]
+    messages: list[ChatMessage]
+    tokens_left: int
+
+
 class CondensedMemory(Memory):
     """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
 
@@ -106,11 +139,11 @@ class CondensedMemory(Memory):
     with CondensedMemory.from_defaults(...)``.
 
     LlamaIndex cannot keep two concurrent runs of one session apart: the later question
-    moves the earlier one out of short-term memory. Run one at a time within ``async
-    with memory.turn():``.
+    moves the earlier question out of short-term memory. Put each run into ``async with
+    memory.turn():``, so that they run one after the other.
     """
 
-    # Fields of the host, with other defaults.
+    # Fields of the host with different defaults.
     token_limit: int = DEFAULT_TOKEN_LIMIT
     chat_history_token_ratio: float = Field(default=turns.FLUSH_EVERY_TURN, ge=0, le=1)
     image_token_size_estimate: int = Field(default=256, ge=0)
@@ -140,12 +173,12 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
-    # Whether a program has read, written or looked at anything by this memory.
+    # Whether a program has called anything of this memory but close.
     _is_used: bool = PrivateAttr(default=False)
-    # Of the question that was shown last. Its words must not travel with a pickle, nor
-    # those of what was found for it.
+    # A hash of the last question: a pickle must not hold the words of users. The
+    # sources of the last prompt stay out of pickles, too.
     _question_hash: int = PrivateAttr(default=0)
-    _used: MemorySearchResult | None = PrivateAttr(default=None)
+    _last_sources: MemorySearchResult | None = PrivateAttr(default=None)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -155,15 +188,13 @@ class CondensedMemory(Memory):
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= set(
-            map(type, values.get("memory_blocks", ()))
-        ):
+        kinds = {type(block) for block in values.get("memory_blocks", ())}
+        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
             raise SettingError(
-                "a CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on its own store: build it "
-                "with CondensedMemory.from_defaults(...)"
+                "A CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on the same store. Build it "
+                "with CondensedMemory.from_defaults(...)."
             )
-        # Memory's own validators run after this one and would take a tokenizer of
-        # another model.
+        # The host's validators run later and would take a tokenizer of another model.
         return {
             "token_limit": DEFAULT_TOKEN_LIMIT,
             "tokenizer_fn": TokenCounter(),
@@ -212,8 +243,8 @@ class CondensedMemory(Memory):
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
 
-        The first arguments are those of the host's ``Memory.from_defaults``, in their
-        order.
+        The arguments up to ``db_schema`` are the arguments of ``Memory.from_defaults``,
+        in the same order.
 
         Args:
             session_id: The name of the conversation. Needed with a database that
@@ -225,70 +256,72 @@ class CondensedMemory(Memory):
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
             chat_history_token_ratio: Share of the token limit, 0..1, for turns that are
-                shown as messages of their own; by default every turn but the newest is
+                shown as separate messages. By default every turn but the newest is
                 condensed.
-            token_flush_size: Without a meaning here, where whole turns leave for the
-                record; a UserWarning says so.
-            memory_blocks_template: Joins the texts of the blocks; default: as they are,
+            token_flush_size: Has no effect, because whole turns move into the record; a
+                UserWarning says so.
+            memory_blocks_template: Joins the texts of the blocks; default: unchanged,
                 within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
             image_token_size_estimate: Tokens of an image, at least 0. If its bytes are
-                in the message, LlamaIndex's own estimate is taken where it is higher.
+                in the message, LlamaIndex's estimate is taken where it is higher.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
-            chat_store: A store of your own instead of the following four; it is not
-                closed.
+            chat_store: Your store, in place of the following four arguments. You close
+                it.
             table_name: The chat table.
             async_database_uri: SQLite or PostgreSQL; default: in memory.
-            async_engine: Your own engine; it is not closed.
+            async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
-            context_window: Most tokens of prompt and answer of the model that answers;
-                default: what ``llm`` says, or ``Settings.llm`` if one is set, and where
-                that does not know it, it is unknown.
+            context_window: Most tokens of prompt and answer of the model that answers.
+                Default: the window of ``llm``, or of ``Settings.llm`` if the program
+                has set one. It may be unknown.
             condensed_token_limit: Most tokens of the record, with its summary and
-                recalled messages; default: what the facts and a quarter of
-                ``token_limit`` (at most 8,000) leave of it, at most 50,000.
+                recalled messages. Default: ``token_limit`` without the facts and
+                without a quarter (at most 8,000) for the turn, at most 50,000.
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an
                 eighth of ``token_limit``, at most 2,000.
-            user_id: The user whose facts are shown, in all of their sessions, and to
-                whom the session is open alone; default: each session's own. The first
-                user of a session that was begun without one takes it over.
+            user_id: The owner of the session and of its facts. The facts are shown in
+                all sessions of this user, and no other user may open the session.
+                Default: each session has an anonymous user, until its first user with
+                an id takes it over.
             shared: Whether other users may read the session and write to it, with
-                memories that are shared, too. Each one's facts are of their own words.
-                A message of another user than this one names them in
+                memories that are shared, too. Facts come from each user's own words. A
+                message of a further user names that user in
                 ``additional_kwargs["user_id"]``.
             llm: Extracts facts, by one more call for each turn, and summarises with
-                ``summarize``; default: ``Settings.llm`` if one is set when a turn ends,
-                else no facts are extracted.
-            embed_model: Ranks facts, and messages that are found for a question,
-                together with their words: a model of LlamaIndex, or "local" for a small
-                one on this machine (extra ``local``); default: words alone.
-            cache_points: Whether the prompt has LlamaIndex's cache points, for models
-                that find a prompt in their cache only where it is marked: Anthropic's,
-                those on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
-                ``CacheControl`` sets type and ttl. Other integrations refuse what they
-                do not know.
-            chat_engine_role: Whose message holds the memory for chat engines that put
-                their question later, as context engines do: ``"system"``, or
-                ``"user"``, which a short answer follows, for models that take one
-                system message only.
+                ``summarize``. Default: ``Settings.llm`` if it is set when a turn ends;
+                without a model, no facts are extracted.
+            embed_model: Ranks facts and recalled messages together with their words: a
+                model of LlamaIndex, or "local" for a small model on this machine (extra
+                ``local``). Default: words alone.
+            cache_points: Whether the prompt has LlamaIndex's cache points. Some models
+                reuse a prompt only where it is marked: models of Anthropic, models on
+                Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
+                ``CacheControl`` sets type and ttl. Other integrations refuse cache
+                points.
+            chat_engine_role: The role of the memory's message for chat engines that put
+                their question later, as context engines do. ``"system"``, or
+                ``"user"`` for models that take one system message only; a short answer
+                follows the ``"user"`` message.
             redact: A function from each text of a message, and of the arguments of its
-                tool calls, to the text that is stored; ``redact_secrets`` is one. The
-                model is shown what is stored. If it fails, nothing is stored, and
-                whoever puts the message gets a ``SettingError``.
-            temporary: Whether nothing is stored: the user's facts are read from the
-                database, which has to be there already, and the session is in memory.
-                No facts are extracted, and to add one raises a ``StoreError``.
+                tool calls, to the text that is stored; ``redact_secrets`` is such a
+                function. The model sees the stored text. If the function fails, nothing
+                is stored, and the call that puts the message raises a
+                ``SettingError``.
+            temporary: Whether nothing is stored. The facts are read from the database,
+                which must exist, and the session is in memory. No facts are extracted,
+                and adding a fact raises a ``StoreError``.
             settings: Each of the following, by name.
 
         Raises:
             LimitError: The limits of the blocks do not fit into ``token_limit``, or
-                that into a known window.
-            SettingError: An argument does not exist, is of a wrong type or out of its
-                range, or contradicts another.
+                ``token_limit`` does not fit into a known window.
+            SettingError: An argument does not exist, has a wrong type or is out of its
+                range, or contradicts another argument.
             StoreError: The database cannot be used, or would outlive a session without
-                a ``session_id``. Later, by each call: a ``SessionOwnerError`` if the
-                session is another user's, and not shared by both.
+                a ``session_id``. Later calls raise a ``SessionOwnerError`` if the
+                session has another owner and is not shared by both users.
         """
         check_names(
             settings,
@@ -297,8 +330,8 @@ class CondensedMemory(Memory):
         )
         if token_flush_size is not None:
             warnings.warn(
-                f"token_flush_size={shown(token_flush_size)} does nothing in a CondensedMemory: whole turns are moved "
-                "into the record, as many as are over chat_history_token_ratio. Leave it out.",
+                f"token_flush_size={shown(token_flush_size)} has no effect in a CondensedMemory: "
+                "chat_history_token_ratio decides how many whole turns move into the record. Leave it out.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -306,44 +339,46 @@ class CondensedMemory(Memory):
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
         check_cache_points(cache_points, memory_blocks_template, llm)
-        place: Any = {
-            "async_database_uri": async_database_uri,
-            "table_name": table_name,
-            "async_engine": async_engine,
-        }
-        store, session_id = place_of(
-            chat_store, session_id, **place, db_schema=db_schema
-        )
+        place = StorePlace(async_database_uri, table_name, async_engine, db_schema)
+        store = store_for(chat_store, place)
+        session_id = session_id_for(session_id, store)
         if shared and user_id is None:
             raise SettingError(
-                "shared=True needs a user_id, which says who is speaking; saw none. Give it the user's."
+                "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
             )
         facts_store = store
         if temporary:
             facts_store = reader_of(store)
             store = MemoryStore()
             settings = {**settings, "extract_facts": False}
-        if tokenizer_fn is None:
-            counter = TokenCounter()
-        else:
-            counter = as_counter(tokenizer_fn)
+        counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         counter.warm_up()
-        of_both: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
-        stores = store, facts_store
-        of_user = session_id if user_id is None else user_id
-        namespace = Opening(user_id).user_in(session_id)
+        common: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
+        record_block = CondensedMemoryBlock(
+            token_limit=limits.record,
+            store=store,
+            **_settings_of(CondensedMemoryBlock, settings),
+            **common,
+        )
+        facts_block = RelevantFactsBlock(
+            token_limit=limits.facts,
+            store=facts_store,
+            user_id=session_id if user_id is None else user_id,
+            **_settings_of(RelevantFactsBlock, settings),
+            **common,
+        )
         memory = cls(
             session_id=session_id,
-            token_limit=limits[0],
-            memory_blocks=blocks_for(
-                settings, limits[1:], stores, of_user, memory_blocks or (), **of_both
+            token_limit=limits.total,
+            memory_blocks=_with_further_blocks(
+                [record_block, facts_block], memory_blocks
             ),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
             memory_blocks_template=memory_blocks_template
             or template.MemoryBlocksTemplate(),
-            insert_method=insert_method,  # type: ignore[arg-type]  # a text is made one
+            insert_method=insert_method,  # type: ignore[arg-type]  # pydantic converts a text
             cache_points=cache_points,
             chat_engine_role=chat_engine_role,
             redact=redact,
@@ -354,7 +389,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory.facts_block.belong_to(namespace)
+        memory.facts_block.belong_to(Opening(user_id).user_in(session_id))
         memory._owns_store = chat_store is None or temporary
         memory._is_used = False
         warn_of_server_history(memory.facts_block.known_llm())
@@ -367,37 +402,43 @@ class CondensedMemory(Memory):
         await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """Add messages in one step; none is fine. A MessageError for anything else; nothing is written then.
+        """Add messages in one step; an empty list adds none.
 
-        One with an id, ``additional_kwargs["message_id"]``, is stored once: see
+        A message with an id, ``additional_kwargs["message_id"]``, is stored once: see
         ``MemoryStore.add_messages``.
+
+        Raises:
+            MessageError: An entry is no ``ChatMessage``; nothing is written.
         """
-        messages = await self._checked(messages)
-        if messages:
-            # Only a new question ends the turn before it.
-            ends_turn = any(message.role == MessageRole.USER for message in messages)
-            if ends_turn and self.chat_history_token_ratio > turns.FLUSH_EVERY_TURN:
-                # The plan needs them in the middle of a write, and long texts are not
-                # counted twice.
+        messages = await self._stored_form(messages)
+        if not messages:
+            return
+        # Only a new question ends the turn before it.
+        plan = None
+        if any(message.role == MessageRole.USER for message in messages):
+            plan = self._plan_flush
+            if self.chat_history_token_ratio > turns.FLUSH_EVERY_TURN:
+                # Counting long texts here keeps the write of the store short: the
+                # tokenizer keeps the counts for the plan.
                 await self._tokens_of(messages)
-            await self._append(messages, self._plan_flush if ends_turn else None)
-            answers = [message for message in messages if is_answer(message)]
-            if answers:
-                await self.facts_block.anotice(self.session_id, answer=answers[-1])
+        await self._append(messages, plan)
+        answers = [message for message in messages if is_answer(message)]
+        if answers:
+            await self.facts_block.anotice(self.session_id, answer=answers[-1])
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included.
 
-        Messages at its beginning that are there already stay, and what was read of them
-        is not read again.
+        Messages that equal the beginning of the stored session stay, and their facts are
+        not extracted again.
         """
         await self._append(
-            await self._checked(messages), self._plan_flush, replace=True
+            await self._stored_form(messages), self._plan_flush, replace=True
         )
         await self.facts_block.anotice_deletion(self.session_id)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
-        """Delete the messages of the session, or those with a status, after the calls that are under way."""
+        """Delete the messages of the session, or its messages with a status, after the running calls."""
         async with self._calls():
             await self.acheck_session()
             await super().areset(status)
@@ -417,103 +458,43 @@ class CondensedMemory(Memory):
     ) -> list[ChatMessage]:
         """Return the messages for the model: the current turn, with the record in front of its question.
 
-        ``input`` is the question. If it is not put yet, as by LlamaIndex's chat
-        engines, the caller has to send it behind these messages: a turn that is over
-        moves into the record, and that comes as one system message, or as
-        ``chat_engine_role`` says. ``initial_token_count`` tokens of the limit are left
-        free; ``block_kwargs`` are passed on to each block.
+        Args:
+            input: The question. If it is not put yet, as by LlamaIndex's chat engines,
+                the caller has to send it behind these messages. A completed turn then
+                moves into the record, which comes as one system message, or as
+                ``chat_engine_role`` says.
+            initial_token_count: Tokens of the limit that stay free.
+            block_kwargs: Passed on to each block.
         """
         await self.tokenizer_fn.load()
-        if input is not None:
-            given = [ChatMessage(input) if isinstance(input, str) else input]
-        else:
-            given = []
-        # As it is stored.
-        question = next(iter(await self._checked(given)), None)
+        question = await self._question_of(input)
         await self.facts_block.await_learned(self.session_id)
         async with self._calls():
-            snapshot, is_to_come = await self._look(question)
-            turn = [row.message for row in snapshot.active]
-            asked = template.with_question(turn, question)
-            turn = [] if is_to_come else turn
-            contents: dict[str, Any] = {}
-            for block in sorted(
-                self.memory_blocks, key=lambda block: block.priority, reverse=True
-            ):
-                # The blocks of others need not know such an argument.
-                is_ours = isinstance(block, LogBlock) and block.store is self.sql_store
-                more = {"snapshot": snapshot} if is_ours else {}
-                content = await block.aget(
-                    asked, session_id=self.session_id, **block_kwargs, **more
-                )
-                if content and not isinstance(content, str | list):
-                    raise ValueError(
-                        f"Block {block.name!r} gave a {type(content).__name__}, and no text or list."
-                    )
-                if content:
-                    contents[block.name] = content
-            found = {
-                name: getattr(content, "shown", ())
-                for name, content in contents.items()
-            }
-            room = (
-                self.token_limit
-                - initial_token_count
-                - await self._tokens_of(asked if is_to_come else turn)
+            turn = await self._read_turn(question)
+            contents = await self._ask_blocks(turn, block_kwargs)
+            room = self.token_limit - initial_token_count
+            fitted = await self._fit(
+                contents, room - await self._tokens_beside_memory(turn), turn.messages
             )
-            if is_to_come:
-                room -= template.tokens_of_role(self.chat_engine_role, self._tokens)
-            content, messages, left = await self._fit(contents, room, turn)
-            if content:
-                questions = sum(message.role == MessageRole.USER for message in turn)
-            else:
-                questions = 0
-            media = await self.condensed_block.amedia(
-                self.session_id, questions, left, self._tokens
-            )
-        # An agent asks once more when it has answered, and shows that to no model.
-        if not turn or turn[-1].role != MessageRole.ASSISTANT:
-            self._used = self._left_of(found, contents)
-        sent = list(map(template.without_our_tags, turn))
-        if is_to_come:
-            # A user's message alone would stand next to the question, and many models
-            # take turns with users only.
-            shown = [
-                *template.before_question(content, self.chat_engine_role),
-                *messages,
-            ]
-        else:
-            template.add_media(media, content, sent)
-            shown = self._insert_memory_content(sent, content, messages)
-        # An agent asks again for each of its tool calls, whose results it may keep to
-        # itself. One that has used tools in the last turn is taken to use them again.
-        before = self._question_hash
-        self._question_hash = hash(body_of(turn[0])) if turn else 0
-        goes_on = bool(turn) and (
-            before == self._question_hash
-            or self.condensed_block.used_tools(self.session_id)
-        )
-        shown = template.with_cache_points(
-            shown, self.session_id, self.cache_points, goes_on=goes_on
-        )
-        for message, row in zip(sent, snapshot.active, strict=False):
-            # A tool's result that was put as the user's.
-            if row.is_printed:
-                message.role = MessageRole.USER
-        return list(map(template.without_blank_texts, shown))
+            media = await self._read_media(turn, fitted)
+        # An agent reads the memory once more after its answer, and sends that to no
+        # model.
+        if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
+            self._last_sources = self._sources_in(contents, fitted.contents)
+        return self._assemble(turn, fitted, media)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
-        """Return the messages of the session, or those with a status, oldest first."""
+        """Return the messages of the session, or its messages with a status, oldest first."""
         await self.acheck_session()
         return await super().aget_all(status)
 
     async def aiter_all(
         self, status: MessageStatus | None = None
     ) -> AsyncIterator[ChatMessage]:
-        """Yield the messages of the session (``async for``), or those with a status, oldest first.
+        """Yield the messages of the session (``async for``), or its messages with a status, oldest first.
 
-        It reads them in pages, and not all at once: what is written meanwhile comes,
-        too, and what is deleted does not.
+        The messages are read in pages: messages that are written meanwhile are
+        included, and messages that are deleted meanwhile are not.
         """
         await self.acheck_session()
         async for message in self.sql_store.iter_messages(self.session_id, status):
@@ -527,10 +508,10 @@ class CondensedMemory(Memory):
         )
 
     async def astats(self) -> MemoryStats:
-        """Return how much the session holds and shows, and what has failed; all zero before the first message.
+        """Return counts of the session and its last failures; all counts are 0 before the first message.
 
-        It counts by index, and reads as much of the log as the next question needs.
-        Nothing is written.
+        The database counts by index, and no more of the log is read than the next
+        question needs. Nothing is written.
         """
         await self.acheck_session()
         return await read_stats(
@@ -570,51 +551,48 @@ class CondensedMemory(Memory):
         messages: bool = True,
         similarity_top_k: int = 10,
     ) -> MemorySearchResult:
-        """Return the user's facts and the session's messages that have to do with a question, best first.
+        """Return the user's facts and the session's messages that match a question, best first.
 
-        Facts are ranked as the memory ranks them, and messages as for recall, without
-        the turn that is going on. An empty question finds nothing, and with an
-        ``embed_model`` nearly every other finds something. The result prints a line for
-        each.
+        Facts are ranked as for the prompt, and messages as for recall. The current turn
+        is not searched. The result is empty for an empty question; with an
+        ``embed_model`` nearly every question has results. The result prints a line for
+        each entry.
 
         Args:
-            question: What is looked for.
+            question: The words to search for.
             facts: Whether facts are searched.
-            messages: Whether messages are.
+            messages: Whether messages are searched.
             similarity_top_k: Most facts, and most messages.
 
         Raises:
-            ValueError: There is nothing to look for, or ``similarity_top_k`` is less
-                than 1.
+            ValueError: Neither facts nor messages are searched, or
+                ``similarity_top_k`` is less than 1.
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
         if not question.strip():
             return MemorySearchResult()
+        matching_facts: list[RankedFact] = []
         if facts:
-            known = await self.facts.asearch(
+            matching_facts = await self.facts.asearch(
                 question, similarity_top_k=similarity_top_k
             )
-        else:
-            known = []
-        record = self.condensed_block
-        most = similarity_top_k
+        matching_messages: Sequence[FoundMessage] = ()
         if messages:
-            said = await record.asearch(question, session_id=self.session_id, most=most)
-        else:
-            said = []
-        return MemorySearchResult(tuple(known), tuple(said))
+            matching_messages = await self.condensed_block.asearch(
+                question, session_id=self.session_id, most=similarity_top_k
+            )
+        return MemorySearchResult(tuple(matching_facts), tuple(matching_messages))
 
     def last_used(self) -> MemorySearchResult:
-        """Return the facts and the recalled messages that stand in the last prompt of this memory, in their order.
+        """Return the facts and the recalled messages in the last prompt of this memory, in their order.
 
-        They are those of the last ``aget`` for a question without an answer, and stay
-        until the next; of concurrent ones the last to end counts. What was cut off to
-        fit is not among them. Both are empty before the first question, and in a copy:
-        each memory object, branches and unpickled ones too, tells of its own prompts.
-        What the record shows without having been found for the question is not listed.
+        The last prompt is the last ``aget`` for a question without an answer; of
+        concurrent calls, the last to end. Entries that were cut off to fit, and further
+        messages of the record, are not included. The result is empty before the first
+        question, and in a copy: each memory object reports its prompts only.
         """
-        return self._used or MemorySearchResult()
+        return self._last_sources or MemorySearchResult()
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
@@ -623,10 +601,11 @@ class CondensedMemory(Memory):
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
 
-        A turn without an answer goes on: its question stays in short-term memory, for
-        whoever opens the session next. A later call opens a file or a server again.
-        What was in memory is gone, and a later call raises a StoreError; closing twice
-        does no harm. A memory that no run was given is warned of, once in a process.
+        A turn without an answer goes on: its question stays in short-term memory until
+        the session is opened again. A later call opens a file or a server again. A
+        database in memory is lost, and a later call raises a StoreError. Closing twice
+        does no harm. If no run has used the memory, a warning is logged, once in a
+        process.
         """
         if not self._is_used and not (
             self._owns_store and self.sql_store.database.engine
@@ -634,14 +613,7 @@ class CondensedMemory(Memory):
             _warn_of_unused()
         try:
             if not self.sql_store.database.is_gone:
-                await self._flush(turns.leaving_at_end)
-                for block in self._log_blocks:
-                    await block.finish()
-        except StoreError as error:
-            # A memory that has only read may do so in a database that cannot be written
-            # to, or in another's session.
-            if self._opened and not isinstance(error, SessionOwnerError):
-                raise
+                await self._finish()
         finally:
             await self.facts_block.release()
             if self._owns_store:
@@ -654,9 +626,9 @@ class CondensedMemory(Memory):
     ) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
-        Messages that tell when they were said keep that time. All is stored in one
-        transaction; importing twice stores it twice, but for messages with ids. With
-        ``extract_facts`` its facts are extracted in the background.
+        Messages with a time keep it. All messages are stored in one transaction.
+        Importing twice stores messages twice, unless they have ids. With
+        ``extract_facts``, their facts are extracted in the background.
 
         Args:
             source: JSON in the format of LlamaIndex or OpenAI; see
@@ -667,11 +639,10 @@ class CondensedMemory(Memory):
             The number of messages.
 
         Raises:
-            MessageError: This is no JSON of messages. It says where and what was
-                expected; nothing is stored.
+            MessageError: ``source`` is no JSON of messages. The error names the place
+                and the expected value; nothing is stored.
         """
-        # A long history takes seconds to read, for which the event loop must not be
-        # blocked.
+        # Reading a long history takes seconds and must not block the event loop.
         messages = await asyncio.to_thread(
             messages_from_json, source, show_progress=show_progress
         )
@@ -681,11 +652,10 @@ class CondensedMemory(Memory):
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Return all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
-        ``layout="openai"`` is the format of OpenAI's Chat Completions; see
-        ``messages_to_json`` for what it leaves out.
+        ``layout="openai"`` is the format of OpenAI's Chat Completions;
+        ``messages_to_json`` lists the fields that this format lacks.
         """
-        # A long history takes seconds to write, for which the event loop must not be
-        # blocked.
+        # Writing a long history takes seconds and must not block the event loop.
         return await asyncio.to_thread(
             messages_to_json, await self.aget_all(), layout=layout
         )
@@ -697,38 +667,42 @@ class CondensedMemory(Memory):
         show_progress: bool = False,
         failed: bool = False,
     ) -> Backfilled:
-        """Extract facts from messages from which none were extracted yet, those of the current turn too.
+        """Extract facts from all messages that were not read for facts yet, the current turn included.
 
-        For histories that a plain ``Memory`` has written, that were imported, or
-        written with ``extract_facts=False``, which does not matter here. A second call
-        continues where one has stopped and repeats no request; two at once store
-        nothing twice. ``created_at`` of a fact is when its messages were said, dates
-        like "tomorrow" count from then, and no fact that was learned on a later day is
-        retired.
+        Use it for histories that a plain ``Memory`` has written, for imports, and for
+        messages that were written with ``extract_facts=False``; that setting is ignored
+        here. A second call continues where the first has stopped and repeats no
+        request. Two concurrent calls store nothing twice. ``created_at`` of a fact is
+        the time of its messages, and dates like "tomorrow" count from that time. A fact
+        that was learned on a later day is never retired.
 
         Args:
-            session_ids: Sessions of this memory's user, in the order in which they are
-                read. None: this session, and then all others of this user, oldest
-                first; where an agent keeps facts to itself, those of this agent.
+            session_ids: Sessions of this memory's user, in reading order. None: this
+                session, and then all other sessions of this user, oldest first; where
+                an agent keeps its facts apart, only sessions of this agent.
             show_progress: Whether a bar is shown.
-            failed: Whether turns that were set aside, which ``astats`` lists, are tried
-                once more.
+            failed: Whether to retry the turns that were set aside, which ``astats``
+                lists.
 
         Returns:
-            Counts of what was read and learned. A session whose extraction fails is
-            named in ``failed``, and the others go on; after three failures in a row the
-            rest is named in ``not_tried``.
+            Counts of messages and facts. A session whose extraction fails is named in
+            ``failed``, and the next sessions follow. After three failures in a row the
+            remaining sessions are named in ``not_tried``.
 
         Raises:
-            StoreError: One of ``session_ids`` does not exist; no model was asked then.
+            StoreError: A session of ``session_ids`` does not exist; no model was asked.
             NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the
                 program has set.
         """
         from llama_index_memory_ext.facts.backfill import backfill  # at first use
 
-        how = {"show_progress": show_progress, "failed": failed}
         return await backfill(
-            self.sql_store, self.facts_block, self.session_id, session_ids, **how
+            self.sql_store,
+            self.facts_block,
+            self.session_id,
+            session_ids,
+            show_progress=show_progress,
+            failed=failed,
         )
 
     async def abranch(
@@ -738,40 +712,40 @@ class CondensedMemory(Memory):
         until: str | int | None = None,
         before: str | int | None = None,
     ) -> Self:
-        """Copy the session into a new one, up to a message; the two go on apart, and this one stays as it is.
+        """Copy the session into a new session, up to a message; the original does not change.
 
-        The copy belongs to the same user, and its messages keep their ids and times;
-        all of them are in its record, as between two turns. Facts are the user's in
-        both. Messages from which they were extracted are not read again, and what is
-        not read yet is read in both sessions. A session without a user has facts of its
-        own: a copy of it learns them anew.
+        The copy has the same owner, and its messages keep their ids and times. All of
+        them are in its record, as between two turns. Both sessions show the user's
+        facts. Messages whose facts were extracted are not read again; each session
+        reads the unread messages. A session without a user has separate facts: its copy
+        learns them anew.
 
         Args:
             new_session_id: The name of the new session.
             until: The last message that is copied, by its
-                ``additional_kwargs["message_id"]``; None: all are.
+                ``additional_kwargs["message_id"]``; None copies all messages.
             before: In place of ``until``, the first message that is not copied, such as
-                a question to be asked anew.
+                a question that the user asks again.
 
         Returns:
-            A memory of the new session with the settings of this one, on its store,
-            which this one closes.
+            A memory of the new session with the settings of this memory, on the same
+            store. Closing this memory closes the store.
 
         Raises:
             SettingError: The new name is no id, or both ``until`` and ``before`` are
-                given.
-            StoreError: The new session was used before, as this one was, or no message
-                has this id; a ``SessionOwnerError`` if this session is another user's.
-                Nothing is copied then.
+                passed.
+            StoreError: The new session exists, the session was never used, or no message
+                has this id; a ``SessionOwnerError`` if this session has another owner.
+                Nothing is copied.
         """
         check_id("new_session_id", new_session_id)
-        if new_session_id is None or None not in (until, before):
-            if new_session_id is None:
-                saw = "none"
-            else:
-                saw = "both until and before"
+        if new_session_id is None:
             raise SettingError(
-                f"abranch takes a new_session_id, and until or before, where the copy ends; saw {saw}."
+                "abranch takes a new_session_id; saw None. Pass the name of the new session."
+            )
+        if until is not None and before is not None:
+            raise SettingError(
+                "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
             )
         opening = Opening(self.user_id, self.shared)
         end = until if before is None else before
@@ -780,31 +754,33 @@ class CondensedMemory(Memory):
             await users.branch(
                 self.session_id, new_session_id, opening, end, with_end=before is None
             )
-        copied = self.model_copy(update={"session_id": new_session_id})
-        copied._owns_store, copied._opened, copied._used = False, False, None  # noqa: SLF001 - one of these
+        copy = self.model_copy(update={"session_id": new_session_id})
+        copy._owns_store = False  # noqa: SLF001 - of the same class
+        copy._opened = False  # noqa: SLF001 - the same
+        copy._last_sources = None  # noqa: SLF001 - the same
         if self.user_id is None:
-            namespace = opening.user_in(new_session_id)
-            own = self.facts_block.model_copy(
+            facts_block = self.facts_block.model_copy(
                 update={"user_id": new_session_id}
-            ).belong_to(namespace)
-            copied.memory_blocks = [
-                own if block is self.facts_block else block
+            ).belong_to(opening.user_in(new_session_id))
+            copy.memory_blocks = [
+                facts_block if block is self.facts_block else block
                 for block in self.memory_blocks
             ]
-        return copied
+        return copy
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """Delete for good all that is stored about the user of this memory, in all of their sessions, and this session.
+        """Delete for good everything about the user of this memory: all of the user's sessions, and this session.
 
-        Facts of all agents go, whatever the ``scope`` of this memory. Work in progress
-        for them is cancelled here, and stores nothing elsewhere. The memory can be used
-        on, as a new one. Of a session that others share, the turns of this user go,
-        with the answers; what others have said stays. Data that further
-        ``memory_blocks`` keep elsewhere is not deleted.
+        Facts of all agents are deleted, also outside the ``scope`` of this memory.
+        Running work on them is cancelled in this process, and stores nothing in other
+        processes. The memory can be used afterwards, as a new memory. In a session
+        that is shared, the turns of this user are deleted, with the answers; messages
+        of other users stay. Data that further ``memory_blocks`` keep elsewhere stays,
+        too.
 
         Args:
-            vacuum: Whether the database is rewritten afterwards; without that, deleted
-                words may still be in its file. See ``MemoryStore.vacuum`` for the cost.
+            vacuum: Whether the database is rewritten afterwards. Otherwise, deleted
+                words may remain in its file. See ``MemoryStore.vacuum`` for the cost.
 
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"``, ``"facts"`` and
@@ -812,8 +788,8 @@ class CondensedMemory(Memory):
         """
         if self.temporary:
             raise StoreError(
-                "A temporary memory stores nothing, and there is nothing of it to forget; nothing was deleted. "
-                "`await store.forget_user(user_id)` of a MemoryStore deletes what is stored about a person."
+                "A temporary memory stores nothing; nothing was deleted. To delete the stored data of a person, use "
+                "`await store.forget_user(user_id)` of a MemoryStore."
             )
         async with self._calls():
             store = self.sql_store
@@ -825,7 +801,7 @@ class CondensedMemory(Memory):
                 user_id, session_ids=[self.session_id], vacuum=vacuum
             )
 
-    # The same, without an event loop.
+    # The synchronous twins.
     put = in_sync(aput, after=_wait_for_jobs, note=turns.WAITS)
     put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=turns.WAITS)
     set = in_sync(aset)
@@ -846,45 +822,51 @@ class CondensedMemory(Memory):
         return self
 
     async def __aexit__(self, error: object, *_: object) -> None:
-        # A program that has failed may not have come to its first run.
+        # A program that fails may end before its first run.
         self._is_used = self._is_used or error is not None
         await self.aclose()
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        # A workflow that copies its start event must go on writing to this
-        # conversation.
+        # A workflow copies its start event, and has to write to this conversation.
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         if self.sql_store.database.in_memory:
             raise StoreError(
-                "This memory cannot be pickled: its database is in memory, and the copy would be empty. Keep it in a "
-                'file or on a server: async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
+                "This memory cannot be pickled: its database is in memory, and the copy would be empty. Use a file or "
+                'a server, as async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
         state = super().__getstate__()
-        state["__pydantic_private__"]["_used"] = None
-        # LlamaIndex leaves out what cannot be pickled.
+        state["__pydantic_private__"]["_last_sources"] = None
+        # LlamaIndex leaves out fields that cannot be pickled.
         if "redact" not in state["__dict__"]:
             raise SettingError(
-                "This memory cannot be pickled: the copy would not have its redact, and store what that leaves out. "
-                "Let redact be a function of a module, or pass on the memory itself."
+                "This memory cannot be pickled: redact is no function of a module, and the copy would store texts "
+                "unredacted. Define redact in a module, or pass on the memory itself."
             )
         return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
-        # The store of a memory that was pickled has opened the database anew, for this
-        # memory alone.
+        # The unpickled store has its own connections, which only this memory closes.
         self._owns_store = True
 
-    async def _checked(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+    async def _stored_form(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """Return the messages as they are to be stored; a MessageError for anything else."""
-        found = checked_messages(messages)
-        if self.redact is None:
-            return found
+        valid_messages = checked_messages(messages)
+        redact = self.redact
+        if redact is None:
+            return valid_messages
         return await asyncio.to_thread(
-            list, map(partial(redacted, redact=self.redact), found)
+            lambda: [redacted(message, redact) for message in valid_messages]
         )
+
+    async def _question_of(self, input: str | ChatMessage | None) -> ChatMessage | None:
+        """Return the question as it is stored."""
+        if input is None:
+            return None
+        question = ChatMessage(input) if isinstance(input, str) else input
+        return (await self._stored_form([question]))[0]
 
     async def _append(
         self,
@@ -894,31 +876,43 @@ class CondensedMemory(Memory):
         replace: bool = False,
     ) -> None:
         if not self._opened:
-            # Let the blocks begin with the session.
-            try:
-                for block in self._log_blocks:
-                    await block.aopen(self.session_id)
-                self._opened = True
-            except StoreTimeoutError:
-                # The message would wait as long again.
-                raise
-            except Exception as error:  # noqa: BLE001 - the message that is put now must be stored, whatever has failed
-                outcome = "the next message tries again"
-                log_failure(
-                    "Unread messages of other sessions were not looked for",
-                    self.session_id,
-                    error,
-                    outcome,
-                )
+            await self._open_session()
         async with self._calls():
             await self._write(messages, plan, replace=replace)
 
+    async def _open_session(self) -> None:
+        """Let the blocks begin with the session; log a failure, because the message must still be stored."""
+        try:
+            for block in self._log_blocks:
+                await block.aopen(self.session_id)
+            self._opened = True
+        except StoreTimeoutError:
+            # Storing the message would wait as long again.
+            raise
+        except Exception as error:  # noqa: BLE001 - the message must be stored after any failure
+            log_failure(
+                "Unread messages of other sessions were not looked for",
+                self.session_id,
+                error,
+                "the next message tries again",
+            )
+
     async def _flush(self, plan: turns.Plan) -> None:
-        """Pass on to the blocks what leaves by the plan; wait for facts and summary."""
+        """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
             await self._write([], plan)
         for block in self._log_blocks:
             await block.aflush(self.session_id)
+
+    async def _finish(self) -> None:
+        """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
+        try:
+            await self._flush(turns.leaving_at_end)
+            for block in self._log_blocks:
+                await block.finish()
+        except StoreError as error:
+            if self._opened and not isinstance(error, SessionOwnerError):
+                raise
 
     async def _write(
         self,
@@ -927,30 +921,33 @@ class CondensedMemory(Memory):
         *,
         replace: bool = False,
     ) -> None:
-        """Write messages, and pass on to the blocks those that leave by the plan; a block that fails is logged."""
+        """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails."""
+        readers: list[str] = []
+        for block in self._log_blocks:
+            readers += block.readers_of(self.session_id)
         flushed = await self.sql_store.log.append(
             self.session_id,
             messages,
             plan,
             replace=replace,
             opening=Opening(self.user_id, self.shared),
-            readers=[
-                name
-                for block in self._log_blocks
-                for name in block.readers_of(self.session_id)
-            ],
+            readers=readers,
         )
         if not flushed:
             return
-        passed_on: Any = {"from_short_term_memory": True, "session_id": self.session_id}
-        calls = (block.aput(list(flushed), **passed_on) for block in self.memory_blocks)
+        calls = [
+            block.aput(
+                list(flushed), from_short_term_memory=True, session_id=self.session_id
+            )
+            for block in self.memory_blocks
+        ]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        for block, result in zip(self.memory_blocks, results, strict=True):
+        for memory_block, result in zip(self.memory_blocks, results, strict=True):
             if isinstance(result, Exception):
-                # The messages are stored.
+                # The messages are stored in any case.
                 logger.warning(
                     "Block %r did not take %d messages: %r",
-                    block.name,
+                    memory_block.name,
                     len(flushed),
                     type(result),
                 )
@@ -959,33 +956,43 @@ class CondensedMemory(Memory):
     def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
-    async def _look(self, question: ChatMessage | None) -> tuple[Snapshot, bool]:
-        """Read what the session holds now, and whether the question is still to come behind these messages.
+    async def _read_turn(self, question: ChatMessage | None) -> _Turn:
+        """Read the current turn; before a question that follows, move a completed turn into the record.
 
-        LlamaIndex's chat engines put their question when it was answered. With a
-        question that is still to come, a turn that is over moves into the record here,
+        LlamaIndex's chat engines put their question only with its answer. The turn moves
         as it would when the question is put.
         """
-        snapshot = await self._glance()
-        turn = [row.message for row in snapshot.active]
-        asked = template.with_question(turn, question)
-        if asked is turn or (turn and not turns.is_over(turn)):
-            return snapshot, False
-        if turn:
-            await self._write([], len)
-            return await self._glance(), True
-        # A flush moves a question into the log while it is being answered.
-        page = await self.sql_store.readers.page(self.session_id, "", Seen(), limit=1)
-        last = [row.message for row in page.rows if row.role == MessageRole.USER.value]
-        return snapshot, not last or template.with_question(last, question) is not last
+        snapshot = await self._read_snapshot()
+        messages = [row.message for row in snapshot.active]
+        follows = False
+        if question is not None and not template.holds_question(messages, question):
+            if not messages:
+                follows = not await self._is_in_log(question)
+            elif turns.is_over(messages):
+                await self._write([], len)
+                snapshot = await self._read_snapshot()
+                messages = [row.message for row in snapshot.active]
+                follows = True
+        query = messages
+        if question is not None and not template.holds_question(messages, question):
+            query = [*messages, question]
+        if follows:
+            messages = []
+        return _Turn(snapshot, messages, query, follows)
 
-    async def _glance(self) -> Snapshot:
+    async def _is_in_log(self, question: ChatMessage) -> bool:
+        """Return whether the newest row of the log is this question: a flush moves an open turn into the log."""
+        page = await self.sql_store.readers.page(self.session_id, "", Seen(), limit=1)
+        return template.holds_question([row.message for row in page.rows], question)
+
+    async def _read_snapshot(self) -> Snapshot:
         record = self.condensed_block
-        opening = Opening(self.user_id, self.shared)
-        known = record.last_seen(self.session_id)
-        watched = self.facts_block.namespace_of(self.session_id)
         snapshot = await self.sql_store.readers.glance(
-            self.session_id, record.name, known, watched, opening
+            self.session_id,
+            record.name,
+            record.last_seen(self.session_id),
+            self.facts_block.namespace_of(self.session_id),
+            Opening(self.user_id, self.shared),
         )
         if snapshot.is_closed:
             await self.acheck_session()
@@ -1001,72 +1008,170 @@ class CondensedMemory(Memory):
             self._tokens,
         )
 
+    async def _ask_blocks(
+        self, turn: _Turn, block_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the content of each memory block by its name, in the order of their priorities."""
+        contents: dict[str, Any] = {}
+        blocks = sorted(
+            self.memory_blocks, key=lambda block: block.priority, reverse=True
+        )
+        for block in blocks:
+            kwargs = dict(block_kwargs)
+            # Blocks of other packages need not accept this argument.
+            if isinstance(block, LogBlock) and block.store is self.sql_store:
+                kwargs["snapshot"] = turn.snapshot
+            content = await block.aget(turn.query, session_id=self.session_id, **kwargs)
+            if not content:
+                continue
+            if not isinstance(content, str | list):
+                raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
+                    f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
+                )
+            contents[block.name] = content
+        return contents
+
+    async def _tokens_beside_memory(self, turn: _Turn) -> int:
+        """Return the tokens of the messages that the model receives beside the memory."""
+        if not turn.question_follows:
+            return await self._tokens_of(turn.messages)
+        tokens = await self._tokens_of(turn.query)
+        return tokens + template.tokens_of_role(self.chat_engine_role, self._tokens)
+
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> tuple[list[ContentBlock], list[ChatMessage], int]:
-        """Return what blocks gave as content of one message and as messages, truncated to ``room`` tokens if possible.
+    ) -> _FittedContents:
+        """Return the contents joined, truncated to ``room`` tokens if possible."""
+        fitted = await self._join(contents, room, turn)
+        while fitted.tokens_left < 0:
+            block = self._block_to_truncate(fitted.contents)
+            if block is None:
+                break
+            content = await block.atruncate(
+                fitted.contents[block.name], -fitted.tokens_left
+            )
+            contents = {**fitted.contents, block.name: content}
+            fitted = await self._join(contents, room, turn)
+        return fitted
 
-        The number is of tokens that are left at least, below 0 for what is still over.
-        ``contents`` is what each block gave, by its name; truncated contents replace it
-        there. The ``turn`` may have cache points of its own.
-        """
+    async def _join(
+        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
+    ) -> _FittedContents:
         shape = self.memory_blocks_template
-        given = contents
-        left = -1
-        is_in_front = self.insert_method == InsertMethod.USER and any(
-            one.role == MessageRole.USER for one in turn
-        )
-        while True:
-            if isinstance(shape, template.MemoryBlocksTemplate):
-                given = template.with_record_in_blocks(
-                    contents, self.cache_points, turn
-                )
-                left = room - template.max_tokens(contents, self.tokenizer_fn)
-            parts, messages = await self._format_memory_blocks(given)
-            if is_in_front and contents.get(self.condensed_block.name):
-                hint = HINT
-            else:
-                hint = ""
-            content = template.joined(shape, parts, hint)
-            # The bound is never too low; only where it is over the room the exact count
-            # decides.
-            if left < 0:
-                left = room - await self._tokens_of(
-                    [*messages, ChatMessage(blocks=content)]
-                )
-            shown = [block for block in self.memory_blocks if contents.get(block.name)]
-            # A block of ours can be truncated whatever its priority.
-            may_be_cut = [
-                block
-                for block in shown
-                if isinstance(block, LogBlock) or block.priority > 0
-            ]
-            if left >= 0 or not may_be_cut:
-                return content, messages, left
-            block = max(may_be_cut, key=lambda block: block.priority)
-            contents[block.name] = await block.atruncate(contents[block.name], -left)
+        split_contents = contents
+        tokens_left = -1
+        if isinstance(shape, template.MemoryBlocksTemplate):
+            split_contents = template.with_record_in_blocks(
+                contents, self.cache_points, turn
+            )
+            tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
+        parts, messages = await self._format_memory_blocks(split_contents)
+        joined = template.joined(shape, parts, self._hint_for(contents, turn))
+        if tokens_left < 0:
+            # The bound of our template may be too high, never too low. The exact count
+            # is slower.
+            tokens = await self._tokens_of([*messages, ChatMessage(blocks=joined)])
+            tokens_left = room - tokens
+        return _FittedContents(contents, joined, messages, tokens_left)
 
-    def _left_of(
-        self, found: Mapping[str, Sequence[tuple[Any, str]]], contents: dict[str, Any]
+    def _hint_for(self, contents: dict[str, Any], turn: list[ChatMessage]) -> str:
+        """Return the sentence between a record and the question that stands behind it in the same message."""
+        has_record = bool(contents.get(self.condensed_block.name))
+        is_in_front = self.insert_method == InsertMethod.USER
+        if has_record and is_in_front and template.last_question(turn):
+            return HINT
+        return ""
+
+    def _block_to_truncate(
+        self, contents: dict[str, Any]
+    ) -> BaseMemoryBlock[Any] | None:
+        """Return the block to truncate next; None if no block with content may be truncated.
+
+        LlamaIndex never truncates priority 0. The blocks of this package can be
+        truncated with any priority.
+        """
+        blocks = [
+            block
+            for block in self.memory_blocks
+            if contents.get(block.name)
+            and (isinstance(block, LogBlock) or block.priority > 0)
+        ]
+        return max(blocks, key=lambda block: block.priority, default=None)
+
+    async def _read_media(
+        self, turn: _Turn, fitted: _FittedContents
+    ) -> list[ContentBlock]:
+        questions = 0
+        if fitted.joined:
+            roles = [message.role for message in turn.messages]
+            questions = roles.count(MessageRole.USER)
+        return await self.condensed_block.amedia(
+            self.session_id, questions, fitted.tokens_left, self._tokens
+        )
+
+    def _assemble(
+        self, turn: _Turn, fitted: _FittedContents, media: list[ContentBlock]
+    ) -> list[ChatMessage]:
+        """Return the messages for the model."""
+        turn_messages = [
+            template.without_our_tags(message) for message in turn.messages
+        ]
+        if turn.question_follows:
+            # A user's message would stand next to the question, and many models need
+            # user and assistant to take turns.
+            messages = [
+                *template.before_question(fitted.joined, self.chat_engine_role),
+                *fitted.messages,
+            ]
+        else:
+            template.add_media(media, fitted.joined, turn_messages)
+            messages = self._insert_memory_content(
+                turn_messages, fitted.joined, fitted.messages
+            )
+        template.mark_for_cache(
+            messages,
+            self.session_id,
+            self.cache_points,
+            goes_on=self._expects_more_calls(turn.messages),
+        )
+        for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
+            # A result of a tool that the program has put as the user's.
+            if row.is_printed:
+                message.role = MessageRole.USER
+        return [template.without_blank_texts(message) for message in messages]
+
+    def _expects_more_calls(self, turn: list[ChatMessage]) -> bool:
+        """Return whether the model will be asked again in this turn.
+
+        An agent asks again after each tool call, and may not put the results. An agent
+        that used tools in the last turn is expected to use them again.
+        """
+        last_hash = self._question_hash
+        self._question_hash = hash(body_of(turn[0])) if turn else 0
+        if not turn:
+            return False
+        if last_hash == self._question_hash:
+            return True
+        return self.condensed_block.used_tools(self.session_id)
+
+    def _sources_in(
+        self, contents: dict[str, Any], fitted_contents: dict[str, Any]
     ) -> MemorySearchResult:
-        """Return what was found, each with its text, as far as the blocks' contents still show it."""
+        """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
         facts = self.facts_block.name
         record = self.condensed_block.name
-        # What stands above may have the same words.
-        texts = {
-            facts: str(contents.get(facts)),
-            record: str(contents.get(record)).partition(EARLIER_OPENING)[2],
-        }
-        used = (
-            (one for one, text in found.get(name, ()) if text in texts[name])
-            for name in texts
+        facts_text = str(fitted_contents.get(facts))
+        # The record above the recalled messages may have the same words.
+        recall_text = str(fitted_contents.get(record)).partition(EARLIER_OPENING)[2]
+        return MemorySearchResult(
+            tuple(_sources_within(facts_text, contents.get(facts))),
+            tuple(_sources_within(recall_text, contents.get(record))),
         )
-        return MemorySearchResult(*map(tuple, used))
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
         await self.tokenizer_fn.load()
         if sum(map(characters_of, messages)) > LONG_CHARACTERS:
-            return sum(await asyncio.to_thread(list, map(self._tokens, messages)))
+            return await asyncio.to_thread(lambda: sum(map(self._tokens, messages)))
         return sum(map(self._tokens, messages))
 
     def _tokens(self, message: ChatMessage) -> int:
@@ -1076,10 +1181,10 @@ class CondensedMemory(Memory):
         return tokens_by_bytes(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> asyncio.Lock:
-        """Return the lock by which a turn is read as it was written: one call at a time per session and event loop.
+        """Return the lock that lets one call at a time read or write the session, per event loop.
 
-        It is not shared across loops: a synchronous call inside a running loop would
-        wait for the loop that it blocks.
+        The lock is not shared across loops: a synchronous call inside a running loop
+        would wait for the loop that it blocks.
         """
         self._is_used = True
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
@@ -1093,48 +1198,37 @@ def _warn_of_unused() -> None:
     )
 
 
-def blocks_for(
-    settings: Mapping[str, Any],
-    limits: tuple[int, int],
-    stores: tuple[MemoryStore, MemoryStore],
-    user_id: str,
-    others: Sequence[BaseMemoryBlock[Any]],
-    **of_both: Any,
-) -> list[BaseMemoryBlock[Any]]:
-    """Return the record and the facts, with these limits and stores and with what is ``of_both``, and the ``others``.
+def _sources_within(text: str, content: Any) -> list[Any]:
+    """Return the facts or messages that a block has selected for its content and that the text holds."""
+    selected = getattr(content, "shown", ())
+    return [source for source, source_text in selected if source_text in text]
 
-    A setting goes to the block that has a field of its name. Raises a SettingError for
-    a setting of a wrong type or range or for what is no list of blocks, and what the
-    checks of the record raise.
-    """
-    of_record = {
-        name: settings[name]
-        for name in settings
-        if name in CondensedMemoryBlock.model_fields
+
+def _settings_of(
+    block_type: type[LogBlock], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in block_type.model_fields
     }
-    of_facts = {
-        name: settings[name]
-        for name in settings
-        if name in RelevantFactsBlock.model_fields
-    }
-    record = CondensedMemoryBlock(
-        token_limit=limits[0], store=stores[0], **of_record, **of_both
-    )
-    facts = RelevantFactsBlock(
-        token_limit=limits[1], store=stores[1], user_id=user_id, **of_facts, **of_both
-    )
-    blocks = [
-        record,
-        facts,
-        *(others if isinstance(others, list | tuple) else [others]),
-    ]
-    names = {block.name for block in blocks if isinstance(block, BaseMemoryBlock)}
-    if len(names) < len(blocks):
-        saw = ", ".join(
-            str(getattr(block, "name", shown(block))) for block in blocks[2:]
-        )
+
+
+def _with_further_blocks(
+    blocks: list[LogBlock], further_blocks: object
+) -> list[BaseMemoryBlock[Any]]:
+    """Return the record and the facts, and behind them the blocks of the program; a SettingError for anything else."""
+    further: Sequence[Any] = ()
+    if further_blocks:
+        is_list = isinstance(further_blocks, list | tuple)
+        further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
+    all_blocks = [*blocks, *further]
+    names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
+    if len(names) < len(all_blocks):
+        descriptions = [str(getattr(block, "name", shown(block))) for block in further]
         raise SettingError(
-            f"memory_blocks must be a list of LlamaIndex's memory blocks with a name each; saw {saw}. "
-            f"The record and the facts, {record.name} and {facts.name}, are there without it."
+            "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
+            f"saw {', '.join(descriptions)}. "
+            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself."
         )
-    return blocks
+    return all_blocks

@@ -1,4 +1,4 @@
-"""Searches what a memory knows: the facts of its user, and the messages of its session."""
+"""The result of a search in the facts of a user and the messages of a session."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemorySearchResult:
-    """What was found for a question: ``print`` shows a line for each; both are empty if nothing was.
+    """Facts and messages that match a question; ``print`` shows a line for each.
 
-    A search has the best first, ``last_used`` the order of the prompt. ``facts`` have a
-    ``fact`` and a ``score``, 0..1 as in the ranking; ``messages`` a ``role``, a
-    ``day``, a ``text`` of at most 500 tokens, a ``similarity``, 1 for the best one,
-    their ``row_ids``, and the ``message_id`` that the program has given them.
+    A search returns the best entries first, ``last_used`` the order of the prompt.
+    ``facts``: each has a ``fact`` and a ``score``, 0..1 as in the ranking.
+    ``messages``: each has a ``role``, a ``day``, a ``text`` of at most 500 tokens, a
+    ``similarity`` (1 for the best message), its ``row_ids``, and the ``message_id`` of
+    the program.
     """
 
     facts: tuple[RankedFact, ...] = ()
     messages: tuple[FoundMessage, ...] = ()
 
     def __repr__(self) -> str:
-        # What users have said is no part of it: a log may show it.
+        # A log may show it, so it has no words of users.
         return f"{type(self).__name__}({len(self.facts)} facts, {len(self.messages)} messages)"
 
     def __str__(self) -> str:
-        found = [
-            (entry.score, ["fact", *days_of(entry.fact).values()], entry.fact.content)
-            for entry in self.facts
-        ]
-        found += [
-            (one.similarity, [one.role, one.day], one.text) for one in self.messages
-        ]
-        lines = (
-            f"{score:.2f}  {', '.join(filter(None, what))}: {' '.join(text.split())}"
-            for score, what, text in found
-        )
+        lines = []
+        for entry in self.facts:
+            labels = ["fact", *days_of(entry.fact).values()]
+            lines.append(_line(entry.score, labels, entry.fact.content))
+        for message in self.messages:
+            labels = [message.role, message.day]
+            lines.append(_line(message.similarity, labels, message.text))
         return "\n".join(lines) or "Nothing found."
 
 
+def _line(score: float, labels: list[str], text: str) -> str:
+    return f"{score:.2f}  {', '.join(filter(None, labels))}: {' '.join(text.split())}"
+
+
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
-    """Raise a ValueError if there is nothing to look for, or ``similarity_top_k`` is less than 1."""
+    """Raise a ValueError if nothing is searched, or ``similarity_top_k`` is less than 1."""
     if not (facts or messages):
         raise ValueError(
             "facts=False and messages=False leave nothing to look for; set one of them to True."
@@ -54,11 +55,11 @@ def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
     check_top_k(similarity_top_k)
 
 
-def check_memory(memory: object, who: str) -> None:
+def check_memory(memory: object, caller: str) -> None:
     """Raise a TypeError for anything but a ``CondensedMemory``."""
-    # The class stands above this file; no other memory has such a block.
+    # The class stands above this file; only its memories have this attribute.
     if not hasattr(memory, "facts_block"):
         raise TypeError(
-            f"{who} asks a CondensedMemory; this is a {type(memory).__name__}. "
+            f"{caller} asks a CondensedMemory; this is a {type(memory).__name__}. "
             "Build one with CondensedMemory.from_defaults(...)."
         )

@@ -1,8 +1,8 @@
-"""Derives the limits of a memory from the context window of its model, and checks the settings of its store."""
+"""Settings of a memory: limits that follow from the context window, and the store."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.memory.memory import generate_chat_store_key
 
@@ -25,6 +25,7 @@ from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 
 if TYPE_CHECKING:
     from llama_index.core.llms.llm import LLM
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.record.window import CachePoints
 
@@ -32,14 +33,43 @@ if TYPE_CHECKING:
 DEFAULT_TOKEN_LIMIT = 60_000
 _CONDENSED_LIMIT = 50_000
 _FACTS_LIMIT = 2_000
-# What is left of a window is for instructions, tools, the answer, and for the tokens of
-# another tokenizer.
+# The rest of a window is for instructions, tools and the answer, and covers the
+# difference between two tokenizers.
 _WINDOW_SHARE = 0.75
-# The current turn has a quarter of the limit for itself, or so many tokens.
+# The current turn keeps a quarter of the limit, at most this number of tokens.
 _TURN_TOKENS = 8_000
-# With less, a quarter for the turn and an eighth for the facts leave no room for a
-# record.
+# Below this limit, a quarter for the turn and an eighth for the facts leave no room
+# for a record.
 _LEAST = 80
+
+
+class MemoryLimits(NamedTuple):
+    """Most tokens of a memory, of its record and of its facts."""
+
+    total: int
+    record: int
+    facts: int
+
+
+class StorePlace(NamedTuple):
+    """Where a new store keeps its tables; the arguments of a ``MemoryStore``."""
+
+    async_database_uri: str | None
+    table_name: str
+    async_engine: AsyncEngine | None
+    db_schema: str | None
+
+
+class _TotalLimit(NamedTuple):
+    """The limit of a memory.
+
+    ``source`` says in an error where the limit comes from, and ``setting`` names the
+    argument that raises it.
+    """
+
+    tokens: int
+    source: str = ""
+    setting: str = "token_limit"
 
 
 def limits_for(
@@ -48,122 +78,139 @@ def limits_for(
     condensed: int | None = None,
     facts: int | None = None,
     llm: LLM | None = None,
-) -> tuple[int, int, int]:
-    """Return the limits of a memory, of its record and of its facts.
+) -> MemoryLimits:
+    """Return the limits of a memory.
 
-    Those that are None follow from the others and from the window, by default that of
-    the ``llm`` or of ``Settings.llm``; that may be unknown.
+    A limit that is None follows from the other limits and from the window. A window
+    that is None is the window of ``llm`` or of ``Settings.llm``, if the model knows it.
 
     Raises:
-        LimitError: Given limits do not fit into the window or into each other.
+        LimitError: The limits do not fit into the window or into each other.
 
     Examples:
         >>> limits_for(8_192)
-        (6144, 3840, 768)
+        MemoryLimits(total=6144, record=3840, facts=768)
         >>> limits_for(None)
-        (60000, 50000, 2000)
+        MemoryLimits(total=60000, record=50000, facts=2000)
     """
-    asked = {"context_window": window, "token_limit": token_limit}
-    for name, limit in {
-        **asked,
-        "condensed_token_limit": condensed,
-        "facts_token_limit": facts,
-    }.items():
-        if type(limit) not in {int, type(None)}:
-            saw = shown(limit, with_text=True)
-            raise LimitError(
-                f"{name} must be a whole number of tokens; saw {saw}. Leave it out for the default."
-            )
+    _check_whole_number("context_window", window)
+    _check_whole_number("token_limit", token_limit)
+    _check_whole_number("condensed_token_limit", condensed)
+    _check_whole_number("facts_token_limit", facts)
     model = llm_of_settings() if llm is None else llm
     if window is None and model is not None:
         window = window_of(model)
-    whose = f"the context window of {(model and name_of(model)) or 'the model'}, {window} tokens"
-    if window is None:
-        total = DEFAULT_TOKEN_LIMIT
-    else:
-        total = min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
-    if token_limit is None and total < DEFAULT_TOKEN_LIMIT:
-        source = f" (three quarters of {whose})"
-    else:
-        source = ""
-    if token_limit is not None and window is not None and token_limit > window:
+    total = _total_limit(window, token_limit, model)
+    if total.tokens < _LEAST:
         raise LimitError(
-            f"token_limit={token_limit} does not fit into {whose}: a model refuses such prompts. Leave token_limit "
-            f"out, which gives {total}, or say context_window=... if the model has a larger one."
-        )
-    if token_limit is None:
-        total = total
-    else:
-        total = token_limit
-    if source:
-        wider = "context_window"
-    else:
-        wider = "token_limit"
-    if total < _LEAST:
-        raise LimitError(
-            f"token_limit={total}{source} leaves a record no room: raise {wider}, to {_LEAST} at least."
+            f"token_limit={total.tokens}{total.source} leaves a record no room: raise {total.setting}, "
+            f"to {_LEAST} at least."
         )
     if facts is None:
-        facts = min(_FACTS_LIMIT, total // 8)
-        # A given limit of the record may leave them less.
-        if condensed is not None and condensed < total:
-            facts = min(facts, total - condensed)
+        facts = _facts_limit(total.tokens, condensed)
     if condensed is None:
-        record = min(_CONDENSED_LIMIT, total - facts - min(_TURN_TOKENS, total // 4))
-    else:
-        record = condensed
-    if record < MIN_ROOM or facts < 0 or record + facts > total:
+        turn = min(_TURN_TOKENS, total.tokens // 4)
+        condensed = min(_CONDENSED_LIMIT, total.tokens - facts - turn)
+    if condensed < MIN_ROOM or facts < 0 or condensed + facts > total.tokens:
         raise LimitError(
-            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
-            f"{source}; condensed_token_limit={record} and facts_token_limit={facts} make {record + facts}. "
-            f"Lower them, or raise {wider}."
+            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total.tokens}"
+            f"{total.source}; condensed_token_limit={condensed} and facts_token_limit={facts} make "
+            f"{condensed + facts}. Lower them, or raise {total.setting}."
         )
-    return total, record, facts
+    return MemoryLimits(total.tokens, condensed, facts)
+
+
+def _check_whole_number(name: str, limit: object) -> None:
+    if type(limit) not in {int, type(None)}:
+        raise LimitError(
+            f"{name} must be a whole number of tokens; saw {shown(limit, with_text=True)}. "
+            "Leave it out for the default."
+        )
+
+
+def _total_limit(
+    window: int | None, token_limit: int | None, model: LLM | None
+) -> _TotalLimit:
+    if window is None:
+        return _TotalLimit(DEFAULT_TOKEN_LIMIT if token_limit is None else token_limit)
+    default = min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
+    owner = (model and name_of(model)) or "the model"
+    described_window = f"the context window of {owner}, {window} tokens"
+    if token_limit is None:
+        if default == DEFAULT_TOKEN_LIMIT:
+            return _TotalLimit(default)
+        source = f" (three quarters of {described_window})"
+        return _TotalLimit(default, source, "context_window")
+    if token_limit > window:
+        raise LimitError(
+            f"token_limit={token_limit} does not fit into {described_window}: a model refuses such prompts. Leave "
+            f"token_limit out, which gives {default}, or pass context_window=... if the model has a larger one."
+        )
+    return _TotalLimit(token_limit)
+
+
+def _facts_limit(total: int, condensed: int | None) -> int:
+    limit = min(_FACTS_LIMIT, total // 8)
+    if condensed is None or condensed >= total:
+        return limit
+    return min(limit, total - condensed)
 
 
 def check_cache_points(
     cache_points: CachePoints, memory_blocks_template: object, llm: LLM | None
 ) -> None:
-    """Raise a LayoutError if the template cannot keep cache points; warns if there are none and a model needs them."""
+    """Raise a LayoutError if the template cannot keep cache points.
+
+    Without cache points, warn if the model needs them.
+    """
     if not cache_points:
         warn_without_cache_points(llm)
-    if cache_points and not isinstance(
-        memory_blocks_template, MemoryBlocksTemplate | None
-    ):
+    elif not isinstance(memory_blocks_template, MemoryBlocksTemplate | None):
         raise LayoutError(
-            "cache_points=True needs the record in text blocks of its own, which only MemoryBlocksTemplate keeps; "
+            "cache_points=True needs the record in separate text blocks, which only MemoryBlocksTemplate keeps; "
             f"memory_blocks_template is a {type(memory_blocks_template).__name__}. Leave one of the two out."
         )
 
 
-def place_of(
-    chat_store: MemoryStore | None, session_id: str | None, **place: Any
-) -> tuple[MemoryStore, str]:
-    """Return the store that is given, or a new one at this place; and the name of the session, by default a new one.
+def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
+    """Return the store of the program, or a new store at this place.
 
-    A SettingError for both a store and a place, or for what is no id. A StoreError for
-    a store without cursors, or one that outlives a session without a name.
+    Raises:
+        SettingError: The program passes both a store and a place.
+        StoreError: ``chat_store`` is no ``MemoryStore``.
     """
-    check_id("session_id", session_id)
     if chat_store is None:
-        store = MemoryStore(**place)
-    else:
-        store = chat_store
-    given = [
-        name for name, value in place.items() if value not in (None, DEFAULT_TABLE_NAME)
+        return MemoryStore(**place._asdict())
+    names = [
+        name
+        for name, value in place._asdict().items()
+        if value not in (None, DEFAULT_TABLE_NAME)
     ]
-    if given and chat_store is not None:
+    if names:
         raise SettingError(
-            f"chat_store has a database and tables of its own; saw {', '.join(given)} beside it. Leave out one of them."
+            f"chat_store already has a database and tables; saw {', '.join(names)} beside it. Leave out one of them."
         )
-    if not isinstance(store, MemoryStore):
+    if not isinstance(chat_store, MemoryStore):
         raise StoreError(
             f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
-            f"{type(store).__name__}. Use MemoryStore(async_database_uri)."
+            f"{type(chat_store).__name__}. Use MemoryStore(async_database_uri)."
         )
-    if session_id is None and not store.database.in_memory:
+    return chat_store
+
+
+def session_id_for(session_id: str | None, store: MemoryStore) -> str:
+    """Return the name of the session; a new name for None.
+
+    Raises:
+        SettingError: ``session_id`` is no id.
+        StoreError: The store outlives the process, and the session has no name.
+    """
+    check_id("session_id", session_id)
+    if session_id is not None:
+        return session_id
+    if not store.database.in_memory:
         raise StoreError(
-            f"{store!r} outlives this process, but without a session_id nobody could find the conversation "
-            "again. Give it one: CondensedMemory.from_defaults(session_id=...)."
+            f"{store!r} outlives this process, but without a session_id the program could not find the conversation "
+            "again. Pass CondensedMemory.from_defaults(session_id=...)."
         )
-    return store, generate_chat_store_key() if session_id is None else session_id
+    return generate_chat_store_key()

@@ -1,4 +1,4 @@
-"""Puts what a memory holds, and what has failed in it, into numbers that people and programs can read."""
+"""Statistics of a memory: counts, tokens and failures of a session, for people and programs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class MemoryStats(BaseModel):
-    """How much a session holds and shows. Prints as a few lines; ``model_dump(mode="json")`` is for programs.
+    """Statistics of a session. They print as a few lines; ``model_dump(mode="json")`` is for programs.
 
-    Counts of messages, facts and tokens are read from the database, so they include
-    what other processes have written; ``failures``, ``rejections`` and ``usage`` are of
-    this process alone, and the last two of this memory.
+    Messages, facts and tokens are counted in the database, including writes of other
+    processes. ``failures`` covers this process, ``rejections`` and ``usage`` only this
+    memory in this process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,32 +36,30 @@ class MemoryStats(BaseModel):
     )
     messages: int = Field(description="All messages of the session.")
     active: int = Field(
-        description="Of these, the ones of the current turn, which are not in the record yet."
+        description="Messages of the current turn, which are not in the record yet."
     )
     verbatim: int = Field(
-        description="Messages that the record shows as they are, long ones clipped."
+        description="Messages that the record shows, long ones clipped."
     )
     left: int = Field(
         description="Messages that have left the record; they are still in the database."
     )
     summarised: int = Field(
-        description="Of these, the ones that the running summary covers."
+        description="Messages of ``left`` that the running summary covers."
     )
     record_tokens: int = Field(
-        description="Tokens of the record, without what is recalled for a question."
+        description="Tokens of the record, without recalled messages."
     )
-    summary_tokens: int = Field(description="Of these, the ones of the summary.")
+    summary_tokens: int = Field(description="Tokens of the summary in the record.")
     facts: int = Field(
         description="Active facts of the user that the agent of this memory sees."
     )
-    retired: int = Field(
-        description="Retired facts of these; they are kept, and not shown."
-    )
+    retired: int = Field(description="Retired facts, which are kept and not shown.")
     pending: int | None = Field(
-        description="Messages not read for facts yet, active ones too; None: none are read."
+        description="Messages not read for facts yet, active ones too; None: extraction is off."
     )
     failures: dict[str, Failure] = Field(
-        description='What has failed last: "facts", "summary" or "recall index".'
+        description='The last failure of "facts", "summary" and "recall index".'
     )
     rejections: dict[str, int] = Field(
         description="Entries of the model's replies that were not stored, by reason."
@@ -74,62 +72,59 @@ class MemoryStats(BaseModel):
     )
 
     def __str__(self) -> str:
-        shown = (
+        current = (
             f"{self.active} of the current turn, {self.verbatim} shown in the record"
         )
         older = f"{self.left} older than the record, {self.summarised} in its summary"
-        if self.pending is None:
-            pending = "extraction is off"
-        else:
-            pending = f"{self.pending} messages to be read for facts"
-        reasons = ", ".join(
-            f"{count} {reason}" for reason, count in sorted(self.rejections.items())
-        )
-        if reasons:
-            rejected = f"; not stored: {reasons}"
-        else:
-            rejected = ""
-        if self.set_aside:
-            aside = f", {len(self.set_aside)} turns set aside"
-        else:
-            aside = ""
         lines = [
             ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
-            ("messages", f"{self.messages}: {shown}; {older}"),
+            ("messages", f"{self.messages}: {current}; {older}"),
             (
                 "record",
                 f"{self.record_tokens} tokens, {self.summary_tokens} in its summary",
             ),
-            (
-                "facts",
-                f"{self.facts} current, {self.retired} retired; {pending}{aside}{rejected}",
-            ),
+            ("facts", self._describe_facts()),
         ]
         for kind, usage in sorted(self.usage.items()):
-            if usage.calls == 1:
-                calls = "1 call"
-            else:
-                calls = f"{usage.calls} calls"
-            if usage.counted:
-                counted = (
-                    f" ({usage.counted} of these did not report theirs: counted here)"
-                )
-            else:
-                counted = ""
-            spent = f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}{counted}"
-            lines.append(("tokens", f"{kind}: {spent}"))
-        for name, failure in self.failures.items():
-            if failure.failures == 1:
-                times = "once"
-            else:
-                times = f"{failure.failures} times in a row"
-            if failure.retry_at:
-                again = f"at {failure.retry_at:%H:%M:%S}"
-            else:
-                again = "by the next start"
-            when = f"last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {again}"
-            lines.append(("failed", f"{name}: {failure.error}, {times}, {when}"))
+            lines.append(("tokens", f"{kind}: {_describe_usage(usage)}"))
+        for kind, failure in self.failures.items():
+            lines.append(("failed", f"{kind}: {_describe_failure(failure)}"))
         return "\n".join(f"{name:<9} {line}" for name, line in lines)
+
+    def _describe_facts(self) -> str:
+        text = f"{self.facts} current, {self.retired} retired; "
+        if self.pending is None:
+            text += "extraction is off"
+        else:
+            text += f"{self.pending} messages to be read for facts"
+        if self.set_aside:
+            text += f", {len(self.set_aside)} turns set aside"
+        reasons = [
+            f"{count} {reason}" for reason, count in sorted(self.rejections.items())
+        ]
+        if reasons:
+            text += f"; not stored: {', '.join(reasons)}"
+        return text
+
+
+def _describe_usage(usage: Usage) -> str:
+    calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
+    text = (
+        f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}"
+    )
+    if usage.counted:
+        text += f" ({usage.counted} of these did not report theirs: counted here)"
+    return text
+
+
+def _describe_failure(failure: Failure) -> str:
+    times = "once"
+    if failure.failures > 1:
+        times = f"{failure.failures} times in a row"
+    retry = "by the next start"
+    if failure.retry_at:
+        retry = f"at {failure.retry_at:%H:%M:%S}"
+    return f"{failure.error}, {times}, last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {retry}"
 
 
 async def read_stats(
@@ -138,10 +133,9 @@ async def read_stats(
     facts: RelevantFactsBlock,
     session_id: str,
 ) -> MemoryStats:
-    """Return the numbers of a session, from its two blocks and their store."""
-    from llama_index_memory_ext.facts.extraction import (
-        progress_of,
-    )  # where statistics are asked for
+    """Return the statistics of a session, from its two blocks and their store."""
+    # Loaded only when a program asks for statistics.
+    from llama_index_memory_ext.facts.extraction import progress_of
 
     namespace = facts.namespace_of(session_id)
     size = await record.ameasure(session_id)
@@ -150,7 +144,7 @@ async def read_stats(
     now = utc_now()
     position, _ = await store.readers.state(session_id, record.name)
     _, state = await store.readers.state(session_id, reader)
-    known = (await store.facts.read(namespace, view=facts.view)).facts
+    visible_facts = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
         user_id=name_of(namespace),
@@ -159,8 +153,8 @@ async def read_stats(
         messages=await count(session_id),
         active=await count(session_id, status=ACTIVE),
         left=await count(session_id, status=ARCHIVED, last=position),
-        facts=sum(fact.state(now) == "present" for fact in known),
-        retired=sum(fact.retired for fact in known),
+        facts=sum(fact.state(now) == "present" for fact in visible_facts),
+        retired=sum(fact.retired for fact in visible_facts),
         pending=await count(session_id, reader=reader) if facts.extract_facts else None,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,

@@ -1,4 +1,4 @@
-"""Joins the texts of memory blocks into one message, without a template language."""
+"""The message that shows the memory: joins the texts of memory blocks, without a template language."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ EngineRole: TypeAlias = Literal["system", "user"]
 class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
-    No template language ever sees what users and tools have written, and nothing is
-    compiled or parsed. The ``template_str`` is the same in Jinja, as documentation. A
+    No template language ever sees the texts of users and tools, and no text is compiled
+    or parsed. The ``template_str`` documents the same layout in Jinja. A
     ``CondensedMemory`` whose record stands in front of the user's message passes a
-    ``hint``, which tells the model to use it; without one there is none.
+    ``hint``, which tells the model to use the record.
     """
 
     def __init__(self) -> None:
@@ -82,41 +82,55 @@ def _tagged(
     text = "<memory>\n"
     for name, blocks in memory_blocks:
         text += f"<{name}>\n"
+        last = len(blocks) - 1
         for i, block in enumerate(blocks):
-            if text and (i > 0 or not isinstance(block, TextBlock)):
+            is_text = isinstance(block, TextBlock)
+            if text and (i > 0 or not is_text):
                 content.append(TextBlock(text=text))
                 text = ""
-            is_whole = not isinstance(block, TextBlock) or (
-                block.text.endswith("\n") and i + 1 < len(blocks)
-            )
-            if is_whole and not text:
+            if text or not _stands_alone(block, is_last=i == last):
+                text += _whole_lines(block)
+            else:
                 content.append(block)
-            elif isinstance(block, TextBlock) and block.text:
-                text += block.text if block.text.endswith("\n") else f"{block.text}\n"
         text += f"</{name}>\n"
-    closing = f"{hint}\n\n" if hint else ""
-    return [*content, TextBlock(text=f"{text}</memory>\n\n{closing}")]
+    text += "</memory>\n\n"
+    if hint:
+        text += f"{hint}\n\n"
+    return [*content, TextBlock(text=text)]
+
+
+def _stands_alone(block: ContentBlock, *, is_last: bool) -> bool:
+    """Return whether a block is sent as it is; a tag follows the last block's text."""
+    if not isinstance(block, TextBlock):
+        return True
+    return block.text.endswith("\n") and not is_last
+
+
+def _whole_lines(block: ContentBlock) -> str:
+    if not isinstance(block, TextBlock) or not block.text:
+        return ""
+    return block.text if block.text.endswith("\n") else f"{block.text}\n"
 
 
 def with_record_in_blocks(
-    contents: dict[str, Any], cache_points: CachePoints, turn: Sequence[ChatMessage]
+    contents: Mapping[str, Any],
+    cache_points: CachePoints,
+    messages: Sequence[ChatMessage],
 ) -> dict[str, Any]:
-    """Return what each memory block gave, by its name, the record in text blocks with cache points between them.
+    """Return the content of each memory block by its name, the record as text blocks with cache points.
 
-    There are at most four together with those of the other memory blocks and of the
-    ``turn``.
+    A prompt has at most four cache points; other memory blocks and the ``messages`` may
+    have some already.
     """
-    lists = [content for content in contents.values() if isinstance(content, list)]
-    others = cache_points_in(turn) + sum(
-        isinstance(block, CachePoint) for content in lists for block in content
-    )
-    records = {
-        name: text for name, text in contents.items() if isinstance(text, RecordText)
-    }
-    return contents | {
-        name: text.content_blocks(cache_points, others)
-        for name, text in records.items()
-    }
+    used_points = cache_points_in(messages)
+    for content in contents.values():
+        if isinstance(content, list):
+            used_points += sum(isinstance(block, CachePoint) for block in content)
+    split_contents = dict(contents)
+    for name, content in contents.items():
+        if isinstance(content, RecordText):
+            split_contents[name] = content.content_blocks(cache_points, used_points)
+    return split_contents
 
 
 def joined(
@@ -124,30 +138,29 @@ def joined(
     memory_blocks: list[tuple[str, list[ContentBlock]]],
     hint: str,
 ) -> list[ContentBlock]:
-    """Return the blocks of the message that a template makes of memory blocks; [] for none.
+    """Return the blocks of the message that a template makes of memory blocks; [] for no memory block.
 
-    A text at its end ends with a blank line, because some APIs join texts without
-    anything between them.
+    A text at the end ends with a blank line, because some APIs join texts without a
+    separator.
     """
     if not memory_blocks:
         return []
     if type(template) is MemoryBlocksTemplate:
-        # Without a message, which would check each of the blocks.
+        # A ChatMessage would validate each block again.
         return _tagged(memory_blocks, hint)
-    content = list(
-        template.format_messages(memory_blocks=memory_blocks, hint=hint)[0].blocks
-    )
-    if (
-        content
-        and isinstance(content[-1], TextBlock)
-        and not content[-1].text.endswith("\n\n")
-    ):
-        content[-1] = TextBlock(text=content[-1].text.rstrip("\n") + "\n\n")
+    messages = template.format_messages(memory_blocks=memory_blocks, hint=hint)
+    content = list(messages[0].blocks)
+    last = content[-1] if content else None
+    if isinstance(last, TextBlock) and not last.text.endswith("\n\n"):
+        content[-1] = TextBlock(text=last.text.rstrip("\n") + "\n\n")
     return content
 
 
 def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
-    """Return a number of tokens that contents do not exceed in our template; a very large one if it is unknown."""
+    """Return a number of tokens that contents do not exceed in our template.
+
+    ``sys.maxsize`` stands for contents other than texts, whose tokens are unknown.
+    """
     tokens = 0
     for name, text in contents.items():
         if not isinstance(text, str):
@@ -158,45 +171,46 @@ def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
     return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
 
 
-def with_question(
-    turn: list[ChatMessage], asked: ChatMessage | None
-) -> list[ChatMessage]:
-    """Return the turn with the question behind it, unless it is its own: agents repeat it in each tool round."""
-    if asked is None:
-        return turn
-    last = next(
-        (message for message in reversed(turn) if message.role == MessageRole.USER),
-        None,
+def last_question(messages: Sequence[ChatMessage]) -> ChatMessage | None:
+    """Return the newest message of the user; None if there is none."""
+    for message in reversed(messages):
+        if message.role == MessageRole.USER:
+            return message
+    return None
+
+
+def holds_question(messages: Sequence[ChatMessage], question: ChatMessage) -> bool:
+    """Return whether the newest message of the user is this question.
+
+    Agents repeat the question in each tool round. Of a question with an image, they
+    repeat the text.
+    """
+    last = last_question(messages)
+    return last is not None and (
+        body_of(last) == body_of(question) or last.content == cleaned(question.content)
     )
-    # Of a question with an image, agents repeat the text.
-    is_own = last is not None and (
-        body_of(last) == body_of(asked) or last.content == cleaned(asked.content)
-    )
-    return turn if is_own else [*turn, asked]
 
 
 def add_media(
-    media: list[ContentBlock], content: list[ContentBlock], turn: list[ChatMessage]
+    media: list[ContentBlock],
+    content: list[ContentBlock],
+    messages: list[ChatMessage],
 ) -> None:
-    """Add media, if there are any, to what is sent: behind the memory, in front of the hint.
+    """Add media to the prompt: behind the memory, in front of the hint.
 
-    Without a hint they stand in front of the question of the turn, as where the content
-    becomes a system's message, which has no media.
+    Without a hint, add the media in front of the question: the content may become a
+    system message, which takes no media.
     """
     if not media:
         return
     last = content[-1]
     end = f"{HINT}\n\n"
     if isinstance(last, TextBlock) and last.text.endswith(end):
-        content[-1:] = [
-            TextBlock(text=last.text.removesuffix(end)),
-            *media,
-            TextBlock(text=end),
-        ]
-    else:
-        question = next(
-            message for message in reversed(turn) if message.role == MessageRole.USER
-        )
+        text = last.text.removesuffix(end)
+        content[-1:] = [TextBlock(text=text), *media, TextBlock(text=end)]
+        return
+    question = last_question(messages)
+    if question is not None:
         question.blocks = [*media, *question.blocks]
 
 
@@ -207,7 +221,7 @@ _ACKNOWLEDGED = ChatMessage(
 
 
 def before_question(content: list[ContentBlock], role: EngineRole) -> list[ChatMessage]:
-    """Return the content as messages that stand in front of a question that is still to come; [] for none."""
+    """Return the messages with the content for a question that the caller sends behind them; [] for no content."""
     if not content:
         return []
     memory = ChatMessage(role=role, blocks=content)
@@ -236,57 +250,51 @@ def without_blank_texts(message: ChatMessage) -> ChatMessage:
 
 
 def without_our_tags(message: ChatMessage) -> ChatMessage:
-    """Return the message with our tags escaped in a user's text, which is sent in one message with the record.
+    """Return the message without ``message_id`` and ``user_id``, which some integrations would send.
 
-    It has no ``message_id`` and ``user_id``, which some integrations would send.
+    In a user's text our tags are escaped, because the record stands in the same
+    message.
     """
     kwargs = message.additional_kwargs
     blocks = message.blocks
     if message.role == MessageRole.USER:
-        blocks = [
-            TextBlock(text=escape_tags(one.text)) if isinstance(one, TextBlock) else one
-            for one in blocks
-        ]
+        blocks = [_without_our_tags(block) for block in blocks]
     elif not kwargs.keys() & {ID_KEY, SPEAKER_KEY}:
         return message
-    # A provider takes no name of any form, and it stands in the record.
-    unsent = {ID_KEY, SPEAKER_KEY, *(["name"] if SPEAKER_KEY in kwargs else [])}
+    unsent = {ID_KEY, SPEAKER_KEY}
+    if SPEAKER_KEY in kwargs:
+        # Providers restrict the form of a name. The record shows the name.
+        unsent.add("name")
     kwargs = {key: value for key, value in kwargs.items() if key not in unsent}
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
 
 
-def with_cache_points(
+def _without_our_tags(block: ContentBlock) -> ContentBlock:
+    if isinstance(block, TextBlock):
+        return TextBlock(text=escape_tags(block.text))
+    return block
+
+
+def mark_for_cache(
     messages: list[ChatMessage],
     session_id: str,
     cache_points: CachePoints,
     *,
     goes_on: bool,
-) -> list[ChatMessage]:
-    """Return the messages, those with cache points with the name of the session: OpenAI finds its cache by it.
+) -> None:
+    """Give each message with a cache point the session's name, by which OpenAI finds its cache.
 
-    If the turn ``goes_on``, because the model has asked for tools or will, its question
-    gets a cache point for the rest of it. One of the four is left: Anthropic takes it
-    where a request asks it to mark the end of the prompt itself.
+    If the turn ``goes_on`` with tools, end its question with a cache point. Anthropic
+    needs a free cache point of the four where a request marks the end of the prompt.
     """
     if not cache_points:
-        return messages
+        return
     if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS - 1:
-        question = next(
-            (
-                message
-                for message in reversed(messages)
-                if message.role == MessageRole.USER
-            ),
-            None,
-        )
-        if (
-            question
-            and question.blocks
-            and not isinstance(question.blocks[-1], CachePoint)
-        ):
-            question.blocks = [*question.blocks, cache_point(cache_points)]
+        question = last_question(messages)
+        blocks = question.blocks if question else []
+        if question and blocks and not isinstance(blocks[-1], CachePoint):
+            question.blocks = [*blocks, cache_point(cache_points)]
     for i, message in enumerate(messages):
         if cache_points_in([message]):
             kwargs = {**message.additional_kwargs, "session_id": session_id}
             messages[i] = message.model_copy(update={"additional_kwargs": kwargs})
-    return messages

@@ -1,11 +1,10 @@
-"""Tells where turns end and how many leave short-term memory, and lets one run of a session through at a time."""
+"""Turns: where they end, how many leave short-term memory, and one run of a session at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from contextlib import asynccontextmanager
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.llms.types import ChatMessage
 
-# Says of messages how many of the oldest leave short-term memory.
+# Returns how many of the oldest messages leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
-# Of a synchronous call.
+# Ends the docstring of a synchronous call.
 WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 # At this share of the token limit or less, every turn but the newest leaves short-term
@@ -36,18 +35,25 @@ def leaving(
     limit: int = 0,
     tokens: Callable[[ChatMessage], int] = lambda _: 1,
 ) -> int:
-    """Return how many of the oldest messages, in whole turns, leave so that the others fit into a limit.
+    """Return how many of the oldest messages leave, so that the rest fits into a limit.
 
-    ``tokens`` counts those of a message. The newest turn stays, and by default it
-    alone.
+    Only whole turns leave. ``tokens`` counts the tokens of a message. The newest turn
+    always stays; by default, every other turn leaves.
     """
-    from_there_on = list(accumulate(map(tokens, reversed(messages)), initial=0))[::-1]
     starts = [
         i for i, message in enumerate(messages) if message.role == MessageRole.USER
     ]
-    if from_there_on[0] <= limit or not starts:
+    counts = [tokens(message) for message in messages]
+    remaining = sum(counts)
+    if remaining <= limit or not starts:
         return 0
-    return next((i for i in starts if from_there_on[i] <= limit), starts[-1])
+    position = 0
+    for start in starts:
+        remaining -= sum(counts[position:start])
+        position = start
+        if remaining <= limit:
+            break
+    return position
 
 
 def is_over(turn: Sequence[ChatMessage]) -> bool:
@@ -56,7 +62,7 @@ def is_over(turn: Sequence[ChatMessage]) -> bool:
 
 
 def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
-    """Return how many of the oldest messages leave when a memory is closed: all, but for a turn that is not over."""
+    """Return how many of the oldest messages leave when a memory is closed: all but an open turn."""
     if is_over(messages):
         return len(messages)
     return leaving(messages)
@@ -64,7 +70,7 @@ def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
 
 # The tasks that run a turn now, in any event loop of this process.
 _holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_holders.clear)
@@ -74,9 +80,10 @@ Memory = TypeVar("Memory")
 
 @asynccontextmanager
 async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
-    """Let one run of the memory's session, of this name, through at a time, in this process.
+    """Let one run of the session of this name through at a time, in this process.
 
-    Raises a TurnError for a run within a run.
+    Raises:
+        TurnError: The task is within a run of the session already.
     """
     task = asyncio.current_task()
     if _holders.get(name) is task:
@@ -84,13 +91,13 @@ async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory
             "This task is within memory.turn() already; run the agent without opening another."
         )
     async with lock_for("turn", *name):
-        # Of the tasks of one loop, each waits for its turn; those of other loops look
-        # from time to time.
+        # The lock orders the tasks of one event loop; a task of another loop can only
+        # poll.
         while (holder := _holders.setdefault(name, task)) is not task:
             if holder is None or holder.get_loop().is_closed():
                 _holders.pop(name, None)
             else:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
         try:
             yield memory
         finally:
