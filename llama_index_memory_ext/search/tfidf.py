@@ -69,7 +69,7 @@ _GROWTH = 1.25
 class Document(NamedTuple):
     """A text that queries find.
 
-    Fields:
+    Attributes:
         id: The name of the document in the index.
         text: Its own words have the weight 1.
         context: Other texts whose words find the document too, each with a weight in
