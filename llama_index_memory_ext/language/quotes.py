@@ -115,7 +115,7 @@ def _nearly(
     """Return the part of a text with most words of a quote in their order."""
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
     window = tokens
-    if "..." not in quote and "\u2026" not in quote:
+    if not pattern(r"\.{3}|\u2026").search(quote):
         window = _densest(tokens, keys)
     runs = _runs(keys, window)
     share = _share_of(runs, wanted, tokens)

@@ -278,7 +278,7 @@ async def _with_next_batch(
     )
 
 
-def _without_last_group(rows: Sequence[LogRow]) -> Sequence[LogRow]:
+def _without_last_group(rows: list[LogRow]) -> list[LogRow]:
     """Return the rows before the last message with its results; all rows if there are none before."""
     last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
     return rows[:last] or rows
