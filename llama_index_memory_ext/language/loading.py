@@ -1,4 +1,4 @@
-"""Loads ahead what the first extraction of a process needs: a second of processor time, in a thread."""
+"""Loads the modules and data of the first extraction ahead, in a thread: a second of processor time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from importlib import import_module
 
 from llama_index_memory_ext.language.tokens import keywords
 
-# Each is imported by itself, so that a fork waits for one of them at most. The
-# encodings are those of the model that tells languages, and of dateparser.
+# Each module is imported by itself, so that a fork waits for one import at most.
+# py3langid and dateparser need the encodings.
 _MODULES = (
     "encodings.ascii",
     "encodings.cp437",
@@ -24,8 +24,8 @@ _MODULES = (
 )
 _LOOK_SECONDS = 0.02
 
-# Held while a module is imported, and over a fork: in a child, what another thread
-# imports is never there.
+# Held during an import and during a fork: a child of the fork would never get the module
+# that another thread is importing.
 _importing = threading.RLock()
 _threads: list[threading.Thread] = []
 
@@ -40,12 +40,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def start_loading(*modules: str) -> None:
-    """Begin to load, once in a process, in a thread that the end of the program does not wait for.
+    """Begin to load, once in a process, in a thread that does not delay the end of the program.
 
-    ``modules`` are imported first.
+    The thread imports ``modules`` first.
     """
     if not _threads:
-        # An error is raised again where it matters: by the extraction.
+        # The thread suppresses errors, because the extraction raises them again.
         thread = threading.Thread(
             target=_load, args=(modules,), name="language", daemon=True
         )
@@ -56,9 +56,9 @@ def start_loading(*modules: str) -> None:
 
 
 async def wait_until_loaded() -> None:
-    """Wait for what is being loaded, so that nothing is loaded twice; return at once if nothing is."""
+    """Wait until the thread has loaded all modules; return at once if none runs."""
     for thread in _threads:
-        # No thread of an executor waits, for which the end of the program would wait.
+        # A waiting thread of an executor would delay the end of the program.
         while thread.is_alive():  # noqa: ASYNC110 - it ends in no event loop
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -69,11 +69,11 @@ def _load(modules: tuple[str, ...]) -> None:
             with _importing:
                 import_module(name)
         with _importing:
-            # Here, because importing the package must not wait for them.
+            # Imported here, because importing the package must not wait for them.
             from llama_index_memory_ext.language.numbers import missing_numbers
             from llama_index_memory_ext.language.said_dates import missing_dates
-        said = "I moved to Oslo three weeks ago, with my two cats."
+        source = "I moved to Oslo three weeks ago, with my two cats."
         statement = "Moved to Oslo on 3 May 2023 with 2 cats"
-        keywords(said)
-        missing_numbers(statement, said)
-        missing_dates(statement, said, datetime.now(timezone.utc).date())
+        keywords(source)
+        missing_numbers(statement, source)
+        missing_dates(statement, source, datetime.now(timezone.utc).date())

@@ -1,4 +1,4 @@
-"""Finds the words of a text that a quote of it means, also where the quote is not exact."""
+"""Quotes: finds the part of a text that a quote means, even if the quote is not exact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llama_index_memory_ext.language import pattern, word_lists
 from llama_index_memory_ext.language.words import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 # A word with its apostrophes, or one character of a script without spaces.
@@ -22,30 +22,30 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u
 TOKEN = rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*"
 _APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
 _ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
-# A model that reports on a person changes these.
+# A model that reports on a person changes these pronouns.
 _PERSON_WORDS = frozenset(chain(*word_lists("clauses")["persons"]))
 _PERSON = "\x00person"
-# How much a token counts: a character of a script without spaces is about half a word.
+# The weights of tokens: a character of a script without spaces is about half a word.
 _WEIGHT = 1.0
 _STOP_WEIGHT = 0.4
 _CHARACTER_WEIGHT = 0.5
-# The least share of a quote that must be found in its order, and of two words that are
-# the same but for a slip.
+# The least share of a quote that must be found in its order, and the least likeness of a
+# word with a slip.
 _LEAST_SHARE = 0.75
 _LEAST_LIKENESS = 0.8
 # A shorter word may not be misspelt.
 _SHORTEST_MENDED = 4
 _LONGEST_MENDED = 40
-# At most so many words of a quote are mended, each with at most so many words of the
-# text.
+# The most words of a quote that are mended, and the most words of the text to compare
+# each with.
 _MOST_MENDED = 10
 _MOST_LIKELY = 500
 # The passage may be longer than the quote by this factor and this number of tokens.
 _STRETCH = 1.5
 _SLACK = 6
 _MOST_TOKENS = 400
-# A quote of which the middle was left out has two runs of so many tokens each, which
-# are nearly all of it.
+# A quote whose middle was left out has two runs of this length, which are nearly the
+# whole quote.
 _MOST_RUNS = 2
 _SHORTEST_RUN = 3
 _LEAST_SHARE_OF_RUNS = 0.9
@@ -61,19 +61,19 @@ def tokens_in(text: str) -> list[str]:
 
 
 class Span(NamedTuple):
-    """A part of a text, from ``start`` to before ``end``, and how much of the quote is in it, 0..1."""
+    """A part of a text, from ``start`` to before ``end``, and the share of the quote in it, 0..1."""
 
     start: int
     end: int
     share: float
 
     def of(self, text: str) -> str:
-        """Return the words themselves."""
+        """Return the part of the text."""
         return text[self.start : self.end]
 
 
 class _Token(NamedTuple):
-    """A word, as it is compared, where it stands, and what it counts in the share of a quote that was found."""
+    """A word in the form for comparison, its place in the text, and its weight in a quote."""
 
     key: str
     start: int
@@ -84,10 +84,9 @@ class _Token(NamedTuple):
 def find_quote(quote: str, text: str) -> Span | None:
     """Return the part of a text that a quote means; None if it is nowhere.
 
-    Case, punctuation, typography, the person of pronouns, slips in a word, and words
-    that are left out or put in do not matter as long as three quarters of the quote are
-    found in their order, and close together. "..." stands for any words. A quote
-    without any telling word must be the whole text.
+    Three quarters of the quote must be found in their order, and close together. Case,
+    punctuation, typography, the person of pronouns and slips in a word do not matter.
+    "..." stands for any words. A quote of stop words alone must be the whole text.
 
     >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
     >>> find_quote("they dont live in Oslo", text).of(text)
@@ -113,56 +112,57 @@ def find_quote(quote: str, text: str) -> Span | None:
 def _nearly(
     quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]
 ) -> Span | None:
-    """Return where a text has most words of a quote in their order."""
+    """Return the part of a text with most words of a quote in their order."""
     keys = _mended([token.key for token in wanted], {token.key for token in tokens})
     window = tokens
-    if "..." not in quote and "\u2026" not in quote:
-        most = int(len(keys) * _STRETCH) + _SLACK
-        first = _densest(tokens, set(keys), most)
-        window = tokens[first : first + most]
-    blocks = _runs(keys, window)
-    least = _LEAST_SHARE
-    share = _share_of(blocks, wanted, tokens)
-    if share < least and window is not tokens:
-        # Its beginning and its end may stand further apart.
-        blocks = [
-            block for block in _runs(keys, tokens) if block.size >= _SHORTEST_RUN
-        ][:_MOST_RUNS]
+    if not pattern(r"\.{3}|\u2026").search(quote):
+        window = _densest(tokens, keys)
+    runs = _runs(keys, window)
+    share = _share_of(runs, wanted, tokens)
+    if share < _LEAST_SHARE:
+        if len(window) == len(tokens):
+            return None
+        # The beginning and the end of the quote may stand further apart.
+        long_runs = [run for run in _runs(keys, tokens) if run.size >= _SHORTEST_RUN]
+        runs = long_runs[:_MOST_RUNS]
         window = tokens
-        least = _LEAST_SHARE_OF_RUNS
-        share = _share_of(blocks, wanted, tokens)
-    if share < least:
-        return None
-    start = window[blocks[0].b].start
-    end = window[blocks[-1].b + blocks[-1].size - 1].end
+        share = _share_of(runs, wanted, tokens)
+        if share < _LEAST_SHARE_OF_RUNS:
+            return None
+    start = window[runs[0].b].start
+    end = window[runs[-1].b + runs[-1].size - 1].end
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
     return Span(start, end, share)
 
 
 def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
-    *blocks, _ = SequenceMatcher(
+    """Return the runs of keys that tokens have in the same order."""
+    *runs, _ = SequenceMatcher(
         None, keys, [token.key for token in tokens], autojunk=False
     ).get_matching_blocks()
-    return blocks
+    return runs
 
 
 def _share_of(
-    blocks: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]
+    runs: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]
 ) -> float:
-    """Return how much of a quote is in these runs of its words; 0 if they tell nothing."""
-    matched = [
-        token for block in blocks for token in wanted[block.a : block.a + block.size]
-    ]
-    share = sum(token.weight for token in matched) / sum(
-        token.weight for token in wanted
-    )
-    return share if _tells(matched, tokens) else 0.0
+    """Return the share of a quote in these runs of its words; 0 if they tell nothing."""
+    matched: list[_Token] = []
+    for run in runs:
+        matched += wanted[run.a : run.a + run.size]
+    if not _tells(matched, tokens):
+        return 0.0
+    return _weight_of(matched) / _weight_of(wanted)
+
+
+def _weight_of(tokens: Iterable[_Token]) -> float:
+    return sum(token.weight for token in tokens)
 
 
 @lru_cache(maxsize=64)
 def _tokens(text: str) -> tuple[_Token, ...]:
-    found = []
+    tokens = []
     for match in pattern(TOKEN).finditer(text):
         key = (
             unicodedata.normalize("NFKC", match.group())
@@ -180,12 +180,12 @@ def _tokens(text: str) -> tuple[_Token, ...]:
             weight = _STOP_WEIGHT
         else:
             weight = _WEIGHT
-        found.append(_Token(key, *match.span(), weight))
-    return tuple(found)
+        tokens.append(_Token(key, *match.span(), weight))
+    return tuple(tokens)
 
 
 def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
-    """Return whether a quote has a telling word, or all words of a short answer."""
+    """Return whether a quote has a word that is no stop word, or all words of a short answer."""
     if any(
         token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1
         for token in wanted
@@ -195,40 +195,47 @@ def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
     return characters > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
 
 
-def _mended(keys: Sequence[str], known: set[str]) -> list[str]:
-    """Return the keys, each that the text does not have as the one that it has but for a slip."""
-    unknown = [key for key in keys if key not in known and _may_be_misspelt(key)]
-    # Not the words of a quote that is of something else.
+def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
+    """Return the keys of a quote, and for a key with a slip the key that the text has."""
+    unknown = [key for key in keys if key not in text_keys and _may_be_misspelt(key)]
+    # A quote with more unknown words is of another text.
     if len(unknown) > max(_MOST_MENDED, len(keys) / 2):
         return list(keys)
-    mended = {}
-    for key in unknown[:_MOST_MENDED]:
-        lengths = range(len(key) - 2, len(key) + 3)
-        near = [
-            one
-            for one in known
-            if len(one) in lengths and one[0] == key[0] and _may_be_misspelt(one)
-        ]
-        mended[key] = next(
-            iter(get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)), key
-        )
+    mended = {key: _likeliest(key, text_keys) for key in unknown[:_MOST_MENDED]}
     return [mended.get(key, key) for key in keys]
+
+
+def _likeliest(key: str, text_keys: Iterable[str]) -> str:
+    lengths = range(len(key) - 2, len(key) + 3)
+    near = [
+        candidate
+        for candidate in text_keys
+        if len(candidate) in lengths
+        and candidate[0] == key[0]
+        and _may_be_misspelt(candidate)
+    ]
+    matches = get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)
+    return matches[0] if matches else key
 
 
 def _may_be_misspelt(key: str) -> bool:
     return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
 
 
-def _densest(tokens: Sequence[_Token], keys: set[str], length: int) -> int:
-    """Return where the ``length`` tokens begin that have most of the keys."""
-    here = sum(token.weight for token in tokens[:length] if token.key in keys)
-    best = here
-    place = 0
+def _densest(tokens: Sequence[_Token], quote_keys: Sequence[str]) -> Sequence[_Token]:
+    """Return the passage with most of the keys, a little longer than the quote."""
+    length = int(len(quote_keys) * _STRETCH) + _SLACK
+    keys = set(quote_keys)
+    weight = sum(token.weight for token in tokens[:length] if token.key in keys)
+    best = weight
+    start = 0
     for i in range(length, len(tokens)):
-        gone = tokens[i - length]
-        come = tokens[i]
-        here += come.weight * (come.key in keys) - gone.weight * (gone.key in keys)
-        if here > best:
-            best = here
-            place = i - length + 1
-    return place
+        last = tokens[i]
+        dropped = tokens[i - length]
+        weight += last.weight * (last.key in keys) - dropped.weight * (
+            dropped.key in keys
+        )
+        if weight > best:
+            best = weight
+            start = i - length + 1
+    return tokens[start : start + length]

@@ -1,4 +1,4 @@
-"""Tells which English words belong together: what a word is derived from, is called otherwise, or is a kind of."""
+"""Related words of English: derivations, synonyms and broader words, from WordNet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1_000)
 def related_terms(term: str) -> tuple[str, ...]:
-    """Return the terms of English words that belong to those of a term, in alphabetical order; () for none.
+    """Return the terms of related English words, in alphabetical order; () for none.
 
-    The lines of the file are sorted, so that a line is found by bisection and the file
-    is never loaded. Comments stand before all of them.
+    The lines of the file are sorted, so that bisection finds a line without loading the
+    file. Comments stand before all lines.
 
     >>> "allerg" in related_terms("allergi"), "daughter" in related_terms("child"), related_terms("xyzzy")
     (True, True, ())
@@ -27,8 +27,7 @@ def related_terms(term: str) -> tuple[str, ...]:
     with _file().open("rb") as file:
         low = 0
         high = file.seek(0, os.SEEK_END)
-        # Of the lines that begin behind `low` and up to `high`, one may be the line of
-        # the term.
+        # The line of the term begins behind `low` and up to `high`, if it exists.
         while low < high:
             middle = (low + high) // 2
             file.seek(middle)

@@ -391,8 +391,8 @@ class CondensedMemory(Memory):
         )
         memory.facts_block.belong_to(Opening(user_id).user_in(session_id))
         memory._owns_store = chat_store is None or temporary
-        memory._is_used = False
         warn_of_server_history(memory.facts_block.known_llm())
+        memory._is_used = False
         if chat_history is not None:
             memory.set(chat_history)
         return memory

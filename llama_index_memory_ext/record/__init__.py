@@ -1,1 +1,1 @@
-"""The record of a session: what was said, within a token limit."""
+"""The record of a session: its messages within a token limit."""

@@ -1,11 +1,10 @@
-"""Shows what was said in a session, condensed into one text within a token limit."""
+"""The block of the record: the door through which LlamaIndex reads a condensed session."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +37,7 @@ from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
     MessageSearch,
+    RecalledText,
 )
 from llama_index_memory_ext.record.text import (
     MIN_ROOM,
@@ -59,16 +59,15 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
-    from llama_index_memory_ext.text.tokens import CountedText
 
 _MAX_SUMMARY_TOKENS = 1_000
 _MAX_RECALL_TOKENS = 2_000
-# With less, an eighth of it shows a few words of a message.
+# An eighth of a lower limit holds only a few words of a message.
 _LEAST_WITH_RECALL = 1_000
 
 
 class CondensedOptions(TypedDict, total=False):
-    """How a conversation is kept short: options of a ``CondensedMemoryBlock``, which documents them."""
+    """The options of a ``CondensedMemoryBlock`` that shorten a conversation. The block documents them."""
 
     keep_ratio: float
     max_messages: int | None
@@ -83,7 +82,14 @@ class CondensedOptions(TypedDict, total=False):
 
 
 class RecordSize(NamedTuple):
-    """The tokens of a record without its element, its ``verbatim`` messages, and the summary of ``summarised`` ones."""
+    """The size of a record.
+
+    Attributes:
+        record_tokens: The tokens without the element around the record.
+        verbatim: The number of messages in the record.
+        summary_tokens: The tokens of the summary.
+        summarised: The number of messages in the summary.
+    """
 
     record_tokens: int = 0
     verbatim: int = 0
@@ -91,30 +97,44 @@ class RecordSize(NamedTuple):
     summarised: int = 0
 
 
+class _RecordLimits(NamedTuple):
+    """The limits of messages, and the tokens of the summary and of recalled messages."""
+
+    messages: Limits
+    summary_tokens: int
+    recall_tokens: int
+
+
+class _ConfiguredSearch(NamedTuple):
+    """A search, and the values of the block's fields for which it was made."""
+
+    fields: dict[str, Any]
+    search: MessageSearch
+
+
 class CondensedMemoryBlock(LogBlock):
-    """What was said in this session, oldest first, one element per message, within a token limit.
+    """The messages of this session, oldest first, one element per message, within a token limit.
 
-    The block reads the log of a ``MemoryStore``. While the record fits into its limits
-    it is shown whole. When it does not, the oldest messages leave until ``keep_ratio``
-    of the limit is left, so that the beginning of the prompt then stays the same for
-    many turns and can be served from the provider's prompt cache. What has left stays
-    in the store; it is found again within ``recall_token_limit`` by the words of a
-    question, with an ``embed_model`` by their meaning, too, and summarised with
-    ``summarize``.
+    The block reads the log of a ``MemoryStore``. A record within its limits is shown
+    whole. Above a limit, the oldest messages leave until ``keep_ratio`` of the limit is
+    left. The beginning of the prompt then stays the same for many turns, and the
+    provider's prompt cache can serve it. Messages that leave stay in the store. A
+    question recalls them by its words, with an ``embed_model`` also by its meaning,
+    within ``recall_token_limit``. With ``summarize`` a model summarises them.
 
-    Without a ``store`` the block keeps a private one in memory, fed by the messages
-    that the memory flushes: it works in any
+    Without a ``store`` the block keeps a private store in memory, which holds the
+    messages that the memory flushes. It works in any
     ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart. With a
-    ``store``, give the same one to the memory: ``Memory.from_defaults(chat_store=store,
-    ...)``. One block may serve many sessions; none sees another's messages. A summary
-    is made in the event loop of ``aput``, which must go on then: in a plain ``Memory``,
-    call ``aput`` rather than ``put``.
+    ``store``, give the same store to the memory:
+    ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many sessions;
+    none sees another's messages. A summary is made in the event loop of ``aput``, which
+    must keep running: in a plain ``Memory``, call ``aput`` rather than ``put``.
 
     Raises:
         ValueError: ``keep_messages`` is larger than ``max_messages``, or summary and
             recall leave no room.
-        StoreError: By ``aput``, if the given store has never seen the session: the
-            memory keeps its messages elsewhere.
+        StoreError: By ``aput``, if the given store does not know the session, because
+            the memory keeps its messages in another store.
 
     Examples:
         >>> CondensedMemoryBlock(token_limit=8_000).name
@@ -192,14 +212,17 @@ class CondensedMemoryBlock(LogBlock):
         "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
     )
 
-    _made: tuple[dict[str, Any], MessageSearch] | None = PrivateAttr(default=None)
+    _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @field_validator("recall_token_limit")
     @classmethod
     def _check_fields(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Return the last field, so that all others are known; an error of the whole block would carry them, the model too."""
-        # Where one is missing, it is wrong itself.
+        """Return the last field after checking it against the fields before.
+
+        An error of the whole block would carry all fields, the model too.
+        """
+        # A field that is missing here has failed its own check.
         with suppress(KeyError):
             _limits_of({**info.data, "recall_token_limit": value})
         return value
@@ -217,56 +240,46 @@ class CondensedMemoryBlock(LogBlock):
         snapshot: Snapshot | None = None,
         **block_kwargs: Any,
     ) -> str | list[ContentBlock]:
-        """Return the record, one line-ended element per message: as text, or as blocks with `cache_points`.
+        """Return the record as text, or as blocks with `cache_points`; empty for a session without messages.
 
-        It is empty if nothing was said yet. A memory on the same store gives its
-        `snapshot` of the session.
+        A memory on the same store gives its `snapshot` of the session.
         """
         await self.tokenizer_fn.load()
         session_id = self._see(session_id)
         search = self._search
         started = perf_counter()
-        window = await search.reader.shown(session_id, snapshot)
-        before = search.recalled.get(session_id)
+        messages = messages or []
+        window = await search.reader.read_within_limits(session_id, snapshot)
+        earlier = RecalledText(NO_TEXT)
         if window.has_left:
-            earlier = await search.recall(session_id, messages or [], window)
-        else:
-            earlier = NO_TEXT
+            earlier = await search.recall(session_id, messages, window)
         if snapshot is None and not self.last_seen(session_id):
-            self._advise(messages or [])
+            self._advise(messages)
         if not search.reader.has_room(window):
             return ""
-        cached = before is not None and before[1] is earlier
-        self._tell(
-            earlier,
-            session_id=session_id,
-            cached=cached,
-            seconds=perf_counter() - started,
-        )
-        record = search.reader.text(session_id, window, earlier)
+        self._announce_recall(session_id, earlier, perf_counter() - started)
+        record = search.reader.render(session_id, window, earlier.text)
         if not (self.cache_points and record):
             return record
-        return record.content_blocks(self.cache_points, cache_points_in(messages or []))
+        return record.content_blocks(self.cache_points, cache_points_in(messages))
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """Return the record as text, at least so many tokens shorter; None if nothing is left.
+        """Return the record as text, shorter by at least this number of tokens; None if nothing is left.
 
-        First what was recalled is left out, then the oldest messages.
+        The recalled messages go first, then the oldest messages.
         """
         if isinstance(content, str):
             blocks = [TextBlock(text=content)]
         else:
             blocks = content or []
         text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-        return (
-            await asyncio.to_thread(
-                truncated, text, tokens_to_truncate, self.tokenizer_fn
-            )
-            or None
+        shorter = await asyncio.to_thread(
+            truncated, text, tokens_to_truncate, self.tokenizer_fn
         )
+        return shorter or None
 
     async def anotice(self, session_id: str) -> None:
-        """Sum up and embed in the background; a StoreError if the given store has no such session."""
+        """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
         if (
             session_id not in self._search.reader.windows
             and not await self._store.users.knows(session_id)
@@ -286,7 +299,7 @@ class CondensedMemoryBlock(LogBlock):
             self._search.embed(session_id)
 
     async def aflush(self, session_id: str | None = None) -> None:
-        """Wait until what has left the record is summarised, of a session, or of each that this block has seen.
+        """Wait until the messages that have left the record of a session are summarised; None: of each session.
 
         After a failure the next start tries again.
         """
@@ -297,19 +310,19 @@ class CondensedMemoryBlock(LogBlock):
                 )
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
-        """Return the id of the last row of the log that the record has taken; 0 if this process does not know the session."""
+        """Return the id of the last row that the record has read; 0 if this process has not read the session."""
         window = self._search.reader.windows.get(session_id)
         return window.seen.last_id if window else 0
 
     def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Return whether tools were used in the last turn of the record, as this process has shown it."""
         window = self._search.reader.windows.get(session_id)
-        newest = reversed(window.kept if window else ())
-        last_turn = takewhile(
-            lambda role: role != MessageRole.USER.value,
-            (entry.role for entry in newest),
-        )
-        return any(role in RESULT_ROLES for role in last_turn)
+        for entry in reversed(window.entries if window else ()):
+            if entry.role == MessageRole.USER.value:
+                return False
+            if entry.role in RESULT_ROLES:
+                return True
+        return False
 
     async def amedia(
         self,
@@ -318,12 +331,12 @@ class CondensedMemoryBlock(LogBlock):
         room: int,
         tokens: Callable[[ChatMessage], int],
     ) -> list[ContentBlock]:
-        """Return the newest media of the last turns within ``room`` tokens, oldest first, each behind a line that says whose.
+        """Return the newest media of the last turns within ``room`` tokens, oldest first.
 
-        They are of messages that the record has just shown. ``questions`` are those of
-        the turn that is shown as it is: with none there is no message for media, and
-        each further one is one turn less. Only media that are shown are read, and the
-        next ones; none is kept.
+        A line before each medium names its message. The media are of messages in the
+        record that was read last. ``questions`` is the number of questions in the
+        active turn: without a question there are no media, and each further question
+        takes the place of a turn. No media stay in memory.
         """
         turns = self.media_turns - questions + 1
         if questions:
@@ -331,7 +344,7 @@ class CondensedMemoryBlock(LogBlock):
         return []
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
-        """Return the running summary of what has left the record; "" if there is none."""
+        """Return the running summary of the messages that have left the record; "" if there is none."""
         return (await self._search.reader.read(session_id)).summary
 
     async def asearch(
@@ -344,16 +357,16 @@ class CondensedMemoryBlock(LogBlock):
     ) -> list[FoundMessage]:
         """Return the messages of a session that are similar to a question, best first; [] if they share no word.
 
-        With an ``embed_model`` nearly every message is similar once it is embedded, for
-        which no search waits. All of the log is searched, what the record shows too,
-        but not the turn that is going on.
+        With an ``embed_model`` nearly every embedded message is similar; no search waits
+        until messages are embedded. The search covers the whole log, including the
+        messages of the record, but not the active turn.
         """
         return await self._search.search(
             session_id, question, most=most, message_limit=message_token_limit
         )
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
-        """Return how large the record of a session would be now, without what is recalled; nothing is cut for it."""
+        """Return the size of the record of a session now, without recalled messages. Nothing is cut for it."""
         reader = self._search.reader
         window = await reader.read(session_id)
         if window.is_over:
@@ -363,23 +376,27 @@ class CondensedMemoryBlock(LogBlock):
                 window = window.evicted()
         if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
-        verbatim = len(window.instructions) + len(window.kept)
+        verbatim = len(window.instructions) + len(window.entries)
         return RecordSize(
             reader.tokens(window), verbatim, window.element.tokens, window.summarised
         )
 
-    def _tell(self, earlier: CountedText, **about: Any) -> None:
-        """Send an event about earlier messages that were found for a question, if there are any."""
-        if not (earlier.shown and is_heard()):
+    def _announce_recall(
+        self, session_id: str, earlier: RecalledText, seconds: float
+    ) -> None:
+        """Send an event about the recalled messages, if there are any."""
+        recalled = earlier.text.shown
+        if not (recalled and is_heard()):
             return
-        found = [message for message, _ in earlier.shown]
-        about |= {
-            "row_ids": [one.row_ids[0] for one in found],
-            "scores": [one.similarity for one in found],
-        }
         send(
             MessagesRecalledEvent(
-                tokens=earlier.tokens, token_limit=self.recall_limit, **about
+                session_id=session_id,
+                cached=earlier.is_cached,
+                seconds=seconds,
+                tokens=earlier.text.tokens,
+                token_limit=self.recall_limit,
+                row_ids=[message.row_ids[0] for message, _ in recalled],
+                scores=[message.similarity for message, _ in recalled],
             )
         )
 
@@ -395,52 +412,56 @@ class CondensedMemoryBlock(LogBlock):
 
     @property
     def jobs(self) -> Jobs:
-        """The jobs that sum up sessions."""
+        """The jobs that summarise sessions."""
         return self._store.jobs.jobs(
             "summary", "Earlier messages were not summarised", SummaryFailedEvent
         )
 
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
-        """The jobs that sum up sessions, and those that index and embed them."""
+        """The jobs that summarise, index and embed sessions."""
         return self.jobs, self._search.jobs, self._search.embedding_jobs
 
     @property
     def _search(self) -> MessageSearch:
-        """What searches the record, and reads it; it remembers what it has read. A changed field makes it anew."""
+        """The search over the log, with the reader of the record. A changed field makes a new search."""
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
-        if self._made is None or self._made[0] != fields:
-            tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-            if self.show_days:
-                tags += 2 * self.tokenizer_fn.count(TODAY_HEADING.format("2026-11-20"))
-            limits, summary_limit, recall_limit = _limits_of(self.__dict__)
-            reader = RecordReader(
-                store=self._store,
-                name=self.name,
-                counter=self.tokenizer_fn,
-                room=max(self.token_limit - tags, 0),
-                limits=limits,
-                include_system=self.include_system,
-                summarize=self.summarize,
-                summary_limit=summary_limit,
-                recall_limit=recall_limit,
-                show_days=self.show_days,
-                keep_tool_results=self.keep_tool_results,
-                languages=checked_languages(self.languages),
+        if self._configured is None or self._configured.fields != fields:
+            search = MessageSearch(
+                self._make_reader(), embed_model_of(self.embed_model)
             )
-            self._made = fields, MessageSearch(reader, embed_model_of(self.embed_model))
-        return self._made[1]
+            self._configured = _ConfiguredSearch(fields, search)
+        return self._configured.search
+
+    def _make_reader(self) -> RecordReader:
+        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        if self.show_days:
+            tags += 2 * self.tokenizer_fn.count(TODAY_HEADING.format("2026-11-20"))
+        limits = _limits_of(self.__dict__)
+        return RecordReader(
+            store=self._store,
+            name=self.name,
+            counter=self.tokenizer_fn,
+            room=max(self.token_limit - tags, 0),
+            limits=limits.messages,
+            include_system=self.include_system,
+            summarize=self.summarize,
+            summary_limit=limits.summary_tokens,
+            recall_limit=limits.recall_tokens,
+            show_days=self.show_days,
+            keep_tool_results=self.keep_tool_results,
+            languages=checked_languages(self.languages),
+        )
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()
         # The search holds the model, and is made anew.
-        state["__pydantic_private__"]["_made"] = None
+        state["__pydantic_private__"]["_configured"] = None
         return state
 
     def _summarising(self, session_id: str) -> Callable[[], Awaitable[None]]:
-        from llama_index_memory_ext.record.summary import (
-            summarise,
-        )  # where a running summary is kept
+        # Imported here, because only a block with a running summary needs it.
+        from llama_index_memory_ext.record.summary import summarise
 
         key = self.job_key(session_id)
         return partial(
@@ -448,33 +469,30 @@ class CondensedMemoryBlock(LogBlock):
         )
 
 
-def _limits_of(fields: Mapping[str, Any]) -> tuple[Limits, int, int]:
-    """Return the limits of the messages, of the summary and of recall by a block's fields; a LimitError if they do not fit."""
-    most = fields["max_messages"]
-    keep = fields["keep_messages"]
-    ratio = fields["keep_ratio"]
+def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
+    """Return the limits by the fields of a block; raise a LimitError if they leave no room for messages."""
     limits = Limits.checked(
-        None, most, keep, ratio, include_system=fields["include_system"]
+        None,
+        fields["max_messages"],
+        fields["keep_messages"],
+        fields["keep_ratio"],
+        include_system=fields["include_system"],
     )
-    token_limit, summary, recall = (
-        fields[f"{name}token_limit"] for name in ("", "summary_", "recall_")
-    )
+    token_limit = fields["token_limit"]
+    summary = fields["summary_token_limit"]
+    recall = fields["recall_token_limit"]
     if summary is None:
         summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
     reserved = summary if fields["summarize"] else 0
     if recall is None:
-        if token_limit >= _LEAST_WITH_RECALL:
-            share = token_limit // 8
-        else:
-            share = 0
-        recall = max(
-            min(share, _MAX_RECALL_TOKENS, token_limit - reserved - MIN_ROOM), 0
-        )
+        share = token_limit // 8 if token_limit >= _LEAST_WITH_RECALL else 0
+        free = token_limit - reserved - MIN_ROOM
+        recall = max(min(share, _MAX_RECALL_TOKENS, free), 0)
     reserved += recall
     if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
-            f"The summary and what is recalled may have {reserved} tokens, and leave no room for messages in "
+            f"The summary and the recalled messages may have {reserved} tokens, and leave no room for messages in "
             f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
             "or lower summary_token_limit or recall_token_limit."
         )
-    return limits, summary, recall
+    return _RecordLimits(limits, summary, recall)

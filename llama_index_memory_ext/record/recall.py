@@ -1,4 +1,4 @@
-"""Finds messages of a session again for a question: for the record, and for a search."""
+"""Recall: finds the messages of a session that match a question, for the record and for a search."""
 
 from __future__ import annotations
 
@@ -50,254 +50,42 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
+    from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.record.window import RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.store.tables import LogRow, Seen
     from llama_index_memory_ext.text.messages import Entry
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
-# The tool whose results repeat what is in the log. They are not found as if they were
-# said in the conversation.
+# The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"
-# A message is also found by the two turns before the question. Each weighs half of what
-# it does for facts, because these turns mostly stand in the record themselves.
+# The two turns before a question find messages, too. Each weighs half of its weight for
+# facts, because these turns mostly stand in the record themselves.
 CONTEXT_TURNS = 3
-# A question with more different terms says itself what it is about.
-_ENOUGH_TERMS = 6
 _EARLIER_WEIGHT = 0.1
+# A question with more different terms needs no turns before it.
+_ENOUGH_TERMS = 6
 # The weights of the words of the messages before and after a message, at distance 1, 2
-# and 3: those that matter for a question seldom stand alone.
+# and 3: the messages that answer a question seldom stand alone.
 _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
-# Only messages with this share of the best one's similarity may have what the record
-# leaves of its limit.
+# Beyond the limit, only messages with this share of the best similarity may have room
+# that the record leaves free.
 WORTH_MORE = 0.15
-# A message costs room: its similarity is divided by its tokens, at least the first
-# number, to this power. So a long reply comes behind several short messages that fit as
-# well. More messages are not looked at.
+# The order in which messages get room: `similarity / max(tokens, 100) ** 0.4`. So a
+# long reply comes behind several short messages that fit as well.
 _SHORT = 100
 _LENGTH_POWER = 0.4
 _MOST_RANKED = 1_000
-# What a message gains, beside the similarity of the best one, that was said at the time
-# that the question names.
+# A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0
-# The epoch of an index in which something went wrong: that of no log, so that it is
-# made anew.
+# No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
 _NEIGHBOUR_CHARACTERS = 2_000
-
-
-class IndexedMessage(NamedTuple):
-    """A message in the index: its rows, its day, and its tokens when recalled."""
-
-    row_ids: tuple[int, ...]
-    day: str
-    tokens: int
-
-
-class MessageIndex:
-    """The messages of one session, indexed for questions: a call and its results together, all others one by one.
-
-    A message is found by its own words, by the day on which it was said and, with less
-    weight, by the words of the messages around it on the same day. So the last ones are
-    indexed again when others come. Threads may call at the same time. ``epoch`` is that
-    of the log, and ``tags`` are element names, besides our own, that no text must be
-    able to forge; ``languages`` are those in which questions may be, None for any. With
-    ``embeddings`` messages are ranked by these, too.
-    """
-
-    def __init__(
-        self,
-        epoch: int,
-        counter: TokenCounter,
-        tags: tuple[str, ...] = (),
-        languages: tuple[str, ...] | None = None,
-    ) -> None:
-        self.epoch = epoch
-        self.newest = 0
-        # Replaced and never changed, because it is read while another thread indexes.
-        self.turns: list[list[str]] = []
-        self._counter = counter
-        self._tags = tags
-        self._languages = languages
-        self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
-        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
-        self.embeddings: EmbeddingRanker | None = None
-        self._messages: list[IndexedMessage] = []
-        # Their names in the ranker.
-        self._ids: list[str] = []
-        # The last ones, whose neighbours may still come, and the neighbours before
-        # them: rows, each with its words.
-        self._units: list[list[tuple[LogRow, str]]] = []
-        self._is_echo = False
-        self._lock = thread_lock()
-
-    def take(self, rows: Iterable[LogRow]) -> None:
-        """Index rows, oldest first, but for known ones."""
-        with self._lock:
-            new = [row for row in rows if row.id > self.newest]
-            if not new:
-                return
-            first = max(len(self._units) - _REACH - 1, 0)
-            for row in new:
-                message, speech = row.message, spoken(row.message)
-                if speech:
-                    self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
-                words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
-                if not row.is_result:
-                    self._is_echo = {call.name for call in calls_of(message)} == {
-                        SEARCH_TOOL
-                    }
-                    if (
-                        words.strip()
-                        and row.role not in INSTRUCTION_ROLES
-                        and not self._is_echo
-                    ):
-                        self._units.append([(row, words)])
-                elif self._units and not self._is_echo:
-                    self._units[-1].append((row, words))
-            texts = ["\n".join(words for _, words in unit) for unit in self._units]
-            days = [unit[0][0].day for unit in self._units]
-            again = {unit[0][0].id for unit in self._units[first:]}
-            while self._messages and self._messages[-1].row_ids[0] in again:
-                self._messages.pop()
-                self._ids.pop()
-            documents: list[tfidf.Document] = []
-            for i in range(first, len(self._units)):
-                unit = [row for row, _ in self._units[i]]
-                entries = entries_of(unit, self._counter, self._tags, brief=True)
-                if entries:
-                    row_ids = tuple(row.id for row in unit)
-                    self._messages.append(
-                        IndexedMessage(row_ids, days[i], tokens_of(entries))
-                    )
-                    self._ids.append(str(row_ids[0]))
-                    if days[i]:
-                        day = date_words(date.fromisoformat(days[i]))
-                    else:
-                        day = ""
-                    documents.append(
-                        tfidf.Document(
-                            str(row_ids[0]), texts[i], neighbours(i, texts, days), day
-                        )
-                    )
-            self.ranker.add(documents)
-            self.newest = new[-1].id
-            del self._units[: -2 * _REACH - 1]
-
-    def ranked(
-        self, question: str, context: Sequence[str] = (), before: float = math.inf
-    ) -> list[tuple[IndexedMessage, float]]:
-        """Return the messages that match a question, each with its similarity, in (0, 1], 1 for the best one.
-
-        These are the best 1,000, best first, of equal ones the newest first. [] without
-        a word in common. ``context`` is the text of each turn before, oldest first.
-        Only messages whose rows are all before the row ``before`` are found.
-        """
-        with self._lock:
-            end = bisect_left(
-                self._messages, before, key=lambda message: message.row_ids[-1]
-            )
-            messages = self._messages[:end]
-            ids = tuple(self._ids[:end])
-        similarity = tfidf.similarities_with_context(
-            self.ranker, ids, question, context, _EARLIER_WEIGHT
-        )
-        times = list(relative_periods(question.casefold(), utc_now().date()))
-        if times:
-            spans = [(time.start.isoformat(), time.end.isoformat()) for time in times]
-            said = [
-                any(start <= message.day <= end for start, end in spans)
-                for message in messages
-            ]
-            similarity = tfidf.divided_by_best(
-                similarity + _TIME_SHARE * np.array(said, dtype=np.float64)
-            )
-        found = np.flatnonzero(similarity)
-        best_first = found[np.lexsort((-found, -similarity[found]))][:_MOST_RANKED]
-        return [(messages[i], float(similarity[i])) for i in best_first]
-
-    def fitting(
-        self,
-        ranked: Iterable[tuple[IndexedMessage, float]],
-        limit: int,
-        most: int,
-        message_limit: int,
-    ) -> list[tuple[IndexedMessage, float]]:
-        """Return those of the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
-
-        Those come first that are most similar for what they cost. ``limit`` tokens are
-        for any of them, ``most`` together with those that are ``WORTH_MORE``.
-        """
-
-        def worth(one: tuple[IndexedMessage, float]) -> float:
-            return one[1] / float(
-                max(min(one[0].tokens, message_limit), _SHORT) ** _LENGTH_POWER
-            )
-
-        found: list[tuple[IndexedMessage, float]] = []
-        days: set[str] = set()
-        used = 0
-        for message, similarity in sorted(ranked, key=worth, reverse=True):
-            tokens = min(message.tokens, message_limit) + (
-                0 if message.day in days else self._day_tokens
-            )
-            if used + tokens <= (most if similarity >= WORTH_MORE else limit):
-                found.append((message, similarity))
-                days.add(message.day)
-                used += tokens
-        return found
-
-    def clip_for(self, question: str) -> Callable[[str, int], str] | None:
-        """Return what leaves the part of a text that has the words of a question; None for no words."""
-        terms = partial(terms_in, codes=languages_of(question, self._languages))
-        wanted = set(terms(question))
-        if wanted:
-            return partial(excerpt, counter=self._counter, wanted=wanted, terms=terms)
-        return None
-
-    def entries(
-        self, rows: Sequence[LogRow], limit: int, clip: Callable[[str, int], str] | None
-    ) -> list[Entry]:
-        """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
-
-        Of more than ``limit`` tokens the part is shown that ``clip`` leaves; None: the
-        two ends.
-        """
-        shown = clip_entries(
-            entries_of(rows, self._counter, self._tags, brief=True),
-            limit,
-            self._counter,
-            clip,
-        )
-        fits = tokens_of(shown) <= limit
-        if fits and all(entry.body.strip() for entry in shown):
-            return shown
-        return []
-
-
-def neighbours(
-    place: int, texts: Sequence[str], days: Sequence[str]
-) -> tuple[tuple[str, float], ...]:
-    """Return the texts around one of a conversation, of the same day, each with its weight."""
-    around = [
-        (place + sign * i, share)
-        for i, share in enumerate(_NEIGHBOUR_SHARES, 1)
-        for sign in (-1, 1)
-    ]
-    known = (
-        (i, share)
-        for i, share in around
-        if 0 <= i < len(texts) and days[i] == days[place]
-    )
-    return tuple((texts[i][:_NEIGHBOUR_CHARACTERS], share) for i, share in known)
-
-
 LONGEST_MESSAGE_TOKENS = 500
-
-# The shares of the limit that one recalled message may have, and all of them for a text
-# that asks something, where the record leaves so much.
+# The share of the limit for one recalled message.
 _MESSAGE_SHARE = 0.25
+# The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.3
 # Many questions are written without a question mark.
 _ASKS = re.compile(
@@ -312,13 +100,268 @@ _INDEX_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 
 
+class IndexedMessage(NamedTuple):
+    """A message in the index: its rows, its day, and its tokens when recalled."""
+
+    row_ids: tuple[int, ...]
+    day: str
+    tokens: int
+
+
+class RankedMessage(NamedTuple):
+    """A message in the index, and its similarity to a question, in (0, 1]."""
+
+    message: IndexedMessage
+    similarity: float
+
+
+class _Unit(NamedTuple):
+    """A message, or a call with its results: the rows, and the words of each row."""
+
+    rows: list[LogRow]
+    words: list[str]
+
+
+class MessageIndex:
+    """The messages of one session, indexed for questions. A call and its results are one message.
+
+    A message is found by its own words, by its day and, with less weight, by the words
+    of the messages around it on the same day. So the last messages are indexed again
+    when others follow. Threads may call at the same time.
+
+    Attributes:
+        epoch: The epoch of the log.
+        newest: The last row that is indexed.
+        turns: The texts of the last turns, without the current question.
+        embeddings: Ranks the messages by meaning, too; None: by words alone.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        counter: TokenCounter,
+        tags: tuple[str, ...] = (),
+        languages: tuple[str, ...] | None = None,
+    ) -> None:
+        """Make an empty index.
+
+        Args:
+            epoch: The epoch of the log.
+            counter: Counts the tokens of the messages.
+            tags: The names of elements that no text can forge, beside our own.
+            languages: The languages of questions; None for any.
+        """
+        self.epoch = epoch
+        self.newest = 0
+        # Replaced and never changed, because it is read while another thread indexes.
+        self.turns: list[list[str]] = []
+        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
+        self.embeddings: EmbeddingRanker | None = None
+        self._counter = counter
+        self._tags = tags
+        self._languages = languages
+        self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
+        self._messages: list[IndexedMessage] = []
+        # The ids of the messages in the ranker.
+        self._ids: list[str] = []
+        # The last messages, whose neighbours may still come, and the neighbours before
+        # them.
+        self._units: list[_Unit] = []
+        self._is_echo = False
+        self._lock = thread_lock()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the index has failed and must be made anew."""
+        return self.epoch == _BROKEN
+
+    def drop(self) -> None:
+        """Mark the index as broken."""
+        self.epoch = _BROKEN
+
+    def take(self, rows: Iterable[LogRow]) -> None:
+        """Index rows, oldest first; skip rows that are indexed."""
+        with self._lock:
+            new = [row for row in rows if row.id > self.newest]
+            if not new:
+                return
+            first_changed = max(len(self._units) - _REACH - 1, 0)
+            for row in new:
+                self._add_to_units(row)
+            self._index_units(first_changed)
+            self.newest = new[-1].id
+            del self._units[: -2 * _REACH - 1]
+
+    def _add_to_units(self, row: LogRow) -> None:
+        message = row.message
+        speech = spoken(message)
+        if speech:
+            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
+        words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
+        if row.is_result:
+            if self._units and not self._is_echo:
+                self._units[-1].rows.append(row)
+                self._units[-1].words.append(words)
+            return
+        self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
+        is_instruction = row.role in INSTRUCTION_ROLES
+        if words.strip() and not (is_instruction or self._is_echo):
+            self._units.append(_Unit([row], [words]))
+
+    def _index_units(self, first: int) -> None:
+        """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
+        changed = {unit.rows[0].id for unit in self._units[first:]}
+        while self._messages and self._messages[-1].row_ids[0] in changed:
+            self._messages.pop()
+            self._ids.pop()
+        texts = ["\n".join(unit.words) for unit in self._units]
+        days = [unit.rows[0].day for unit in self._units]
+        documents: list[tfidf.Document] = []
+        for i, unit in enumerate(self._units[first:], first):
+            entries = entries_of(unit.rows, self._counter, self._tags, brief=True)
+            if not entries:
+                continue
+            row_ids = tuple(row.id for row in unit.rows)
+            message = IndexedMessage(row_ids, days[i], tokens_of(entries))
+            document_id = str(row_ids[0])
+            self._messages.append(message)
+            self._ids.append(document_id)
+            day = date_words(date.fromisoformat(days[i])) if days[i] else ""
+            context = neighbours(i, texts, days)
+            documents.append(tfidf.Document(document_id, texts[i], context, day))
+        self.ranker.add(documents)
+
+    def ranked(
+        self, question: str, context: Sequence[str] = (), before: float = math.inf
+    ) -> list[RankedMessage]:
+        """Return the best 1,000 messages that match a question, best first; [] without a word in common.
+
+        The similarity of the best message is 1. Of equal messages the newest comes
+        first. ``context`` is the text of each turn before, oldest first. All rows of a
+        message are before the row ``before``.
+        """
+        with self._lock:
+            end = bisect_left(
+                self._messages, before, key=lambda message: message.row_ids[-1]
+            )
+            messages = self._messages[:end]
+            ids = tuple(self._ids[:end])
+        similarity = tfidf.similarities_with_context(
+            self.ranker, ids, question, context, _EARLIER_WEIGHT
+        )
+        periods = list(relative_periods(question.casefold(), utc_now().date()))
+        if periods:
+            similarity = tfidf.divided_by_best(
+                similarity + _TIME_SHARE * said_within(messages, periods)
+            )
+        matching = np.flatnonzero(similarity)
+        order = np.lexsort((-matching, -similarity[matching]))
+        return [
+            RankedMessage(messages[i], float(similarity[i]))
+            for i in matching[order][:_MOST_RANKED]
+        ]
+
+    def fitting(
+        self,
+        ranked: Iterable[RankedMessage],
+        limit: int,
+        most: int,
+        message_limit: int,
+    ) -> list[RankedMessage]:
+        """Return the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
+
+        The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
+        first. All messages have ``limit`` tokens; messages that are ``WORTH_MORE`` may
+        use ``most`` tokens.
+        """
+
+        def worth(candidate: RankedMessage) -> float:
+            tokens = min(candidate.message.tokens, message_limit)
+            return candidate.similarity / float(max(tokens, _SHORT) ** _LENGTH_POWER)
+
+        fitting: list[RankedMessage] = []
+        days: set[str] = set()
+        used = 0
+        for candidate in sorted(ranked, key=worth, reverse=True):
+            message = candidate.message
+            tokens = min(message.tokens, message_limit)
+            if message.day not in days:
+                tokens += self._day_tokens
+            room = most if candidate.similarity >= WORTH_MORE else limit
+            if used + tokens <= room:
+                fitting.append(candidate)
+                days.add(message.day)
+                used += tokens
+        return fitting
+
+    def clip_for(self, question: str) -> Callable[[str, int], str] | None:
+        """Return a function that clips a text to the part with the words of a question; None for no words."""
+        terms = partial(terms_in, codes=languages_of(question, self._languages))
+        wanted = set(terms(question))
+        if wanted:
+            return partial(excerpt, counter=self._counter, wanted=wanted, terms=terms)
+        return None
+
+    def entries(
+        self, rows: Sequence[LogRow], limit: int, clip: Callable[[str, int], str] | None
+    ) -> list[Entry]:
+        """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
+
+        ``clip`` shortens a message of more than ``limit`` tokens; None: its two ends
+        are shown.
+        """
+        entries = clip_entries(
+            entries_of(rows, self._counter, self._tags, brief=True),
+            limit,
+            self._counter,
+            clip,
+        )
+        fits = tokens_of(entries) <= limit
+        if fits and all(entry.body.strip() for entry in entries):
+            return entries
+        return []
+
+
+def neighbours(
+    place: int, texts: Sequence[str], days: Sequence[str]
+) -> tuple[tuple[str, float], ...]:
+    """Return the texts around the text at a place, of the same day, each with its weight."""
+    around: list[tuple[str, float]] = []
+    for distance, share in enumerate(_NEIGHBOUR_SHARES, 1):
+        around += [
+            (texts[i][:_NEIGHBOUR_CHARACTERS], share)
+            for i in (place - distance, place + distance)
+            if 0 <= i < len(texts) and days[i] == days[place]
+        ]
+    return tuple(around)
+
+
+def said_within(
+    messages: Sequence[IndexedMessage], periods: Iterable[Period]
+) -> tfidf.Values:
+    """Return 1 for each message of a day in one of the periods, and 0 for any other message."""
+    values = np.zeros(len(messages))
+    for period in periods:
+        start = period.start.isoformat()
+        end = period.end.isoformat()
+        for i, message in enumerate(messages):
+            if start <= message.day <= end:
+                values[i] = 1.0
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message, or a call with its results, by its ``similarity`` to a question, 1 for the best one.
+    """A message, or a call with its results, that a question finds.
 
-    ``day`` is 2026-11-20, or "" where it is unknown. In ``text`` our own tags are
-    escaped. ``message_id`` is that of its ``additional_kwargs``, if the program has
-    given it one.
+    Attributes:
+        similarity: The similarity to the question, 1 for the best message.
+        row_ids: The rows of the log.
+        role: The role of the first row.
+        day: Such as 2026-11-20, or "" where it is unknown.
+        text: The text, in which our own tags are escaped.
+        message_id: The id in the ``additional_kwargs`` of the message, if the program
+            has set it.
     """
 
     similarity: float
@@ -329,20 +372,53 @@ class FoundMessage:
     message_id: str | int | float | None = None
 
 
+class _ShownMessage(NamedTuple):
+    """A message that a question has found, and the entries of its rows."""
+
+    message: FoundMessage
+    entries: list[Entry]
+
+
+class RecalledText(NamedTuple):
+    """The recalled messages as the record shows them; ``is_cached``: as for the request before."""
+
+    text: CountedText
+    is_cached: bool = False
+
+
+class _Request(NamedTuple):
+    """A question, the state of the index and the room in the record: they decide which messages are recalled."""
+
+    question: str
+    context: tuple[str, ...]
+    before: int
+    most: int
+    epoch: int
+    newest: int
+    today: date
+
+
+class _Recalled(NamedTuple):
+    """The last request in a session, and the messages that it recalled."""
+
+    request: _Request
+    text: CountedText
+
+
 @dataclass(frozen=True)
 class MessageSearch:
-    """Finds messages of sessions; ``indexes`` are of the last sessions, ``failures`` those of rankers by their types.
+    """Finds messages of sessions.
 
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that.
+    waits for that. ``indexes`` are the indexes of the last sessions. ``failures``
+    counts the failures of rankers by type.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
     indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
-    # What was recalled last in a session, by all that it depends on: agents ask again
-    # for each of their tool calls.
-    recalled: Recent[str, tuple[object, CountedText]] = field(default_factory=Recent)
+    # An agent asks the same question again after each of its tool calls.
+    recalled: Recent[str, _Recalled] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -360,7 +436,7 @@ class MessageSearch:
         )
 
     def embed(self, session_id: str) -> None:
-        """Index and embed in the background what the log has gained."""
+        """Index and embed the new rows of the log in the background."""
 
         async def embed_log() -> None:
             index = await self._index_log(session_id)
@@ -374,20 +450,59 @@ class MessageSearch:
 
     async def recall(
         self, session_id: str, messages: Sequence[ChatMessage], window: Window
-    ) -> CountedText:
-        """Return the messages that have left the window and matter for the current question, "" for none.
+    ) -> RecalledText:
+        """Return the messages before the window that match the current question, "" for none.
 
-        They have at most the tokens that it leaves free, and beyond the limit for them
-        only those that are similar enough. After a restart a long log is indexed in the
-        background up to what the window has seen, and a question is answered by what
-        has been indexed by then.
+        They have the tokens of the limit. Similar messages may exceed it by the tokens
+        that the record leaves free. After a restart, a long log is indexed in the
+        background, and a question finds the messages that are indexed.
         """
         counter = self.reader.counter
         limit = self.reader.recall_limit
-        seen = window.seen
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         if limit <= tags:
-            return NO_TEXT
+            return RecalledText(NO_TEXT)
+        index = await self._current_index(session_id, window.seen)
+        if index is None:
+            return RecalledText(NO_TEXT)
+        question, context = question_in(messages, index.turns, CONTEXT_TURNS)
+        if len(set(terms_in(question[:_NEIGHBOUR_CHARACTERS]))) > _ENOUGH_TERMS:
+            context = []
+        await self._prepare(session_id, index, [question, *context])
+        request = _Request(
+            question,
+            tuple(context),
+            window.entries[0].row_id if window.entries else window.seen.last_id + 1,
+            self._most_tokens(question, window),
+            index.epoch,
+            index.newest,
+            utc_now().date(),
+        )
+        last = self.recalled.get(session_id)
+        if last and last.request == request:
+            return RecalledText(last.text, is_cached=True)
+        message_limit = int((limit - tags) * _MESSAGE_SHARE)
+
+        def choose() -> list[RankedMessage]:
+            ranked = index.ranked(question, request.context, request.before)
+            return sorted(
+                index.fitting(ranked, limit - tags, request.most - tags, message_limit)
+            )
+
+        messages_shown = await self._show(
+            session_id, index, question, choose, message_limit
+        )
+        if messages_shown is None:
+            # Rows were deleted after the record was read.
+            return RecalledText(NO_TEXT)
+        text = recalled_text(messages_shown, counter)
+        # Vectors may come later, and a failed index is made anew.
+        if index.embeddings is None and index.epoch == window.seen.epoch:
+            self.recalled.put(session_id, _Recalled(request, text))
+        return RecalledText(text)
+
+    async def _current_index(self, session_id: str, seen: Seen) -> MessageIndex | None:
+        """Return the index of the log, up to the last row of the record if time allows; None if it is void."""
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
@@ -395,170 +510,85 @@ class MessageSearch:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
             index = self.indexes.get(session_id)
-        # What was indexed before rows were deleted may name other rows by now.
+        # After a deletion, other rows may have the ids in the index.
         if index is None or index.epoch != seen.epoch:
-            return NO_TEXT
-        if window.kept:
-            before = window.kept[0].row_id
-        else:
-            before = seen.last_id + 1
+            return None
+        return index
+
+    def _most_tokens(self, question: str, window: Window) -> int:
+        """Return the tokens for similar messages: a question may use free room beyond the limit."""
+        limit = self.reader.recall_limit
+        if not _ASKS.search(question):
+            return limit
         free = self.reader.room - window.tokens
-        question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        if len(set(terms_in(question[:_NEIGHBOUR_CHARACTERS]))) > _ENOUGH_TERMS:
-            context = []
-        if _ASKS.search(question):
-            most = max(limit, min(int(limit * _ASKED_SHARE), free))
-        else:
-            most = limit
-        message_limit = int((limit - tags) * _MESSAGE_SHARE)
-        await self._prepare(session_id, index, [question, *context])
-        depends_on = (
-            (question, *context),
-            index.epoch,
-            index.newest,
-            before,
-            most,
-            utc_now().date(),
-        )
-        last = self.recalled.get(session_id)
-        if last and last[0] == depends_on:
-            return last[1]
-
-        def choose() -> list[tuple[IndexedMessage, float]]:
-            ranked = index.ranked(question, context, before)
-            return sorted(
-                index.fitting(ranked, limit - tags, most - tags, message_limit)
-            )
-
-        shown = await self._shown(session_id, index, question, choose, message_limit)
-        if shown is None:
-            # Rows were deleted meanwhile, and the record was read before.
-            return NO_TEXT
-        earlier = earlier_element(
-            [(message.day, entries) for message, entries in shown], counter
-        )
-        earlier.shown = [
-            (message, "".join(entry.text for entry in entries))
-            for message, entries in shown
-        ]
-        # Vectors may come later, and what has failed may succeed.
-        if index.embeddings is None and index.epoch == seen.epoch:
-            self.recalled.put(session_id, (depends_on, earlier))
-        return earlier
+        return max(limit, min(int(limit * _ASKED_SHARE), free))
 
     async def search(
         self, session_id: str, question: str, *, most: int, message_limit: int
     ) -> list[FoundMessage]:
         """Return the messages most similar to a question, best first, of the log and of answered active turns.
 
-        It waits until all of them are indexed. ``message_limit`` tokens of a message
-        are shown, at most 500.
+        The search waits until all of them are indexed. It shows ``message_limit``
+        tokens of a message, at most 500.
         """
         index = await self._index_log(session_id)
         page = await self.reader.store.readers.unread(
             session_id, "", with_active=True, after=index.newest
         )
-        shown = None
+        messages = None
         if page.epoch == index.epoch:
-            rows = page.rows
-            if rows and (
-                rows[-1].role not in ASSISTANT_ROLES or calls_of(rows[-1].message)
-            ):
-                # The last question was not answered yet, and must not find itself.
-                questions = [
-                    i
-                    for i, row in enumerate(rows)
-                    if row.role == MessageRole.USER.value
-                ]
-                rows = rows[: questions[-1]] if questions else []
-            await asyncio.to_thread(index.take, rows)
+            await asyncio.to_thread(index.take, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
-            limit = min(message_limit, LONGEST_MESSAGE_TOKENS)
-            shown = await self._shown(
+            messages = await self._show(
                 session_id,
                 index,
                 question,
                 lambda: index.ranked(question)[:most],
-                limit,
+                min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if shown is None and index.epoch != _BROKEN:
+        if messages is None and not index.is_broken:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [message for message, _ in shown or []]
+        return [message for message, _ in messages or []]
 
-    async def _shown(
+    async def _show(
         self,
         session_id: str,
         index: MessageIndex,
         question: str,
-        choose: Callable[[], list[tuple[IndexedMessage, float]]],
+        choose: Callable[[], list[RankedMessage]],
         limit: int,
-    ) -> list[tuple[FoundMessage, list[Entry]]] | None:
-        """Return the chosen messages that can be shown, each with its entries.
-
-        None if rows were deleted since they were indexed.
-        """
-        # The search in a long log takes longer than an event loop should be blocked.
-        chosen: list[tuple[IndexedMessage, float]] = []
+    ) -> list[_ShownMessage] | None:
+        """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
+        chosen: list[RankedMessage] = []
         with tfidf.sparing(
-            self.failures,
-            "Earlier messages were not found",
-            partial(setattr, index, "epoch", _BROKEN),
+            self.failures, "Earlier messages were not found", index.drop
         ):
+            # The search in a long log takes longer than an event loop should be
+            # blocked.
             chosen = await asyncio.to_thread(choose)
         row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
-        stored = await self.reader.store.readers.rows_in(
-            session_id, row_ids, index.epoch
-        )
-        if stored is None:
+        rows = await self.reader.store.readers.rows_in(session_id, row_ids, index.epoch)
+        if rows is None:
             return None
-        by_id = {row.id: row for row in stored}
-
-        def show() -> list[tuple[FoundMessage, list[Entry]]]:
-            shown = []
-            clip = index.clip_for(question)
-            for message, similarity in chosen:
-                rows = [by_id[row_id] for row_id in message.row_ids if row_id in by_id]
-                entries = index.entries(rows, limit, clip)
-                if entries:
-                    text = "\n".join(entry.body for entry in entries)
-                    row_ids = tuple(row.id for row in rows)
-                    name = rows[0].message.additional_kwargs.get(ID_KEY)
-                    found = FoundMessage(
-                        similarity, row_ids, rows[0].role, message.day, text, name
-                    )
-                    shown.append((found, entries))
-            return shown
-
-        return await asyncio.to_thread(show)
+        return await asyncio.to_thread(
+            show_messages, index, question, chosen, rows, limit
+        )
 
     async def _index_log(self, session_id: str) -> MessageIndex:
-        """Index what the log has gained, a page at a time, or all of it if rows were deleted; returns the index."""
-        # One task at a time, or each would index what the others do.
+        """Return the index with all rows of the log; a new index if rows were deleted."""
+        # One task at a time, because two would index the same rows.
         async with lock_for("index", id(self.indexes), session_id):
             index = self.indexes.get(session_id)
-            reader = self.reader
             while True:
                 after = index.newest if index else 0
-                page = await reader.store.readers.unread(
+                page = await self.reader.store.readers.unread(
                     session_id, "", after=after, limit=_INDEXED_ROWS
                 )
                 if index is None or index.epoch != page.epoch:
-                    index = MessageIndex(
-                        page.epoch, reader.counter, (reader.name,), reader.languages
-                    )
-                    model = self.embed_model
-                    readers = reader.store.readers
-                    if model is not None:
-                        keeper = KeptVectors.of_messages(
-                            readers, session_id, page.epoch, model_key(model)
-                        )
-                        index.ranker = index.embeddings = EmbeddingRanker(
-                            model, lexical=index.ranker, keeper=keeper
-                        )
-                        reader.store.jobs.watch(index.embeddings)
+                    index = self._make_index(session_id, page.epoch)
                     self.indexes.put(session_id, index)
                     continue
                 if page.rows:
@@ -568,11 +598,80 @@ class MessageSearch:
                 if len(page.rows) < _INDEXED_ROWS:
                     return index
 
+    def _make_index(self, session_id: str, epoch: int) -> MessageIndex:
+        reader = self.reader
+        index = MessageIndex(epoch, reader.counter, (reader.name,), reader.languages)
+        model = self.embed_model
+        if model is not None:
+            keeper = KeptVectors.of_messages(
+                reader.store.readers, session_id, epoch, model_key(model)
+            )
+            ranker = EmbeddingRanker(model, lexical=index.ranker, keeper=keeper)
+            index.ranker = ranker
+            index.embeddings = ranker
+            reader.store.jobs.watch(ranker)
+        return index
+
     async def _prepare(
         self, session_id: str, index: MessageIndex, queries: Sequence[str]
     ) -> None:
-        """Embed questions, and start to embed what is not embedded yet."""
+        """Embed questions, and start to embed the other messages."""
         if index.embeddings is not None:
             await index.embeddings.prepare_queries(queries)
             if not index.embeddings.is_complete:
                 self.embed(session_id)
+
+
+def show_messages(
+    index: MessageIndex,
+    question: str,
+    chosen: Iterable[RankedMessage],
+    rows: Iterable[LogRow],
+    limit: int,
+) -> list[_ShownMessage]:
+    """Return the chosen messages with a part of ``limit`` tokens that has the words of the question."""
+    clip = index.clip_for(question)
+    rows_by_id = {row.id: row for row in rows}
+    shown_messages = []
+    for message, similarity in chosen:
+        stored = [rows_by_id[i] for i in message.row_ids if i in rows_by_id]
+        entries = index.entries(stored, limit, clip)
+        if entries:
+            found_message = FoundMessage(
+                similarity,
+                tuple(row.id for row in stored),
+                stored[0].role,
+                message.day,
+                "\n".join(entry.body for entry in entries),
+                stored[0].message.additional_kwargs.get(ID_KEY),
+            )
+            shown_messages.append(_ShownMessage(found_message, entries))
+    return shown_messages
+
+
+def recalled_text(
+    messages: Sequence[_ShownMessage], counter: TokenCounter
+) -> CountedText:
+    """Return the element of recalled messages, which also knows each message with its text."""
+    element = earlier_element(
+        ((message.day, entries) for message, entries in messages), counter
+    )
+    element.shown = [
+        (message, "".join(entry.text for entry in entries))
+        for message, entries in messages
+    ]
+    return element
+
+
+def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:
+    """Return the rows before the last question if it has no answer yet: a question must not find itself."""
+    if not rows:
+        return rows
+    newest = rows[-1]
+    if newest.role in ASSISTANT_ROLES and not calls_of(newest.message):
+        return rows
+    last_question = max(
+        (i for i, row in enumerate(rows) if row.role == MessageRole.USER.value),
+        default=0,
+    )
+    return rows[:last_question]

@@ -1,15 +1,15 @@
-"""Asks a model for the running summary, and takes of its answer what stands on what was said."""
+"""The running summary: asks a model for it, and checks that messages support each sentence of the answer."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import zlib
-from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
@@ -46,7 +46,8 @@ from llama_index_memory_ext.text.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from llama_index.core.llms import LLM
 
@@ -56,9 +57,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# What the entries that are to be summarised must not be able to forge.
+# Tags that no entry in the prompt can forge.
 PROMPT_TAGS = ("summary_so_far", "transcript")
-# Of the entries only the text was said.
+# Names and numbers in the tags of an entry support no sentence.
 _ENTRY_TAGS = re.compile(r'<message role="\w+"|</message>')
 
 # A copy of the prompt: its first sentence, its last, one of its tags on a line of its
@@ -67,38 +68,38 @@ _PROMPT = re.compile(
     r"(?m)You keep the running summary of|Extend the summary by what is new in"
     rf"|^</?(?:{'|'.join(PROMPT_TAGS)})>$|^<message role=\""
 )
-# What models put around a summary: their thoughts (some without the first tag, and some
-# do not come to an end), ...
+# The wrapping of a summary. First, thoughts: some models leave out the first tag, and
+# some thoughts do not end.
 _WRAPPING = re.compile(
     r"(?ims)\A(?:<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)|(?!<).*?^</think(?:ing)?>$"
-    # ... a line that says what comes, ...
+    # A line such as "Here is the summary:".
     r"|\W{0,4}(?:(?:sure|certainly|of course|okay)\W{1,3})?(?:here(?:['\u2019]s| is) )?(?:the |your |an? )?"
     r"(?:(?:extended|updated|complete|full|whole|new|running) )*(?:conversation )?summary"
     r"(?: so far)?(?: of (?:the|this|our) (?:conversation|chat))?:\W{0,4}\n"
-    # ... and fences or tags.
+    # Fences or tags.
     r"|```\w*\n(?P<fenced>.*)```\Z"
     r"|<(?P<tag>(?:conversation_|extended_)?summary|summary_so_far)>(?P<tagged>.*)</(?P=tag)>\Z)"
 )
 _MOST_LAYERS = 8
 
-# Who speaks, in the languages in which summaries are written most.
+# The words for the speakers, in the languages in which most summaries are written.
 _ROLES = """user assistant Nutzer Nutzerin Benutzer Benutzerin Assistent Assistentin utilisateur utilisatrice assistante
     usuario usuaria asistente usuário assistente utente gebruiker пользователь ассистент 用户 用戶 助手 ユーザー
     アシスタント 사용자 어시스턴트"""
 _ROLE_WORDS = keywords(_ROLES)
-# Of 268 summaries of other people's words each had at least 0.67 of its words from them; few refusals and error
-# messages have more than a tenth. Of characters of scripts without spaces fewer are the same.
+# In 268 summaries at least 0.67 of the words came from the conversation. In refusals and
+# error messages rarely more than a tenth do. Scripts without spaces share fewer words.
 _SHARE = 0.4
 _UNSPACED_SHARE = 0.2
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
 )
-# Among so many words that were said are those of a refusal.
+# A conversation with this many words has the words of a refusal, too.
 _MANY_WORDS = 50
 # Behind another word or a comma a capital tells a name.
 _ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
-# A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. ", "-
-# **Budget:** ".
+# A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. " or
+# "- **Budget:** ".
 _LABEL = re.compile(
     r"\s*#+ .*|\s*(?:[-*\u2022>]\s+|\d{1,3}[.)]\s+)*"
     r"(?:\*\*[^*\n]{1,60}\*\*:?|[^\W\d]{1,30}(?: [^\W\d]{1,30}){0,3}:(?!\S))?"
@@ -112,168 +113,30 @@ _TERMINAL = re.compile(
 )
 # A table or a long line is no sentence.
 _LONGEST_SENTENCE = 5_000
-# A summary that fills half of its room is replaced by an answer that has this share of
-# its telling words.
+# A summary that fills half of its room may be worded anew. The answer must have this
+# share of its keywords.
 _FULL = 0.5
 _KEPT = 0.2
 
-# A text that goes round in a circle is compressed to less than a tenth of its bytes. A
-# short text says too little.
+# A text that repeats itself compresses to less than a tenth of its bytes. A short text
+# compresses too little to tell.
 _LEAST_SHARE = 0.1
 _FEWEST_BYTES = 200
-# So much at the end is looked at alone: a model that begins well may still end in a
-# circle.
+# These last characters are also checked alone: a model that begins well may still end by
+# repeating itself.
 _END = 1_000
-# By these the entries of a list differ though all else of them is the same.
+# Numbers would hide that the items of a list are the same.
 _LIST_NUMBER = re.compile(
     r"(?m)(?:^\s*(?:[-*\u2022]\s+)?|(?<=[.!?\u3002]))\s*\d{1,4}[.):\u3001]\s*"
 )
 
-
-def checked_summary(
-    reply: str,
-    previous: str,
-    said: str,
-    counter: TokenCounter,
-    *,
-    is_cut: bool = False,
-    token_limit: int = 0,
-) -> str:
-    """Return the summary in a model's answer, without sentences that have a name or a number that nobody said.
-
-    It replaces ``previous`` if no sentence was left out, and if what it changes or
-    leaves out of that is what a message is about. Otherwise, or if it was cut off
-    (``is_cut``), what is new in it is added. A previous summary that has filled half of
-    ``token_limit`` may be worded anew. ``said`` are the entries that are summarised.
-
-    Raises:
-        SummaryReplyError: The answer is empty, repeats itself or the prompt, or does
-            not tell what was said, as refusals and error messages do not.
-    """
-    messages = unescape_tags(_ENTRY_TAGS.sub(" ", said), PROMPT_TAGS)
-    text = visible(reply).strip()
-    for _ in range(_MOST_LAYERS):
-        text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text).strip()
-    reason = _rejection_reason(text)
-    if reason:
-        raise SummaryReplyError(reply, reason)
-    # Our tags are escaped in the prompt from which the model has copied them.
-    text = unescape_tags(text, PROMPT_TAGS)
-    is_translated = language_of(text) not in (
-        language_of(messages),
-        language_of(previous),
-        None,
-    )
-    pieces = sentences_in(text)
-    taken = _supported(
-        pieces, previous, f"{messages}\n{previous}", is_translated=is_translated
-    )
-    if not _tells("".join(taken), f"{messages}\n{previous}"):
-        raise SummaryReplyError(reply, "it does not tell what was said")
-    if len(taken) == len(pieces) and not is_cut:
-        is_full = counter.count(previous) > _FULL * token_limit > 0
-        if (
-            _share_kept(previous, text) >= _KEPT
-            if is_full
-            else not _changes_unasked(pieces, previous, messages)
-        ):
-            return text
-    if is_cut and taken[-1:] == pieces[-1:] and not _TERMINAL.search(pieces[-1]):
-        taken.pop()
-    news = keywords(messages) - keywords(previous)
-    added = ""
-    for piece in taken:
-        if piece.strip() not in previous and not keywords(piece).isdisjoint(news):
-            added += piece
-    if not added.strip() and not previous:
-        raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, added.strip())))
-
-
-def _rejection_reason(text: str) -> str:
-    """Return why a text is no summary of anything; "" if it may be one."""
-    if not re.search(r"\w", text):
-        return "it is empty"
-    unnumbered = _LIST_NUMBER.sub(" ", text)
-    for part in (unnumbered.encode(), unnumbered[-_END:].encode()):
-        if len(part) >= _FEWEST_BYTES and len(zlib.compress(part)) < _LEAST_SHARE * len(
-            part
-        ):
-            return "it repeats itself"
-    if _PROMPT.search(text):
-        return "it repeats the prompt"
-    return ""
-
-
-def _tells(text: str, source: str) -> bool:
-    """Return whether a text has a name or a number of its source, or is about it by its words.
-
-    After a long conversation it must then name a speaker, too.
-    """
-    if any(anchor in text for anchor in _ANCHOR.findall(source)):
-        return True
-    words = keywords(text)
-    heard = keywords(source)
-    if len(heard) >= _MANY_WORDS and _ROLE_WORDS.isdisjoint(words):
-        return False
-    # Each word once: a stem stands beside the word with its ending.
-    words = frozenset(map(term_of, words))
-    is_unspaced = 2 * sum(map(bool, map(_UNSPACED.match, words))) > len(words)
-    said = len(words & (heard | _ROLE_WORDS))
-    return said >= (_UNSPACED_SHARE if is_unspaced else _SHARE) * max(len(words), 1)
-
-
-def _supported(
-    pieces: Sequence[str], previous: str, source: str, *, is_translated: bool
-) -> list[str]:
-    """Return the sentences with no number, name, address or tag that nobody said."""
-    evidence = with_english_days(source)[0]
-    taken: list[str] = []
-    for piece in pieces:
-        if piece.strip() not in previous:
-            if len(piece) > _LONGEST_SENTENCE or any(
-                tag not in source for tag in _TAG_OR_ADDRESS.findall(piece)
-            ):
-                continue
-            plain = re.sub(
-                "[*`]", "", _LABEL.sub("", with_english_days(piece)[0], count=1)
-            )
-            if missing_numbers(_MONTH.sub(" ", plain), evidence):
-                continue
-            # Another language may have other names.
-            if not is_translated and missing_names(plain, evidence):
-                continue
-        taken.append(piece)
-    return taken
-
-
-def _changes_unasked(pieces: Sequence[str], previous: str, messages: str) -> bool:
-    """Return whether sentences differ from those of the summary before, though no message is about them."""
-    text = "".join(pieces)
-    words = keywords(messages)
-    if previous:
-        changed = [piece for piece in pieces if piece.strip() not in previous]
-    else:
-        changed = []
-    changed += [piece for piece in sentences_in(previous) if piece.strip() not in text]
-    return any(keywords(piece).isdisjoint(words) for piece in changed)
-
-
-def _share_kept(before: str, after: str) -> float:
-    """Return how many of the telling words of a text are in another one, 0..1; 1 if there are none."""
-    words = keywords(before)
-    if words:
-        return len(words & keywords(after)) / len(words)
-    return 1.0
-
-
 _SUMMARISED_ROWS = 400
-# Most tokens of the messages of a request and of each of them. However often that was
-# halved, a message and a call with its results may have the last.
+# Most tokens of all messages in a request, and of each message.
 _BATCH = 8_000
 _MESSAGE = 2_000
+# However often a batch was halved, a message or a call with its results has this room.
 _LEAST_MESSAGE = 200
-_MOST_HALVED = 13
+_MOST_HALVINGS = 13
 # An answer may be twice as long as a summary, which is then clipped, and have some
 # words around it.
 _ANSWERS = 2
@@ -295,25 +158,25 @@ Answer with the whole extended summary and nothing else."""
 _WORDS_PER_TOKEN = 0.6
 
 
-def summary_room(
-    window: int | None, fixed: int, *, token_limit: int, halved: int = 0
-) -> tuple[int, int]:
-    """Return the most tokens of the messages and of the answer of a request for a summary of ``token_limit``.
+class SummaryRoom(NamedTuple):
+    """The most tokens of the messages in a request, and of the answer."""
 
-    In the window stand ``fixed`` tokens of instructions, and a summary before. After so
-    many halvings there is less room for messages; only a batch of short ones ends up
-    with one message.
+    messages: int
+    answer: int
 
-    >>> summary_room(8_192, 400, token_limit=1_000)
-    (3463, 2100)
-    """
-    most = _BATCH
-    answer = _ANSWERS * token_limit + _AROUND
-    left = tokens_left(window, fixed + token_limit)
-    if left is not None:
-        answer = max(min(answer, left // 2), _AROUND)
-        most = min(most, max(left - answer, _LEAST_MESSAGE))
-    return most >> halved, answer
+
+class Batch(NamedTuple):
+    """The entries of one request, and the number of log rows that they stand for."""
+
+    entries: list[Entry]
+    row_count: int
+
+
+class ExtendedSummary(NamedTuple):
+    """A window with an extended summary, and the last row that the summary covers."""
+
+    window: Window
+    position: int
 
 
 async def summarise(
@@ -323,51 +186,60 @@ async def summarise(
     key: JobKey,
     usage: dict[str, Usage],
 ) -> None:
-    """Summarise what has no room in the record of a session, a batch at a time.
+    """Summarise the messages of a session that have no room in the record, a batch at a time.
 
-    Each is stored and left behind in one step. One that is too much for a model is
-    halved, and grows again with each success: ``jobs`` know how often it has failed.
-    ``usage`` counts the calls as "summary".
+    One transaction stores the summary and moves the cursor. After a failure that the
+    length may have caused, the next batch is half as long; ``jobs`` counts the halvings
+    by ``key``, and each success takes one back. ``usage`` counts the calls as
+    "summary".
     """
     session_id = key.session_id
     window = await reader.read(session_id)
     while window.has_overflow or window.is_over:
-        window = await reader.shortened(session_id, window)
-        kept = window.cut().kept
-        if not kept or kept[0].row_id <= window.seen.position + 1:
+        window = await reader.with_short_results(session_id, window)
+        remaining = window.cut().entries
+        if not remaining or remaining[0].row_id <= window.seen.position + 1:
             return
         started = perf_counter()
         spent = list[Usage]()
         try:
-            summarised = await _with_next_batch(
-                reader,
-                session_id,
-                llm(),
-                window,
-                kept[0].row_id - 1,
-                jobs.halvings[key],
-                spent,
-            )
-        except Exception as error:
-            if isinstance(error, SummaryReplyError) or is_about_request(error):
-                jobs.halvings[key] = min(jobs.halvings[key] + 1, _MOST_HALVED)
-            raise
+            with _halving_after_failure(jobs.halvings, key):
+                extended = await _with_next_batch(
+                    reader,
+                    session_id,
+                    llm(),
+                    window,
+                    remaining[0].row_id - 1,
+                    jobs.halvings[key],
+                    spent.append,
+                )
         finally:
             usage["summary"] = sum(spent, usage.get("summary", Usage()))
-        # Without those of which nothing is left.
-        jobs.halvings.subtract([key])
-        jobs.halvings += Counter()
-        stored = summarised is not None and await reader.move(session_id, *summarised)
+        is_stored = extended is not None and await reader.move(session_id, *extended)
         before = window
         window = await reader.read(session_id)
-        if stored:
+        if is_stored:
             await reader.announce(
                 session_id, before, window, started, sum(spent, Usage())
             )
         elif window.place == before.place:
             raise StoreError(
-                "The database was too busy to store a summary; it is made anew."
+                "The database was too busy to store a summary. Nothing is lost: the next run makes it anew."
             )
+
+
+@contextmanager
+def _halving_after_failure(halvings: Counter[JobKey], key: JobKey) -> Iterator[None]:
+    """Count one more halving if the length may have caused a failure, and one less after a success."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SummaryReplyError) or is_about_request(error):
+            halvings[key] = min(halvings[key] + 1, _MOST_HALVINGS)
+        raise
+    halvings[key] -= 1
+    if halvings[key] <= 0:
+        del halvings[key]
 
 
 async def _with_next_batch(
@@ -376,59 +248,85 @@ async def _with_next_batch(
     llm: LLM,
     window: Window,
     position: int,
-    halved: int,
-    spent: list[Usage],
-) -> tuple[Window, int] | None:
-    """Extend the summary of a window by the oldest messages up to a row; return it, and the last row in it.
+    halvings: int,
+    count_usage: Callable[[Usage], object],
+) -> ExtendedSummary | None:
+    """Return the window with a summary that covers its oldest messages, at most up to a row.
 
     None if another process has cut the record.
     """
-    unread = await reader.store.readers.unread(
+    page = await reader.store.readers.unread(
         session_id, reader.name, limit=_SUMMARISED_ROWS
     )
-    if (unread.epoch, unread.position) != window.place:
+    if (page.epoch, page.position) != window.place:
         return None
-    rows = [row for row in unread.rows if row.id <= position]
+    rows = [row for row in page.rows if row.id <= position]
     if len(rows) == _SUMMARISED_ROWS:
         # The next rows are unknown: they may be results of a call among the last ones.
-        rows = (
-            rows[
-                : max((i for i, row in enumerate(rows) if not row.is_result), default=0)
-            ]
-            or rows
-        )
+        rows = _without_last_group(rows)
         position = rows[-1].id
-    limit = reader.summary_limit
     counter = reader.counter
-    fixed = sum(
-        counter.count(message.content or "")
-        for message in summary_prompt("", (), token_limit=limit)
-    )
-    batch, answer = summary_room(
-        context_window(llm), fixed + _AROUND, token_limit=limit, halved=halved
-    )
-    entries, taken = await asyncio.to_thread(
-        batch_of, rows, counter, (reader.name,), batch
+    room = _room_of(reader, llm, halvings)
+    batch = await asyncio.to_thread(
+        batch_of, rows, counter, (reader.name,), room.messages
     )
     # First instructions stay in front.
-    first = {entry.row_id for entry in window.instructions}
-    entries = [entry for entry in entries if entry.row_id not in first]
+    instruction_rows = {entry.row_id for entry in window.instructions}
+    entries = [entry for entry in batch.entries if entry.row_id not in instruction_rows]
     summary = window.summary
     if entries:
         summary = await ask_for_summary(
             llm,
             summary,
             entries,
-            token_limit=limit,
+            token_limit=reader.summary_limit,
             counter=counter,
-            spent=spent,
-            answer_tokens=answer,
+            count_usage=count_usage,
+            answer_tokens=room.answer,
         )
-    if taken < len(rows):
-        position = rows[taken - 1].id
-    return replace(
-        window, summary=summary, summarised=window.summarised + taken
-    ), position
+    if batch.row_count < len(rows):
+        position = rows[batch.row_count - 1].id
+    summarised = window.summarised + batch.row_count
+    return ExtendedSummary(
+        replace(window, summary=summary, summarised=summarised), position
+    )
+
+
+def _without_last_group(rows: list[LogRow]) -> list[LogRow]:
+    """Return the rows before the last message with its results; all rows if there are none before."""
+    last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
+    return rows[:last] or rows
+
+
+def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:
+    prompt = summary_prompt("", (), token_limit=reader.summary_limit)
+    fixed = sum(reader.counter.count(message.content or "") for message in prompt)
+    return summary_room(
+        context_window(llm),
+        fixed + _AROUND,
+        token_limit=reader.summary_limit,
+        halvings=halvings,
+    )
+
+
+def summary_room(
+    window: int | None, fixed: int, *, token_limit: int, halvings: int = 0
+) -> SummaryRoom:
+    """Return the room of a request for a summary of ``token_limit`` in a model's context window.
+
+    The instructions have ``fixed`` tokens, and the summary before at most
+    ``token_limit``. Each halving halves the room of the messages.
+
+    >>> summary_room(8_192, 400, token_limit=1_000)
+    SummaryRoom(messages=3463, answer=2100)
+    """
+    messages = _BATCH
+    answer = _ANSWERS * token_limit + _AROUND
+    free = tokens_left(window, fixed + token_limit)
+    if free is not None:
+        answer = max(min(answer, free // 2), _AROUND)
+        messages = min(messages, max(free - answer, _LEAST_MESSAGE))
+    return SummaryRoom(messages >> halvings, answer)
 
 
 def batch_of(
@@ -436,27 +334,28 @@ def batch_of(
     counter: TokenCounter,
     tags: tuple[str, ...] = (),
     limit: int = _BATCH,
-) -> tuple[list[Entry], int]:
-    """Return the entries of the oldest rows for one request, and the number of these rows: at least one of any.
+) -> Batch:
+    """Return the entries of the oldest rows for one request; at least one row, if there are any.
 
     A batch never ends between a call and its results.
     """
+    group_limit = max(limit, _LEAST_MESSAGE)
+    message_limit = min(group_limit, _MESSAGE)
     entries: list[Entry] = []
-    tokens = taken = 0
+    tokens = 0
+    row_count = 0
     for row in rows:
         entry = entry_of(
             row.id, row.message, counter, (*tags, *PROMPT_TAGS), speaker=row.speaker
         )
         if entry is not None:
-            entry = clip_entry(
-                entry, min(_MESSAGE, max(limit, _LEAST_MESSAGE)), counter
-            )
+            entry = clip_entry(entry, message_limit, counter)
             if entries and tokens + entry.tokens > limit and not entry.is_result:
                 break
             tokens += entry.tokens
             entries.append(entry)
-        taken += 1
-    return clip_entries(entries, max(limit, _LEAST_MESSAGE), counter), taken
+        row_count += 1
+    return Batch(clip_entries(entries, group_limit, counter), row_count)
 
 
 def summary_prompt(
@@ -483,35 +382,202 @@ async def ask_for_summary(
     *,
     token_limit: int,
     counter: TokenCounter,
-    spent: list[Usage] | None = None,
+    count_usage: Callable[[Usage], object] | None = None,
     answer_tokens: int = 2_100,
 ) -> str:
-    """Return the summary, extended by the entries, from one request; raises what ``checked_summary`` raises.
+    """Return the summary, extended by the entries, from one request; raise as ``checked_summary``.
 
-    To ``spent`` it adds what the request took. ``answer_tokens`` bounds the answer,
-    where that is known to work.
+    ``count_usage`` is called for each response. ``answer_tokens`` bounds the answer of
+    a model that takes a bound.
     """
     prompt = summary_prompt(previous, entries, token_limit=token_limit)
-    heard = list[ChatResponse]()
+    responses = list[ChatResponse]()
     bound = token_bound(llm, answer_tokens)
-    response = await ask_with(llm, bound, partial(llm.achat, prompt), heard)
-    if spent is not None:
-        spent += [usage_of(prompt, one, counter) for one in heard]
+    response = await ask_with(llm, bound, partial(llm.achat, prompt), responses)
+    if count_usage is not None:
+        for counted in responses:
+            count_usage(usage_of(prompt, counted, counter))
     reply = response.message.content or ""
     if was_refused(response):
         raise SummaryReplyError(reply, "the provider has refused or filtered it")
 
-    def checked() -> str:
-        # A limit may have been lowered since the summary before was made.
+    def check() -> str:
         before = counter.clip(previous, token_limit)
-        said = "".join(
-            [*(entry.text for entry in entries), previous if before != previous else ""]
-        )
-        is_cut = was_truncated(response)
+        transcript = "".join(entry.text for entry in entries)
+        if before != previous:
+            # The limit was lowered, and the clipped part still supports sentences.
+            transcript += previous
         text = checked_summary(
-            reply, before, said, counter, is_cut=is_cut, token_limit=token_limit
+            reply,
+            before,
+            transcript,
+            counter,
+            is_cut=was_truncated(response),
+            token_limit=token_limit,
         )
         return counter.clip(text, token_limit)
 
     # A long answer takes a while, for which the event loop must not be blocked.
-    return await asyncio.to_thread(checked)
+    return await asyncio.to_thread(check)
+
+
+def checked_summary(
+    reply: str,
+    previous: str,
+    transcript: str,
+    counter: TokenCounter,
+    *,
+    is_cut: bool = False,
+    token_limit: int = 0,
+) -> str:
+    """Return the summary in a model's answer, without sentences that the messages do not support.
+
+    A sentence with a name or a number needs it in the ``transcript`` of the messages or
+    in the ``previous`` summary. The answer replaces the previous summary if it is
+    complete, each sentence is supported, and the messages are about each change. A
+    previous summary that fills half of ``token_limit`` may also be worded anew.
+    Otherwise the new sentences are added to the previous summary. ``is_cut``: the
+    answer is not complete.
+
+    Raises:
+        SummaryReplyError: The answer is empty, repeats itself or the prompt, or does
+            not tell what was said, as refusals and error messages do not.
+    """
+    messages = unescape_tags(_ENTRY_TAGS.sub(" ", transcript), PROMPT_TAGS)
+    text = _unwrapped(reply)
+    reason = _rejection_reason(text)
+    if reason:
+        raise SummaryReplyError(reply, reason)
+    # Our tags are escaped in the prompt from which the model has copied them.
+    text = unescape_tags(text, PROMPT_TAGS)
+    source = f"{messages}\n{previous}"
+    sentences = sentences_in(text)
+    source_languages = (language_of(messages), language_of(previous), None)
+    is_translated = language_of(text) not in source_languages
+    supported = _supported(sentences, previous, source, is_translated=is_translated)
+    if not _names_something("".join(supported), source):
+        raise SummaryReplyError(reply, "it does not tell what was said")
+    is_whole = len(supported) == len(sentences) and not is_cut
+    if is_whole:
+        is_full = counter.count(previous) > _FULL * token_limit > 0
+        if _may_replace(previous, text, messages, is_full=is_full):
+            return text
+    if is_cut:
+        supported = _finished(supported, sentences[-1])
+    added = _new_sentences(supported, previous, messages).strip()
+    if not added and not previous:
+        raise SummaryReplyError(reply, "no sentence of it is whole")
+    return "\n".join(filter(None, (previous, added)))
+
+
+def _unwrapped(reply: str) -> str:
+    text = visible(reply).strip()
+    for _ in range(_MOST_LAYERS):
+        text = _WRAPPING.sub(r"\g<fenced>\g<tagged>", text).strip()
+    return text
+
+
+def _rejection_reason(text: str) -> str:
+    """Return why a text is no summary of any conversation; "" if it may be a summary."""
+    if not re.search(r"\w", text):
+        return "it is empty"
+    unnumbered = _LIST_NUMBER.sub(" ", text)
+    if _repeats_itself(unnumbered) or _repeats_itself(unnumbered[-_END:]):
+        return "it repeats itself"
+    if _PROMPT.search(text):
+        return "it repeats the prompt"
+    return ""
+
+
+def _repeats_itself(text: str) -> bool:
+    data = text.encode()
+    if len(data) < _FEWEST_BYTES:
+        return False
+    return len(zlib.compress(data)) < _LEAST_SHARE * len(data)
+
+
+def _names_something(text: str, source: str) -> bool:
+    """Return whether a text has a name or a number of its source, or shares enough words.
+
+    After a long conversation a text without names and numbers must name a speaker, too.
+    """
+    if any(anchor in text for anchor in _ANCHOR.findall(source)):
+        return True
+    words = keywords(text)
+    source_words = keywords(source)
+    if len(source_words) >= _MANY_WORDS and _ROLE_WORDS.isdisjoint(words):
+        return False
+    # Each word counts once, although its stem stands beside it.
+    words = frozenset(map(term_of, words))
+    unspaced = [word for word in words if _UNSPACED.match(word)]
+    least_share = _UNSPACED_SHARE if 2 * len(unspaced) > len(words) else _SHARE
+    shared = words & (source_words | _ROLE_WORDS)
+    return len(shared) >= least_share * max(len(words), 1)
+
+
+def _supported(
+    sentences: Sequence[str], previous: str, source: str, *, is_translated: bool
+) -> list[str]:
+    """Return the sentences of the previous summary, and those whose names, numbers and addresses the source has."""
+    evidence = with_english_days(source).text
+    supported: list[str] = []
+    for sentence in sentences:
+        if sentence.strip() not in previous:
+            tags = _TAG_OR_ADDRESS.findall(sentence)
+            if len(sentence) > _LONGEST_SENTENCE or any(
+                tag not in source for tag in tags
+            ):
+                continue
+            unlabelled = _LABEL.sub("", with_english_days(sentence).text, count=1)
+            plain = re.sub("[*`]", "", unlabelled)
+            if missing_numbers(_MONTH.sub(" ", plain), evidence):
+                continue
+            # A translation may translate names.
+            if not is_translated and missing_names(plain, evidence):
+                continue
+        supported.append(sentence)
+    return supported
+
+
+def _new_sentences(sentences: Iterable[str], previous: str, messages: str) -> str:
+    """Return the sentences with a keyword that is new in the messages, joined."""
+    news = keywords(messages) - keywords(previous)
+    added = ""
+    for sentence in sentences:
+        is_new = sentence.strip() not in previous
+        if is_new and not keywords(sentence).isdisjoint(news):
+            added += sentence
+    return added
+
+
+def _finished(supported: list[str], last: str) -> list[str]:
+    """Return the supported sentences without the last sentence of an answer, if that has no end."""
+    if supported[-1:] == [last] and not _TERMINAL.search(last):
+        return supported[:-1]
+    return supported
+
+
+def _may_replace(previous: str, text: str, messages: str, *, is_full: bool) -> bool:
+    """Return whether a text keeps the previous summary, except where a message is about the change."""
+    if is_full:
+        return _share_kept(previous, text) >= _KEPT
+    if not previous:
+        return True
+    changed = [*_missing_sentences(previous, text), *_missing_sentences(text, previous)]
+    topics = keywords(messages)
+    return not any(keywords(sentence).isdisjoint(topics) for sentence in changed)
+
+
+def _missing_sentences(text: str, target: str) -> list[str]:
+    """Return the sentences of a text that another text does not have."""
+    return [
+        sentence for sentence in sentences_in(text) if sentence.strip() not in target
+    ]
+
+
+def _share_kept(before: str, after: str) -> float:
+    """Return the share of the keywords of a text that another text has, 0..1; 1 for a text without keywords."""
+    words = keywords(before)
+    if words:
+        return len(words & keywords(after)) / len(words)
+    return 1.0

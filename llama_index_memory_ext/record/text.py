@@ -1,4 +1,4 @@
-"""Puts the text of the record together, and takes it apart again."""
+"""The text of the record: its elements and headings, and the order in which its parts are cut."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ EARLIER_OPENING = (
 EARLIER_CLOSING = "</earlier_messages>\n"
 _DAY_START = "<message date>"
 _TODAY = " (today)\n"
-# What stands above the messages of a day such as 2026-11-20, or of an unknown one, and
-# behind those of other days.
+# The heading above the messages of a day such as 2026-11-20 or "unknown", and the line
+# below the messages of earlier days.
 DAY_HEADING = f"{_DAY_START}{{}}\n"
 TODAY_HEADING = f"{_DAY_START}{{}}{_TODAY}"
 _ELEMENT_START = re.compile(
     rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})",
     re.MULTILINE,
 )
-# Without a message below it. Today's heading has none.
+# A heading without a message below it. The line of today is none of these.
 _EMPTY_DAY = re.compile(
     rf"^{_DAY_START}[\w-]+\n(?={_DAY_START}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING}|\Z)",
     re.MULTILINE,
 )
-# What stands for a tool's result of an earlier turn.
+# Stands for the result of a tool in an earlier turn.
 _LEFT_OUT = "[{} tokens, left out]"
 NO_TEXT = CountedText("", 0)
 # The tags of the record and of two messages, and a few words: with less room, nothing
@@ -63,8 +63,7 @@ def summary_element(
     element, tokens = clipped_element(
         (_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip
     )
-    # A single character may have several tokens, so that nothing is left of the
-    # summary.
+    # A single character may have several tokens, so that none of the summary fits.
     is_empty = not element[len(_SUMMARY_OPENING) : -len(_SUMMARY_CLOSING)].strip()
     if is_empty or tokens > limit:
         return NO_TEXT
@@ -72,20 +71,19 @@ def summary_element(
 
 
 def earlier_element(
-    found: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter
+    messages: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter
 ) -> CountedText:
     """Return earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
-    for day, entries in found:
-        days[day] = days.get(day, DAY_HEADING.format(day or "unknown")) + "".join(
-            entry.text for entry in entries
-        )
-    shown = "".join(days[day] for day in sorted(days))
-    if shown:
-        text = f"{EARLIER_OPENING}{shown}{EARLIER_CLOSING}"
-    else:
-        text = ""
-    return CountedText(text, counter.count(text))
+    for day, entries in messages:
+        heading = DAY_HEADING.format(day or "unknown")
+        text = "".join(entry.text for entry in entries)
+        days[day] = days.get(day, heading) + text
+    if not days:
+        return CountedText("", 0)
+    body = "".join(days[day] for day in sorted(days))
+    element = f"{EARLIER_OPENING}{body}{EARLIER_CLOSING}"
+    return CountedText(element, counter.count(element))
 
 
 def clip_entries(
@@ -94,7 +92,7 @@ def clip_entries(
     counter: TokenCounter,
     clip: Callable[[str, int], str] | None = None,
 ) -> list[Entry]:
-    """Return the entries, the long ones clipped. Together they have at most ``limit`` tokens if their tags fit."""
+    """Return the entries, long entries clipped. Together they have at most ``limit`` tokens if their tags fit."""
     shares = share_out([entry.tokens for entry in entries], limit)
     return [
         clip_entry(entry, share, counter, clip)
@@ -112,7 +110,7 @@ def in_a_line(entry: Entry, counter: TokenCounter) -> Entry:
 
 
 def split_record(text: str) -> list[str]:
-    """Return the parts of a record, which no text can forge: entries, the summary, and all above and below them."""
+    """Return the parts of a record, which no text can forge: entries, the summary, headings and tags."""
     return [part for part in _ELEMENT_START.split(text) if part]
 
 
@@ -122,44 +120,57 @@ def is_result(part: str) -> bool:
 
 
 def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
-    """Return the record without its least important parts, at least so many tokens shorter; "" if nothing is left.
+    """Return the record without its least important parts, shorter by at least this number of tokens.
 
-    First go the earlier messages, then the messages of the record (the oldest first, a
-    call with its results), then the summary, the instructions at the beginning, and at
-    last the day of today at the end.
+    "" if no part is left. The earlier messages go first, then the messages of the
+    record, the oldest first and a call with its results. The summary, the instructions
+    and the line of today follow.
     """
     parts = split_record(text)
-    wanted = tokens_to_truncate
+    heading = len(parts)
     if EARLIER_OPENING in parts:
         heading = parts.index(EARLIER_OPENING)
-    else:
-        heading = len(parts)
 
-    # The last is missed most.
+    def importance(i: int) -> tuple[bool, bool, bool, bool, int]:
+        part = parts[i]
+        return (
+            part.startswith(_DAY_START),
+            i == 0 and part.startswith(_INSTRUCTION_STARTS),
+            part.startswith(_SUMMARY_OPENING),
+            i < heading,
+            i,
+        )
+
+    # Headings and tags go with the last message below them.
     tags = (EARLIER_OPENING, EARLIER_CLOSING, _DAY_START)
-    shown = [
+    removable = [
         i
         for i, part in enumerate(parts)
         if not part.startswith(tags) or part.endswith(_TODAY)
     ]
-    shown.sort(key=lambda i: (i < heading, i))
-    shown.sort(key=lambda i: parts[i].startswith(_SUMMARY_OPENING))
-    shown.sort(key=lambda i: i == 0 and parts[i].startswith(_INSTRUCTION_STARTS))
-    shown.sort(key=lambda i: parts[i].startswith(_DAY_START))
+    removable.sort(key=importance)
+    tokens = tokens_to_truncate
     while True:
-        gone = set[int]()
-        saved = 0
-        for i in shown:
-            if saved < wanted or (is_result(parts[i]) and i - 1 in gone):
-                saved += counter.count(parts[i])
-                gone.add(i)
-        left = _EMPTY_DAY.sub(
-            "", "".join(part for i, part in enumerate(parts) if i not in gone)
-        )
-        # The tags go with the last of the earlier messages.
-        left = left.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
-        # By any tokenizer: what is left may have other tokens than within the whole.
-        missing = tokens_to_truncate - counter.count(text) + counter.count(left)
-        if missing <= 0 or not left:
-            return left
-        wanted += missing
+        rest = _without_parts(parts, removable, tokens, counter)
+        # The rest may have other tokens than within the whole, by any tokenizer.
+        missing = tokens_to_truncate - counter.count(text) + counter.count(rest)
+        if missing <= 0 or not rest:
+            return rest
+        tokens += missing
+
+
+def _without_parts(
+    parts: Sequence[str],
+    least_important_first: Iterable[int],
+    tokens: int,
+    counter: TokenCounter,
+) -> str:
+    removed = set[int]()
+    saved = 0
+    for i in least_important_first:
+        if saved < tokens or (is_result(parts[i]) and i - 1 in removed):
+            saved += counter.count(parts[i])
+            removed.add(i)
+    rest = "".join(part for i, part in enumerate(parts) if i not in removed)
+    rest = _EMPTY_DAY.sub("", rest)
+    return rest.replace(EARLIER_OPENING + EARLIER_CLOSING, "")

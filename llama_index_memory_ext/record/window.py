@@ -1,14 +1,13 @@
-"""Reads the log of a session into the window that its record shows, and cuts it where it is too long."""
+"""Reads the log of a session into the window that its record shows, and cuts a window that is too long."""
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CacheControl,
@@ -51,16 +50,23 @@ from llama_index_memory_ext.text.tokens import (
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Container,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from llama_index_memory_ext.models.responses import Usage
     from llama_index_memory_ext.store import MemoryStore
 
 _PAGE_ROWS = 64
-# A block has at least one of so many parts of the record's room, so there are no more
-# blocks than this. With more of them less is left behind the last one, which is paid in
-# full each time. How far caches look (OpenAI at the latest 80 marks, Anthropic at 20
-# blocks before a mark) does not matter: a request marks where the one before has ended.
+# A block has at least this part of the record's room, which bounds the number of blocks.
+# More blocks leave less text behind the last one, which is paid in full each time. How
+# far caches look does not matter (OpenAI at the latest 80 marks, Anthropic at 20 blocks
+# before a mark): a request marks where the request before has ended.
 MOST_BLOCKS = 256
 # Anthropic refuses a request with more, and OpenAI writes no more.
 MOST_CACHE_POINTS = 4
@@ -71,10 +77,12 @@ CachePoints: TypeAlias = Switch | CacheControl
 class RecordText(CountedText):
     """The text of a record, whose blocks stay as they are while it grows.
 
-    ``blocks`` are those that are complete, by the rows behind which they end, and have
-    the first ``closed`` characters; the text behind them, with recalled messages, is no
-    block yet. Behind the rows ``marks``, oldest first, this request and those before it
-    have ended their newest blocks.
+    Attributes:
+        blocks: The complete blocks, each by the row behind which it ends.
+        closed: The number of characters in the blocks. The text behind them, with the
+            recalled messages, is no block yet.
+        marks: The rows behind which this request and those before it end their newest
+            blocks, oldest first.
     """
 
     __slots__ = ("blocks", "closed", "marks")
@@ -91,7 +99,7 @@ class RecordText(CountedText):
         closed: int,
         marks: Sequence[int],
     ) -> Self:
-        """Make it of a text, its number of tokens, and its blocks."""
+        """Make a record of a text, its number of tokens, and its blocks."""
         record = super().__new__(cls, text, tokens)
         record.blocks = blocks
         record.closed = closed
@@ -99,17 +107,16 @@ class RecordText(CountedText):
         return record
 
     def content_blocks(
-        self, cache_points: CachePoints = False, others: int = 0
+        self, cache_points: CachePoints = False, used_points: int = 0
     ) -> list[ContentBlock]:
         """Return a text block for each block and one for the rest, with cache points at the newest marks.
 
-        Together with ``others`` of the prompt there are at most four.
+        The prompt holds ``used_points`` already, and never more than four.
         """
-        if cache_points:
-            most = MOST_CACHE_POINTS - others
-        else:
-            most = 0
-        marks = self.marks[-most:] if most > 0 else ()
+        points_left = MOST_CACHE_POINTS - used_points
+        marks: Sequence[int] = ()
+        if cache_points and points_left > 0:
+            marks = self.marks[-points_left:]
         content: list[ContentBlock] = []
         for row_id, block in self.blocks.items():
             content.append(block)
@@ -118,14 +125,24 @@ class RecordText(CountedText):
         return [*content, TextBlock(text=self[self.closed :])]
 
 
+class DayHeadings(NamedTuple):
+    """The heading above the first message, and the heading of today below all messages; "" for none."""
+
+    first: str = ""
+    today: str = ""
+
+
 @dataclass(frozen=True)
 class Window:
-    """What this process remembers of the record of one session, and the limits of its messages.
+    """The record of one session as this process remembers it, and the limits of its messages.
 
-    ``instructions`` are the first ones, if they stay, and ``summary`` is of
-    ``summarised`` messages; ``element`` is how it is shown. ``has_overflow``: there are
-    rows that are neither kept nor left behind. Tools' results before the row
-    ``results_from`` are shown in a line.
+    Attributes:
+        instructions: The first system or developer messages, if they stay.
+        summary: The running summary of ``summarised`` messages.
+        element: The summary as the record shows it.
+        entries: The messages, oldest first.
+        has_overflow: Whether the log has rows behind the cursor that are not shown.
+        results_from: The results of tools before this row are shown in a line.
     """
 
     seen: Seen
@@ -135,33 +152,36 @@ class Window:
     summary: str = ""
     element: CountedText = NO_TEXT
     summarised: int = 0
-    kept: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] = ()
     has_overflow: bool = False
     results_from: int = 0
 
     def grown(
-        self, entries: Sequence[Entry], *, with_days: bool = False
+        self, new: Sequence[Entry], *, with_days: bool = False
     ) -> tuple[Entry, ...]:
-        """Return what is kept with entries behind it, with a heading on each that was said on another day.
+        """Return the entries and new ones behind them, with a heading where the day changes.
 
-        The first has none: its day stands in front of all. A call and its results stand
-        together.
+        The first entry has no heading, because its day stands above the record. A
+        result has the day of its call.
         """
-        kept, day = list(self.kept), self.kept[-1].day if self.kept else ""
-        for entry in entries:
-            own = day if entry.is_result else entry.day or day
-            if with_days and kept and own != day:
-                heading = DAY_HEADING.format(own)
-            else:
-                heading = ""
-            tokens = entry.tokens + (self.counter.count(heading) if heading else 0)
-            kept.append(replace(entry, day=own, heading=heading, tokens=tokens))
-            day = own
-        return tuple(kept)
+        entries = list(self.entries)
+        last_day = entries[-1].day if entries else ""
+        for entry in new:
+            day = last_day
+            if entry.day and not entry.is_result:
+                day = entry.day
+            heading = ""
+            tokens = entry.tokens
+            if with_days and entries and day != last_day:
+                heading = DAY_HEADING.format(day)
+                tokens += self.counter.count(heading)
+            entries.append(replace(entry, day=day, heading=heading, tokens=tokens))
+            last_day = day
+        return tuple(entries)
 
     @property
     def place(self) -> tuple[int, int]:
-        """The epoch and the cursor with which it was read."""
+        """The epoch and the cursor with which the window was read."""
         return self.seen.epoch, self.seen.position
 
     @property
@@ -169,105 +189,141 @@ class Window:
         """Whether messages of the session have left the record."""
         return bool(self.seen.position) or self.has_overflow
 
+    @property
+    def last_turn(self) -> int:
+        """The row of the newest message of the user; 0 if there is none."""
+        for entry in reversed(self.entries):
+            if entry.role == MessageRole.USER.value:
+                return entry.row_id
+        return 0
+
     @cached_property
     def tokens(self) -> int:
-        """The tokens of the record without the element around it, and without what is recalled."""
-        return self.element.tokens + tokens_of(self.instructions) + tokens_of(self.kept)
+        """The tokens of the record without the element around it, its days and recalled messages."""
+        return (
+            self.element.tokens + tokens_of(self.instructions) + tokens_of(self.entries)
+        )
 
     @cached_property
     def is_over(self) -> bool:
         """Whether the messages exceed a limit."""
         return (
-            len(self.kept) > self.limits.max_messages
-            or tokens_of(self.kept) > self.limits.tokens
+            len(self.entries) > self.limits.max_messages
+            or tokens_of(self.entries) > self.limits.tokens
         )
 
     @property
     def message_limit(self) -> int:
-        """The tokens to which a message, or a call with its results, is clipped: two thirds of what a cut leaves."""
+        """The most tokens of a message, or of a call with its results: two thirds of the room after a cut."""
         return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
 
+    def is_continued_by(self, page: LogPage) -> bool:
+        """Return whether the rows of a page follow the entries, and the log and the cursor are unchanged."""
+        if not page.fresh or page.position != self.seen.position:
+            return False
+        # A result shares the limit of its call, which is among the entries.
+        return not (self.entries and page.rows and page.rows[0].is_result)
+
     def within_shares(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return entries, those over their share clipped. A call and its results have one share together."""
-        shown: list[Entry] = []
+        """Return the entries, clipped to their limit. A call and its results have one limit together."""
+        fitting: list[Entry] = []
         for group in tool_call_groups(entries):
             clipped = clip_entries(group, self.message_limit, self.counter)
             if tokens_of(clipped) <= self.message_limit:
-                shown += clipped
-        return shown
+                fitting += clipped
+        return fitting
 
     def is_filled_by(self, entries: Sequence[Entry]) -> bool:
-        """Return whether nothing older than these can be shown. The oldest group of them may be incomplete."""
-        if not replace(self, kept=tuple(entries)).is_over:
+        """Return whether no older entry has room beside these. Their oldest group may be incomplete."""
+        if not replace(self, entries=tuple(entries)).is_over:
             return False
         whole = entries[len(tool_call_groups(entries)[0]) :]
-        return replace(self, kept=tuple(self.within_shares(whole))).is_over
+        return replace(self, entries=tuple(self.within_shares(whole))).is_over
 
     def evicted(self, limits: Limits | None = None) -> Window:
-        """Return the window after a cut, if it is over its limits, or over others."""
-        return self.without(
-            plan_cut(self.kept, limits or self.limits, turn_starts=(MessageRole.USER,))
+        """Return the window after a cut, if it exceeds these limits or, by default, its own."""
+        first = plan_cut(
+            self.entries, limits or self.limits, turn_starts=(MessageRole.USER,)
         )
+        return self.without(first)
 
     def cut(self) -> Window:
-        """Return the window cut down to what limits leave: its first group leaves at least, but for the newest one.
+        """Return the window after a cut, which removes at least the first group, but never the newest.
 
-        Else other processes, which see that the cursor has moved, would not know of a
-        cut that saves tokens only.
+        A cut that removed no group would not move the cursor, and other processes would
+        not know of it.
         """
         after = self.evicted(self.limits.kept)
-        groups = tool_call_groups(self.kept)
-        if after.kept == self.kept and len(groups) > 1:
+        groups = tool_call_groups(self.entries)
+        if after.entries == self.entries and len(groups) > 1:
             return self.without(len(groups[0]))
         return after
 
     def without(self, number: int) -> Window:
-        """Return the window without so many of the oldest entries."""
-        kept = self.kept[number:]
-        if kept and kept[0].heading:
-            tokens = kept[0].tokens - self.counter.count(kept[0].heading)
-            kept = (replace(kept[0], heading="", tokens=tokens), *kept[1:])
-        return replace(self, kept=kept)
+        """Return the window without this number of its oldest entries."""
+        entries = self.entries[number:]
+        if entries and entries[0].heading:
+            tokens = entries[0].tokens - self.counter.count(entries[0].heading)
+            first = replace(entries[0], heading="", tokens=tokens)
+            entries = (first, *entries[1:])
+        return replace(self, entries=entries)
 
     def fitted(self) -> Window:
-        """Return the window without what has no room. As little as possible is left out."""
+        """Return the window within its limits, with as many entries as possible."""
         as_many = replace(
             self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages
         )
         return replace(self.evicted(as_many), has_overflow=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Joined:
-    """The text of a window; its ``blocks`` hold so many ``entries``, and are the ``length`` first characters of it."""
+    """The text of a window. Its ``blocks`` hold the first ``entries``, and its first ``length`` characters."""
 
     window: Window
-    text: str = ""
-    blocks: dict[int, TextBlock] = field(default_factory=dict)
-    entries: int = 0
-    length: int = 0
+    text: str
+    blocks: dict[int, TextBlock]
+    entries: int
+    length: int
+
+    def is_intact(self) -> bool:
+        """Return whether the blocks are unchanged. Prompts share them, and a program may write to a prompt."""
+        closed = "".join([block.text for block in self.blocks.values()])
+        return self.text.startswith(closed)
 
     def begins(self, window: Window) -> bool:
-        """Return whether the blocks stand at the beginning of another window, too."""
-        same_front = (self.window.instructions, self.window.element) == (
-            window.instructions,
-            window.element,
-        )
+        """Return whether the blocks are also the beginning of another window."""
         return (
-            same_front
-            and self.window.kept[: self.entries] == window.kept[: self.entries]
+            self.window.instructions == window.instructions
+            and self.window.element == window.element
+            and self.window.entries[: self.entries] == window.entries[: self.entries]
         )
+
+
+class MediaEntry(NamedTuple):
+    """An entry with media, of the last turn (1) or an earlier one."""
+
+    entry: Entry
+    turns_ago: int
+
+    @property
+    def description(self) -> str:
+        """The role of the message and its age, for the line above each medium."""
+        plural = "s" if self.turns_ago > 1 else ""
+        return f"the {self.entry.role}'s message, {self.turns_ago} turn{plural} ago"
 
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads the records of sessions as a block keeps them short.
+    """Reads the records of sessions within the limits of a block.
 
-    ``room`` is the tokens inside the element ``name``. The tokens of ``limits`` are not
-    used: messages have what the rest of the record leaves. ``windows`` are the last
-    ones it has read, and ``ended`` the rows behind which their newest blocks have ended
-    when they were shown, for the last two such rows. ``joined`` are the texts of
-    windows.
+    Attributes:
+        room: The tokens inside the element ``name``.
+        limits: The limits of messages, except for their tokens: the messages share the
+            room with the instructions, the summary and the recalled messages.
+        windows: The last window of each session.
+        block_ends: The last two rows behind which a newest block has ended, by session.
+        joined: The last text of each session.
     """
 
     store: MemoryStore
@@ -283,97 +339,84 @@ class RecordReader:
     keep_tool_results: int | None = None
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
-    ended: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
+    block_ends: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
     joined: Recent[str, Joined] = field(default_factory=Recent)
 
-    def text(self, session_id: str, window: Window, earlier: CountedText) -> RecordText:
-        """Return the window and recalled messages as text with its blocks; remembers where the newest block ends."""
-        known, (first_day, today) = self.joined.get(session_id), self.days(window)
-        # Prompts share the blocks, and whoever got one may have changed it.
-        if known and not known.text.startswith(
-            "".join([block.text for block in known.blocks.values()])
-        ):
-            known = None
-        if known is None or known.window is not window:
-            joined = Joined(window)
-            if known and known.begins(window):
-                joined.blocks = dict(known.blocks)
-                joined.entries = known.entries
-            # What stands in front of the messages: the first instructions and the
-            # summary.
-            front = [
-                *(entry.text for entry in window.instructions),
-                str(window.element),
-                first_day,
-            ]
-            pieces = [] if joined.blocks else front
-            tokens = 0
-            for i, entry in enumerate(
-                window.kept[joined.entries :], joined.entries + 1
-            ):
-                pieces.append(entry.heading + entry.text)
-                tokens += entry.tokens
-                # A block ends with the first entry with which it has its least number
-                # of tokens. So ends stay where they are when entries follow, and are
-                # the same in every process.
-                if tokens * MOST_BLOCKS >= self.room:
-                    joined.blocks[entry.row_id] = TextBlock(text="".join(pieces))
-                    joined.entries = i
-                    pieces = []
-                    tokens = 0
-            closed = "".join([block.text for block in joined.blocks.values()])
-            joined.text = "".join([closed, *pieces])
-            joined.length = len(closed)
-            self.joined.put(session_id, known := joined)
-        text = known.text
-        blocks = known.blocks
-        length = known.length
-        rows = list(blocks)
-        ended = self.ended.get(session_id) or ()
-        self.ended.put(session_id, tuple(sorted({*ended, *rows[-1:]})[-2:]))
-        # The newest end, that before the last turn, and the last one before with which
-        # an earlier request has ended.
-        turn = next(
-            (
-                entry.row_id
-                for entry in reversed(window.kept)
-                if entry.role == MessageRole.USER.value
-            ),
-            0,
+    def render(
+        self, session_id: str, window: Window, earlier: CountedText
+    ) -> RecordText:
+        """Return the window and recalled messages as text with blocks; remember where the newest block ends."""
+        days = self.days(window)
+        joined = self.joined.get(session_id)
+        if joined and not joined.is_intact():
+            joined = None
+        if joined is None or joined.window != window:
+            joined = self._join(window, days.first, joined)
+            self.joined.put(session_id, joined)
+        rows = list(joined.blocks)
+        earlier_ends = self.block_ends.get(session_id) or ()
+        ends = sorted({*earlier_ends, *rows[-1:]})
+        self.block_ends.put(session_id, tuple(ends[-2:]))
+        record = RecordText(
+            f"{joined.text}{earlier}{days.today}",
+            self.tokens(window) + earlier.tokens,
+            joined.blocks,
+            joined.length,
+            rows_to_mark(rows, earlier_ends, window.last_turn),
         )
-        before_turn = bisect_left(rows, turn)
-        known_ends = [row_id for row_id in rows[:-1] if row_id in ended][-1:]
-        marks = sorted(
-            {*rows[-1:], *rows[max(before_turn - 1, 0) : before_turn], *known_ends}
-        )
-        tokens = self.tokens(window) + earlier.tokens
-        record = RecordText(f"{text}{earlier}{today}", tokens, blocks, length, marks)
         record.shown = earlier.shown
         return record
+
+    def _join(self, window: Window, first_day: str, before: Joined | None) -> Joined:
+        """Return the text of a window, with the blocks of the text before if they are its beginning."""
+        if before and before.blocks and before.begins(window):
+            blocks = dict(before.blocks)
+            entries = before.entries
+            pieces = []
+        else:
+            blocks = {}
+            entries = 0
+            pieces = [entry.text for entry in window.instructions]
+            pieces += [str(window.element), first_day]
+        tokens = 0
+        for number, entry in enumerate(window.entries[entries:], entries + 1):
+            pieces.append(entry.heading + entry.text)
+            tokens += entry.tokens
+            # A block ends with the first entry with which it has its least number of
+            # tokens. So ends stay where they are when entries follow, and are the same
+            # in every process.
+            if tokens * MOST_BLOCKS >= self.room:
+                blocks[entry.row_id] = TextBlock(text="".join(pieces))
+                entries = number
+                pieces = []
+                tokens = 0
+        closed = "".join([block.text for block in blocks.values()])
+        return Joined(window, closed + "".join(pieces), blocks, entries, len(closed))
 
     def tokens(self, window: Window) -> int:
         """Return the tokens of a window with the days around it."""
         return window.tokens + sum(map(self.counter.count, self.days(window)))
 
-    def days(self, window: Window) -> tuple[str, str]:
-        """Return the heading of the first message, and today's behind all, if the last one is of another day."""
-        if not (self.show_days and window.kept):
-            return "", ""
-        first = window.kept[0].day
+    def days(self, window: Window) -> DayHeadings:
+        """Return the day of the first message, and today if the last message is of another day."""
+        if not (self.show_days and window.entries):
+            return DayHeadings()
+        first_day = window.entries[0].day
         today = utc_now().date().isoformat()
-        if window.kept[-1].day == today:
-            last = ""
-        else:
-            last = TODAY_HEADING.format(today)
-        return DAY_HEADING.format(first) if first else "", last
+        return DayHeadings(
+            DAY_HEADING.format(first_day) if first_day else "",
+            "" if window.entries[-1].day == today else TODAY_HEADING.format(today),
+        )
 
-    async def shown(self, session_id: str, snapshot: Snapshot | None = None) -> Window:
-        """Return the window within its limits, for which it is cut, for every process.
+    async def read_within_limits(
+        self, session_id: str, snapshot: Snapshot | None = None
+    ) -> Window:
+        """Return the window within its limits. A cut is stored, so that every process sees it.
 
-        What is to be summarised is only left out until it is.
+        With ``summarize`` no cut is stored: the messages leave when they are summarised.
         """
         window = await self.read(session_id, snapshot)
-        # If all that was shown has been taken back, what had left has room again.
+        # If all messages of the record were deleted, the earlier ones have room again.
         is_behind = window.seen.position and not (window.seen.last_id or window.summary)
         if is_behind and await self.move(session_id, window, 0):
             window = await self.read(session_id)
@@ -383,32 +426,34 @@ class RecordReader:
             window = window.fitted()
             self.windows.put(session_id, window)
             return window
+        return await self._store_cut(session_id, window)
+
+    async def _store_cut(self, session_id: str, before: Window) -> Window:
+        """Cut the window for every process, and return the window after the cut."""
         started = perf_counter()
-        before = window
-        window = await self.shortened(session_id, window)
+        window = await self.with_short_results(session_id, before)
         after = window.cut()
-        if after.kept == window.kept:
+        if after.entries == window.entries:
             # A call with more results than messages are allowed is kept whole.
             return window
-        position = after.kept[0].row_id - 1
+        position = after.entries[0].row_id - 1
         if not await self.move(session_id, after, position):
-            # Another process has cut, or the database is busy: show what there is,
-            # within the limit.
+            # Another process has cut, or the database is busy: show the window as it
+            # is now, within the limit.
             return (await self.read(session_id)).evicted()
         after = replace(after, seen=replace(window.seen, position=position))
         self.windows.put(session_id, after)
         await self.announce(session_id, before, after, started)
         return after
 
-    async def shortened(self, session_id: str, window: Window) -> Window:
-        """Return the window before a cut, with the tools' results in a line that are older than the last turns.
+    async def with_short_results(self, session_id: str, window: Window) -> Window:
+        """Return the window before a cut, with the results of tools before the last turns in a line each.
 
-        It is read anew, so that it is the one that every other process reads after the
-        cut.
+        The window is read anew, as every other process reads it after the cut.
         """
         turns = [
             entry.row_id
-            for entry in window.kept
+            for entry in window.entries
             if entry.role == MessageRole.USER.value
         ]
         if self.keep_tool_results is None or len(turns) < self.keep_tool_results:
@@ -419,7 +464,7 @@ class RecordReader:
         )
 
     def has_room(self, window: Window) -> bool:
-        """Return whether a window can be shown, with room for what is recalled: a long call that is kept whole has none."""
+        """Return whether a window fits beside recalled messages; a long call that is kept whole may not."""
         return window.tokens <= self.room - self.recall_limit
 
     async def read(
@@ -429,49 +474,47 @@ class RecordReader:
         *,
         results_from: int | None = None,
     ) -> Window:
-        """Return the window with what the log has gained, and without what this or another process has cut.
+        """Return the window of the log behind the cursor, which this or another process may have moved.
 
-        A ``snapshot`` of the session spares a query. With ``results_from`` it is read
-        anew, as it would be after a cut that has stored this row, and not remembered.
+        A ``snapshot`` of the session spares a query. With ``results_from`` the window
+        is read anew and not remembered, as after a cut that has stored this row.
         """
+        remembered = None
         if results_from is None:
-            window = self.windows.get(session_id)
-        else:
-            window = None
-        page = await self._page(
-            session_id, window.seen if window else Seen(), snapshot=snapshot
-        )
-        if window is not None:
-            # A result shares the room of its call.
-            is_result = window.kept and page.rows and page.rows[0].is_result
-            if not page.fresh or page.position != window.seen.position or is_result:
-                window = None
-                page = await self._page(session_id, Seen())
+            remembered = self.windows.get(session_id)
+        seen = remembered.seen if remembered else Seen()
+        page = await self._page(session_id, seen, snapshot=snapshot)
+        if remembered and not remembered.is_continued_by(page):
+            remembered = None
+            page = await self._page(session_id, Seen())
+        window = remembered or await self._empty(session_id, page)
         if window is None:
-            window = await self._empty(session_id, page)
-            if window is None:
-                # Another process has moved the cursor since.
-                return await self.read(session_id, results_from=results_from)
-            if results_from is not None:
-                window = replace(window, results_from=results_from)
+            # Another process has moved the cursor since.
+            return await self.read(session_id, results_from=results_from)
+        if results_from is not None:
+            window = replace(window, results_from=results_from)
         if page.rows:
-            seen = replace(window.seen, last_id=page.rows[-1].id)
-            new = await self._counted(page.rows, window)
-            while page.more and not await asyncio.to_thread(window.is_filled_by, new):
-                page = await self._page(session_id, window.seen, before=page.rows[0].id)
-                new = await self._counted(page.rows, window) + new
-            if tokens_of(new) > window.message_limit:
-                new = await asyncio.to_thread(window.within_shares, new)
-            first = {entry.row_id for entry in window.instructions}
-            # If there are older messages than these, they and the known ones have no
-            # room in the record any more.
-            known = () if page.more else window.kept
-            new = [one for one in new if one.row_id not in first]
-            kept = replace(window, kept=known).grown(new, with_days=self.show_days)
-            window = replace(window, kept=kept, seen=seen)
+            window = await self._extend(session_id, window, page)
         if results_from is None:
             self.windows.put(session_id, window)
         return window
+
+    async def _extend(self, session_id: str, window: Window, page: LogPage) -> Window:
+        """Return the window with the rows of a page, and of earlier pages while there is room."""
+        seen = replace(window.seen, last_id=page.rows[-1].id)
+        new = await self._count(page.rows, window.results_from)
+        while page.more and not await asyncio.to_thread(window.is_filled_by, new):
+            page = await self._page(session_id, window.seen, before=page.rows[0].id)
+            new = await self._count(page.rows, window.results_from) + new
+        if tokens_of(new) > window.message_limit:
+            new = await asyncio.to_thread(window.within_shares, new)
+        instruction_rows = {entry.row_id for entry in window.instructions}
+        new = [entry for entry in new if entry.row_id not in instruction_rows]
+        if page.more:
+            # The rows before the page have no room, so the earlier entries have none.
+            window = replace(window, entries=())
+        entries = window.grown(new, with_days=self.show_days)
+        return replace(window, entries=entries, seen=seen)
 
     async def media(
         self,
@@ -480,55 +523,51 @@ class RecordReader:
         room: int,
         tokens: Callable[[ChatMessage], int],
     ) -> list[ContentBlock]:
-        """Return the newest media of the last turns that were shown, within a room, each behind a line that says whose.
+        """Return the newest media of the last turns of the record, each behind a line that names its message.
 
-        Only of those to which the assistant has said something: others may have been
-        refused, and would be again.
+        Media without an answer of the assistant are left out: a provider may have
+        refused them, and would again.
         """
-        shown: list[ContentBlock] = []
+        content: list[ContentBlock] = []
         window = self.windows.get(session_id)
-        ago = 1
-        answered = False
-        for entry in reversed(window.kept if window else ()):
-            if ago > turns:
-                break
-            answered = answered or entry.role in ASSISTANT_ROLES
-            if window and entry.has_media and answered:
-                for row in (
-                    await self.store.readers.rows_in(
-                        session_id, [entry.row_id], window.seen.epoch
-                    )
-                    or []
-                ):
-                    whose = f"the {entry.role}'s message, {ago} turn{'s' if ago > 1 else ''} ago"
-                    # Megabytes are decoded, for which the event loop must not be
-                    # blocked.
-                    message = await asyncio.to_thread(getattr, row, "message")
-                    for block in filter(can_be_sent, reversed(message.blocks)):
-                        lined = [
-                            TextBlock(text=f"[{block.block_type} of {whose}]\n"),
-                            block,
-                        ]
-                        room -= tokens(ChatMessage(blocks=lined))
-                        if room < 0:
-                            return shown
-                        shown = [*lined, *shown]
-            if entry.role == MessageRole.USER.value:
-                ago = ago + 1
-                answered = False
-        return shown
+        if window is None:
+            return content
+        for media_entry in entries_with_media(window.entries, turns):
+            row_id = media_entry.entry.row_id
+            media = await self._read_media(session_id, row_id, window.seen.epoch)
+            for block in reversed(media):
+                line = f"[{block.block_type} of {media_entry.description}]\n"
+                labelled = [TextBlock(text=line), block]
+                room -= tokens(ChatMessage(blocks=labelled))
+                if room < 0:
+                    return content
+                content = [*labelled, *content]
+        return content
+
+    async def _read_media(
+        self, session_id: str, row_id: int, epoch: int
+    ) -> list[ContentBlock]:
+        rows = await self.store.readers.rows_in(session_id, [row_id], epoch)
+        if not rows:
+            return []
+        # Megabytes are decoded, for which the event loop must not be blocked.
+        message: ChatMessage = await asyncio.to_thread(getattr, rows[0], "message")
+        return [block for block in message.blocks if can_be_sent(block)]
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
-        """Move the cursor, and store the summary of the window; False as ``Readers.move``."""
-        (epoch, old), name = window.place, self.name
-        made = {
+        """Move the cursor, and store the summary of the window; return False as ``Readers.move``."""
+        state = {
             "summary": window.summary,
             "summarised": window.summarised,
             "results_from": window.results_from,
         }
-        state = made if any(made.values()) else None
         return await self.store.readers.move(
-            session_id, name, epoch=epoch, old=old, new=position, state=state
+            session_id,
+            self.name,
+            epoch=window.seen.epoch,
+            old=window.seen.position,
+            new=position,
+            state=state if any(state.values()) else None,
         )
 
     async def announce(
@@ -559,50 +598,57 @@ class RecordReader:
             send(event)
 
     async def _empty(self, session_id: str, page: LogPage) -> Window | None:
-        """Return a window with the first instructions and the summary of what stands before a page; None if that has moved."""
+        """Return a window with the first instructions and the stored summary, but no entries yet.
+
+        None if the cursor has moved since the page was read.
+        """
         first = await self.store.readers.unread(session_id, self.name, after=0, limit=1)
         if first.position != page.position:
             return None
         room = self.room - self.recall_limit
-        instructions = tuple[Entry, ...]()
         if self.summarize:
             room -= self.summary_limit
-        if self.include_system:
-            entries = await self._counted(
-                [row for row in first.rows if row.role in INSTRUCTION_ROLES]
-            )
-            clipped = [clip_entry(entry, room // 2, self.counter) for entry in entries]
-            instructions = tuple(entry for entry in clipped if entry.tokens <= room)
-            room -= tokens_of(instructions)
-        # A stored summary that is no longer extended leaves half to messages.
-        if self.summarize:
-            limit = self.summary_limit
-        else:
-            limit = min(self.summary_limit, room // 2)
+        instructions = await self._instructions(first.rows, room)
+        room -= tokens_of(instructions)
         state = first.state or {}
         summary = str(state.get("summary") or "")
+        limit = self.summary_limit
+        if not self.summarize:
+            # A stored summary that is no longer extended leaves half to messages.
+            limit = min(limit, room // 2)
         element = summary_element(summary, limit, self.counter, (self.name,))
         if not self.summarize:
             room -= element.tokens
         # The instructions count as messages.
-        most = max(self.limits.max_messages - len(instructions), 1)
-        keep = max(self.limits.keep_messages - len(instructions), 1)
+        number = len(instructions)
         limits = replace(
-            self.limits, tokens=max(room, 0), max_messages=most, keep_messages=keep
+            self.limits,
+            tokens=max(room, 0),
+            max_messages=max(self.limits.max_messages - number, 1),
+            keep_messages=max(self.limits.keep_messages - number, 1),
         )
-        seen = Seen(page.epoch, page.position)
-        summarised = int(state.get("summarised") or 0)
-        results_from = int(state.get("results_from") or 0)
         return Window(
-            seen,
+            Seen(page.epoch, page.position),
             limits,
             self.counter,
             instructions,
             summary,
             element,
-            summarised,
-            results_from=results_from,
+            summarised=int(state.get("summarised") or 0),
+            results_from=int(state.get("results_from") or 0),
         )
+
+    async def _instructions(
+        self, rows: Iterable[LogRow], room: int
+    ) -> tuple[Entry, ...]:
+        """Return the instructions among the first rows of the log, clipped to half of the room."""
+        if not self.include_system:
+            return ()
+        entries = await self._count(
+            [row for row in rows if row.role in INSTRUCTION_ROLES]
+        )
+        clipped = [clip_entry(entry, room // 2, self.counter) for entry in entries]
+        return tuple(entry for entry in clipped if entry.tokens <= room)
 
     async def _page(
         self,
@@ -611,36 +657,56 @@ class RecordReader:
         before: int | None = None,
         snapshot: Snapshot | None = None,
     ) -> LogPage:
-        if snapshot:
-            rows = snapshot.log_behind(seen)
-        else:
-            rows = None
-        if snapshot and rows is not None:
-            return LogPage(
-                snapshot.position,
-                snapshot.epoch,
-                [row for row in rows if row.id > snapshot.position],
+        rows = snapshot.log_behind(seen) if snapshot else None
+        if snapshot is None or rows is None:
+            return await self.store.readers.page(
+                session_id, self.name, seen, before=before, limit=_PAGE_ROWS
             )
-        return await self.store.readers.page(
-            session_id, self.name, seen, before=before, limit=_PAGE_ROWS
-        )
+        unread = [row for row in rows if row.id > snapshot.position]
+        return LogPage(snapshot.position, snapshot.epoch, unread)
 
-    async def _counted(
-        self, rows: Sequence[LogRow], window: Window | None = None
+    async def _count(
+        self, rows: Sequence[LogRow], results_from: int = 0
     ) -> list[Entry]:
+        """Return the entries of rows with their tokens; the results of tools before a row in a line each."""
         counter = self.counter
         tags = (self.name,)
-        results_from = window.results_from if window else 0
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
             entries = await asyncio.to_thread(entries_of, rows, counter, tags)
         else:
             entries = entries_of(rows, counter, tags)
-        return [
-            in_a_line(one, counter)
-            if one.is_result and one.row_id < results_from
-            else one
-            for one in entries
-        ]
+        for i, entry in enumerate(entries):
+            if entry.row_id < results_from and entry.is_result:
+                entries[i] = in_a_line(entry, counter)
+        return entries
+
+
+def rows_to_mark(
+    rows: Sequence[int], earlier_ends: Container[int], last_turn: int
+) -> list[int]:
+    """Return the rows behind which to set cache points, of the rows behind which blocks end.
+
+    These are the newest row, the last row before the last turn, and the last row with
+    which an earlier request has ended.
+    """
+    before_turn = [row_id for row_id in rows if row_id < last_turn]
+    of_earlier_requests = [row_id for row_id in rows[:-1] if row_id in earlier_ends]
+    return sorted({*rows[-1:], *before_turn[-1:], *of_earlier_requests[-1:]})
+
+
+def entries_with_media(entries: Sequence[Entry], turns: int) -> Iterator[MediaEntry]:
+    """Yield the entries with media that the assistant has answered, of the last turns, newest first."""
+    turns_ago = 1
+    is_answered = False
+    for entry in reversed(entries):
+        if turns_ago > turns:
+            return
+        is_answered = is_answered or entry.role in ASSISTANT_ROLES
+        if entry.has_media and is_answered:
+            yield MediaEntry(entry, turns_ago)
+        if entry.role == MessageRole.USER.value:
+            turns_ago += 1
+            is_answered = False
 
 
 def entries_of(
@@ -650,9 +716,10 @@ def entries_of(
     *,
     brief: bool = False,
 ) -> list[Entry]:
-    """Return the entries of rows, but for those with nothing to show; no text can forge our tags or ``tags``."""
-    found = (
-        entry_of(
+    """Return the entries of rows that have something to show; no text can forge our tags or ``tags``."""
+    entries = []
+    for row in rows:
+        entry = entry_of(
             row.id,
             row.message,
             counter,
@@ -661,18 +728,18 @@ def entries_of(
             day=row.day,
             brief=brief,
         )
-        for row in rows
-    )
-    return [entry for entry in found if entry is not None]
+        if entry is not None:
+            entries.append(entry)
+    return entries
 
 
 def cache_point(cache_points: CachePoints) -> CachePoint:
-    """Return a cache point as the option asks for it: with a control of its own, or for five minutes."""
+    """Return a cache point with the control of the option, or by default for five minutes."""
     if isinstance(cache_points, CacheControl):
         control = cache_points
     else:
         control = CacheControl(type="ephemeral")
-    # One integration changes what it does not know.
+    # One integration of LlamaIndex writes to the control, so no two points share it.
     return CachePoint(cache_control=control.model_copy())
 
 
@@ -686,7 +753,10 @@ def cache_points_in(messages: Iterable[ChatMessage]) -> int:
 
 
 def can_be_sent(block: ContentBlock) -> bool:
-    """Return whether it is a medium whose file is still there. A tool's bytes that are no picture were never sent as one."""
+    """Return whether a block is a medium whose file still exists.
+
+    The bytes of a tool that are no picture were never sent as a picture.
+    """
     is_readable = not isinstance(block, ImageBlock) or block.image_mimetype or block.url
     path = getattr(block, "path", None)
     return bool(

@@ -1,4 +1,4 @@
-"""Keeps the vectors of texts, and compares them with the vector of a question."""
+"""Ranks documents by embeddings and by words: makes, stores and compares their vectors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from llama_index_memory_ext.search.tfidf import (
 
 if TYPE_CHECKING:
     from collections.abc import (
+        Awaitable,
         Collection,
         Coroutine,
         Hashable,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Vector: TypeAlias = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
-# Of fewer texts the median says nothing.
+# The median of fewer texts tells nothing.
 _FEWEST_TEXTS = 10
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 1_000
@@ -48,9 +49,12 @@ _END = 2_000
 
 
 def model_key(model: BaseEmbedding) -> str:
-    """Return what tells the vectors of one model from those of another: its class, its name and its dimension."""
+    """Return the class, the name and the dimension of a model. Models with the same key make equal vectors."""
     dimensions = getattr(model, "dimensions", None)
-    return f"{model.class_name()} {model.model_name}{f' {dimensions}' if dimensions else ''}"
+    key = f"{model.class_name()} {model.model_name}"
+    if dimensions:
+        return f"{key} {dimensions}"
+    return key
 
 
 def _digest_of(text: str) -> str:
@@ -64,7 +68,10 @@ def _ends_of(text: str) -> str:
 
 
 class VectorKeeper(Protocol):
-    """Stores vectors for all processes: by document id, the digest of the embedded text and the vector as bytes."""
+    """Stores the vectors of documents for all processes.
+
+    Each document id has the digest of the embedded text, and the vector as bytes.
+    """
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
@@ -75,10 +82,10 @@ class VectorKeeper(Protocol):
         """The user or the session whose documents these are."""
 
     async def read(self, ids: Sequence[str]) -> Mapping[str, tuple[str, bytes]]:
-        """Return what is stored for these documents."""
+        """Return the digests and vectors that are stored for these documents."""
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        """Store vectors, and replaces those of the same documents; returns False if no document is valid any more."""
+        """Store vectors in place of earlier ones; return False if no document is valid any more."""
 
 
 class QueryVectors:
@@ -92,7 +99,7 @@ class QueryVectors:
         self.vectors: Recent[str, Vector] = Recent(_CACHED_QUERIES)
 
     def new_among(self, queries: Iterable[str]) -> list[str]:
-        """Return the queries to be embedded; the similarities to one of stop words or emoji alone are arbitrary."""
+        """Return the queries without a vector. A query of stop words or emoji alone needs none."""
         return [
             query
             for query in dict.fromkeys(queries)
@@ -100,7 +107,7 @@ class QueryVectors:
         ]
 
     async def embed(self, queries: Sequence[str]) -> None:
-        """Embed what is new of these queries; after a failure there is a pause."""
+        """Embed the new queries among these; pause after a failure."""
         # The facts and the messages are ranked for the same question at the same time.
         async with lock_for("queries", id(self.model), *queries):
             new = self.new_among(queries)
@@ -108,7 +115,7 @@ class QueryVectors:
                 return
             try:
                 vectors = await _embed(self.model, new, as_queries=True)
-            except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no question may suffer from it
+            except Exception as error:  # noqa: BLE001 - a model may raise any error, and words alone answer the question then
                 _pause(self.model, self.back_off, type(error).__name__)
                 return
             self.back_off.succeeded()
@@ -119,8 +126,8 @@ class QueryVectors:
                 self.vectors.put(query, vector)
 
 
-# By the identity of the model, which cannot be that of another one as long as the value
-# exists.
+# The key has the identity of the model. The value refers to the model, so that no other
+# model has this identity.
 _queries: WeakValueDictionary[tuple[int, float], QueryVectors] = WeakValueDictionary()
 
 
@@ -130,10 +137,10 @@ class EmbeddingRanker:
     Args:
         embed_model: Any embedding model of LlamaIndex.
         lexical: The ranker by words; default: a new ``TfidfRanker``.
-        keeper: Stores the vectors beyond the life of this object; None: they are not
+        keeper: Stores the vectors beyond the life of this object; None: no vector is
             stored.
-        wait_seconds: How long ``aprepare`` waits for queries, and for documents; the
-            rest is done in the background.
+        wait_seconds: How long ``aprepare`` waits for queries, and for documents. Their
+            embedding continues in the background.
         retry_seconds: The pause after a failure of the model; it doubles with each
             further failure.
     """
@@ -156,8 +163,8 @@ class EmbeddingRanker:
             self._lexical = lexical
         shared = QueryVectors(embed_model, retry_seconds)
         self._queries = _queries.setdefault((id(embed_model), retry_seconds), shared)
-        # Another than that of the queries, which a document that the model refuses must
-        # not stop.
+        # A document that the model refuses must not stop the queries, so they have a
+        # back-off that is separate.
         self._back_off = BackOff(retry_seconds)
         self._failures = 0
         self._tasks: dict[asyncio.Task[None], BackOff] = {}
@@ -165,9 +172,8 @@ class EmbeddingRanker:
         self._texts: dict[str, str] = {}
         self._vectors: dict[str, Vector] = {}
         self._dimension = 0
-        self._matrix: Vector | None = (
-            None  # The vectors in their order; None after a change.
-        )
+        # The vectors in their order; None after a change.
+        self._matrix: Vector | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -176,7 +182,7 @@ class EmbeddingRanker:
             return len(self._vectors) == len(self._texts)
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Add documents; ``aprepare`` embeds those with a new text."""
+        """Add documents; ``aprepare`` embeds the documents with a new text."""
         added = list(documents)
         self._lexical.add(added)
         with self._lock:
@@ -202,18 +208,16 @@ class EmbeddingRanker:
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each document, 0..1, by id.
 
-        If the query is not embedded, words alone decide; so they do for a document that
-        is not embedded yet.
+        Words alone decide for a query or a document that is not embedded.
         """
         lexical = self._lexical.similarities(query)
         cosines = self._cosines(query)
         if not cosines:
             return lexical
-        # Those that are embedded come first.
         ids = list(dict.fromkeys([*cosines, *lexical]))
-        by_meaning, by_words = (
-            divided_by_best(values_of(each, ids)) for each in (cosines, lexical)
-        )
+        by_meaning = divided_by_best(values_of(cosines, ids))
+        by_words = divided_by_best(values_of(lexical, ids))
+        # The embedded documents come first.
         by_meaning[len(cosines) :] = by_words[len(cosines) :]
         total = (by_meaning + by_words) / 2
         return {
@@ -223,21 +227,21 @@ class EmbeddingRanker:
         }
 
     def closeness(self, query: str) -> Mapping[str, float]:
-        """Return how much nearer each embedded document is to a query than the median one, 0..1, by id.
+        """Return how much nearer than the median each embedded document is to a query, 0..1, by id.
 
         {} if the query is not embedded, or for few documents. Models differ in the
-        cosine that they give two texts which have nothing to do with each other.
+        cosine of two unrelated texts, so the cosine alone tells nothing.
         """
         cosines = self._cosines(query)
-        if len(cosines) >= _FEWEST_TEXTS:
-            middle = float(np.median(list(cosines.values())))
-        else:
-            middle = 1.0
-        scale = 2 / (1 - middle) if middle < 1 else 0.0
+        if len(cosines) < _FEWEST_TEXTS:
+            return {}
+        median = float(np.median(list(cosines.values())))
+        if median >= 1:
+            return {}
+        scale = 2 / (1 - median)
         return {
-            name: min(max(scale * (one - middle), 0.0), 1.0)
-            for name, one in cosines.items()
-            if scale
+            name: min(max(scale * (cosine - median), 0.0), 1.0)
+            for name, cosine in cosines.items()
         }
 
     def _cosines(self, query: str) -> dict[str, float]:
@@ -247,28 +251,25 @@ class EmbeddingRanker:
             if vector is None or vector.size != self._dimension or not self._vectors:
                 return {}
             if self._matrix is None:
-                self._matrix = np.concatenate(list(self._vectors.values())).reshape(
-                    -1, self._dimension
-                )
-                self._vectors = dict(
-                    zip(self._vectors, self._matrix, strict=True)
-                )  # So that none is kept twice.
+                vectors = np.concatenate(list(self._vectors.values()))
+                self._matrix = vectors.reshape(-1, self._dimension)
+                # Rows of the matrix replace the vectors, so that memory holds each once.
+                self._vectors = dict(zip(self._vectors, self._matrix, strict=True))
             ids = list(self._vectors)
-            found = (self._matrix @ vector).astype(np.float64)
-        # Some models give any two texts a cosine of 0.7, so the lowest is subtracted:
-        # less of it with few texts.
-        others = found[found != 0]
-        if others.size:
-            found[found != 0] -= (
-                max(float(others.min()), 0.0) * others.size / (others.size + 2)
-            )
-        # Rounded, so that equal vectors are equally similar in whichever row they are.
-        return dict(
-            zip(ids, np.clip(np.round(found, 6), 0.0, 1.0).tolist(), strict=True)
-        )
+            cosines = (self._matrix @ vector).astype(np.float64)
+        # Some models give any two texts a cosine of 0.7, so the lowest cosine is
+        # subtracted, in part if there are few texts.
+        is_set = cosines != 0
+        count = np.count_nonzero(is_set)
+        if count:
+            lowest = max(float(cosines[is_set].min()), 0.0)
+            cosines[is_set] -= lowest * count / (count + 2)
+        # Rounded, so that equal vectors are equally similar in any row.
+        rounded = np.clip(np.round(cosines, 6), 0.0, 1.0)
+        return dict(zip(ids, rounded.tolist(), strict=True))
 
     async def aprepare(self, queries: Iterable[str] = ()) -> bool:
-        """Embed these queries and all documents; returns False, to try later, if a model or database fails."""
+        """Embed these queries and all documents; return False, to try later, if a model or database fails."""
         if not await self.prepare_queries(queries):
             return False
         is_due = not (self.is_complete or self._back_off.pausing)
@@ -277,7 +278,7 @@ class EmbeddingRanker:
         return self.is_complete
 
     async def prepare_queries(self, queries: Iterable[str]) -> bool:
-        """Embed these queries, and no documents; returns False, to try later, if the model fails or is slow."""
+        """Embed these queries, and no documents; return False, to try later, if the model fails or is slow."""
         new = self._queries.new_among(queries)
         back_off = self._queries.back_off
         if (
@@ -290,23 +291,22 @@ class EmbeddingRanker:
         return not self._queries.new_among(new)
 
     async def load(self) -> None:
-        """Read the vectors that are stored of the documents."""
+        """Read the stored vectors of the documents."""
         missing = list(self._missing())
         if self._keeper is not None and missing:
             stored = await self._keeper.read(missing)
             await asyncio.to_thread(self._take, stored)
 
     async def embed_documents(self) -> None:
-        """Embed what is stored nowhere, in batches, each of which is stored at once; raises what the model raises."""
-        # Other rankers of the same documents in this process wait, and then find what
-        # is stored here.
-        async with lock_for(
-            "embeddings", *(self._keeper.identity if self._keeper else (id(self),))
-        ):
+        """Embed the documents without a stored vector, and store each batch at once; raise errors of the model."""
+        # Other rankers of the same documents in this process wait, and then read these
+        # vectors.
+        identity = self._keeper.identity if self._keeper else (id(self),)
+        async with lock_for("embeddings", *identity):
             await self.load()
             missing = list(self._missing().items())
-            # Smaller after each failure, so that a text which the model refuses is
-            # found.
+            # Batches shrink with each failure until a text that the model refuses is
+            # alone.
             size = max(self._model.embed_batch_size >> self._failures, 1)
             for start in range(0, len(missing), size):
                 texts = dict(missing[start : start + size])
@@ -318,13 +318,7 @@ class EmbeddingRanker:
                     )
                 except Exception:
                     self._failures += 1
-                    # The model may refuse one of these texts: all others come first.
-                    with self._lock:
-                        self._texts |= {
-                            name: self._texts.pop(name)
-                            for name in texts
-                            if name in self._texts
-                        }
+                    self._move_to_end(texts)
                     raise
                 self._back_off.succeeded()
                 self._failures = 0
@@ -334,14 +328,13 @@ class EmbeddingRanker:
                     for (name, text), vector in pairs
                 }
                 if self._keeper is not None and not await self._keeper.write(stored):
-                    # Those of documents that are valid no more are not kept here
-                    # either.
+                    # The documents were deleted, so their vectors go, too.
                     return
                 self._expect(vectors[0].size)
                 self._take(stored)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel what runs in the background on this event loop; finished vectors are kept.
+        """Cancel the background tasks of this event loop; finished vectors stay.
 
         With ``names``, nothing is cancelled if the documents belong to another user or
         session.
@@ -357,6 +350,13 @@ class EmbeddingRanker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _move_to_end(self, names: Iterable[str]) -> None:
+        """Embed these documents last, because the model may refuse one of them."""
+        with self._lock:
+            for name in names:
+                if name in self._texts:
+                    self._texts[name] = self._texts.pop(name)
+
     def _missing(self) -> dict[str, str]:
         """Return the texts that are not embedded, by id, in the order in which to embed them."""
         with self._lock:
@@ -367,7 +367,7 @@ class EmbeddingRanker:
             }
 
     def _expect(self, dimension: int) -> None:
-        """Drop all vectors of another dimension than this one; 0 is none."""
+        """Drop all vectors of another dimension; 0 stands for any dimension."""
         with self._lock:
             if dimension not in (0, self._dimension):
                 self._dimension = dimension
@@ -375,7 +375,7 @@ class EmbeddingRanker:
                 self._matrix = None
 
     def _take(self, stored: Mapping[str, tuple[str, bytes]]) -> None:
-        """Take stored vectors but for those of other texts or dimensions."""
+        """Add stored vectors, if their text and their dimension are current."""
         with self._lock:
             for name, (digest, packed) in stored.items():
                 text = self._texts.get(name)
@@ -390,7 +390,7 @@ class EmbeddingRanker:
                     self._matrix = None
 
     async def _run(self, work: Coroutine[None, None, None], back_off: BackOff) -> bool:
-        """Work in the background, waits for it, and returns whether it ended in time."""
+        """Start work in the background, wait for it, and return whether it ended in time."""
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[task]
@@ -423,12 +423,12 @@ async def _embed(
 ) -> list[Vector]:
     """Return the vector of each text, of length 1.
 
-    Raises ``ValueError`` if a vector is missing or no vector, or if not all have the
-    same ``dimension``, 0 for any. Models without asynchronous batches of their own are
-    called in a thread, one call at a time: they compute inside their asynchronous
-    methods too, and tokenizers of local models fail in two threads.
+    A ValueError if a vector is missing, has no finite number, or has another
+    ``dimension``; 0 stands for any dimension. A model without asynchronous batches is
+    called in a thread, one call at a time. Such models compute inside their
+    asynchronous methods, too, and tokenizers of local models fail in two threads.
     """
-    # Half of a surrogate pair is no text that could be sent.
+    # No server takes half of a surrogate pair.
     clipped = [_ends_of(text).encode("utf-8", "replace").decode() for text in texts]
 
     def compute() -> list[list[float]]:
@@ -438,20 +438,21 @@ async def _embed(
 
     if model.__class__._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings:  # noqa: SLF001 - no public way
         if as_queries:
-            queries = asyncio.gather(*map(model.aget_query_embedding, clipped))
+            call: Awaitable[list[list[float]]] = asyncio.gather(
+                *map(model.aget_query_embedding, clipped)
+            )
         else:
-            queries = None
-        found = await asyncio.wait_for(
-            queries or model.aget_text_embedding_batch(clipped), _CALL_SECONDS
-        )
+            call = model.aget_text_embedding_batch(clipped)
+        rows = await asyncio.wait_for(call, _CALL_SECONDS)
     else:
         async with lock_for("embedding model", id(model)):
-            found = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
-    vectors = np.array(found, dtype=np.float64)
-    expected = len(texts), dimension or max(vectors.shape[-1], 1)
-    if vectors.shape != expected or not np.isfinite(vectors).all():
+            rows = await asyncio.wait_for(asyncio.to_thread(compute), _CALL_SECONDS)
+    vectors = np.array(rows, dtype=np.float64)
+    dimension = dimension or max(vectors.shape[-1], 1)
+    shape = (len(texts), dimension)
+    if vectors.shape != shape or not np.isfinite(vectors).all():
         raise ValueError(
-            f"expected {expected[0]} vectors of {expected[1]} finite numbers, saw {vectors.shape}"
+            f"expected {len(texts)} vectors of {dimension} finite numbers, saw {vectors.shape}"
         )
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return list((vectors / np.where(norms, norms, 1.0)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Finds documents by their words."""
+"""Ranks documents by their words: an index of terms, and the scores of BM25."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import repeat
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -46,27 +46,36 @@ EARLIER_WEIGHT = 0.2
 # b and k1 of BM25.
 LENGTH_WEIGHT = 0.4
 _SATURATION = 1.0
-# The weight of what the best texts have in common, of how many of these, and by how
-# many of their terms.
+# The second query consists of the heaviest terms of the best documents. Its scores have
+# this weight, and the scores of the first query 1.
 FEEDBACK_WEIGHT = 0.4
 _FEEDBACK_TEXTS = 5
 _FEEDBACK_TERMS = 15
-# The weight of all words that are related to one of a query, if the query has no more
-# different words than that: a longer one has enough of its own.
+# All words that are related to a word of a query have this share of its weight. A query
+# with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
 _SHORT_QUERY = 8
-# So many rows are removed one by one, and so many gaps may stay where rows were.
-_FEW = 64
+# Removing more rows than this one by one takes longer than copying the posting.
+_MOST_SINGLE_REMOVALS = 64
+# Removed documents leave empty rows. Above this number of gaps, and above the number of
+# documents, the rows are numbered anew.
 _MOST_GAPS = 64
-# So many answers are kept until a document changes: the turns before a question are
-# asked for again with the next one.
-_ANSWERS = 4
-# By how much the documents must have grown before what their languages need is made.
+# The turns before a question are queries again with the next question.
+_CACHED_ANSWERS = 4
+# Stemming all words is repeated only after the documents have grown by this factor.
 _GROWTH = 1.25
 
 
 class Document(NamedTuple):
-    """A text to be found. ``context`` is other texts by whose words it is found too, each with its weight in 0..1."""
+    """A text that queries find.
+
+    Attributes:
+        id: The name of the document in the index.
+        text: Its own words have the weight 1.
+        context: Other texts whose words find the document too, each with a weight in
+            0..1.
+        date: Further words, such as "8 May, 2023", with the weight 1.
+    """
 
     id: str
     text: str
@@ -94,37 +103,37 @@ class FactRanker(Similar, Protocol):
     """
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Add documents; one with a known id replaces the document before."""
+        """Add documents; a document replaces an earlier one with the same id."""
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove documents, so that they have no influence any more; unknown ids are ignored."""
+        """Remove documents and their influence on every score; ignore unknown ids."""
 
 
 @contextmanager
 def sparing(
-    failures: Counter[str], failed: str, drop: Callable[[], object]
+    failures: Counter[str], message: str, drop: Callable[[], object]
 ) -> Iterator[None]:
-    """Let no failure of an index cost an answer: end the block, and ``drop`` the index, so that it is built anew.
+    """Suppress a failure of an index, and ``drop`` the index, so that it is built anew.
 
-    ``failures`` counts the failures by the type of the error, each of which is logged
-    once.
+    ``failures`` counts the failures by type. Each type is logged once, with the
+    ``message``.
     """
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - an index may be broken in any way, and a ranker may be anybody's own
+    except Exception as error:  # noqa: BLE001 - a broken index or a ranker of the program may raise any error
         drop()
         kind = type(error).__name__
         failures[kind] += 1
         if failures[kind] == 1:
             logger.warning(
                 "%s (%s); nothing is lost, and the next question builds the index anew.",
-                failed,
+                message,
                 kind,
             )
 
 
 class Posting:
-    """The rows with a term, in ascending order, and how often each has it."""
+    """The rows with a term, in ascending order, and how often each row has it."""
 
     __slots__ = ("counts", "rows")
 
@@ -133,11 +142,11 @@ class Posting:
         self.counts = array("d")
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Remove rows, which must have the term."""
-        if len(rows) > _FEW:
-            kept = np.isin(view(self.rows), rows, invert=True)
-            self.rows = array("i", view(self.rows)[kept].tobytes())
-            self.counts = array("d", view(self.counts)[kept].tobytes())
+        """Remove rows, each of which must have the term."""
+        if len(rows) > _MOST_SINGLE_REMOVALS:
+            remaining = np.isin(view(self.rows), rows, invert=True)
+            self.rows = array("i", view(self.rows)[remaining].tobytes())
+            self.counts = array("d", view(self.counts)[remaining].tobytes())
             return
         for row in rows:
             place = bisect_left(self.rows, row)
@@ -149,43 +158,51 @@ def view(values: array[Any]) -> NDArray[Any]:
     return np.frombuffer(values, dtype=values.typecode)
 
 
+class _Lookup(NamedTuple):
+    """The rows of ``ids`` in an index of ``size`` rows."""
+
+    ids: Sequence[str]
+    size: int
+    rows: NDArray[np.int64]
+
+
 class _Places:
     """The row of each document; new rows are only added at the end."""
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
         self.ids = list(ids)
         self.rows = {document_id: row for row, document_id in enumerate(self.ids)}
-        self._asked: tuple[tuple[str, ...], int, NDArray[np.int64]] | None = None
+        self._last_lookup: _Lookup | None = None
 
     def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the rows of documents, -1 for an unknown one. Of a tuple that is asked for again they are known."""
-        asked = self._asked
-        length = len(self.ids)
-        if asked is not None and asked[0] is ids and asked[1] == length:
-            return asked[2]
+        """Return the rows of documents, -1 for an unknown document. The rows of the last tuple are cached."""
+        last = self._last_lookup
+        size = len(self.ids)
+        # Comparing two long tuples would take as long as looking them up.
+        if last is not None and last.ids is ids and last.size == size:
+            return last.rows
         rows = np.fromiter(
             map(self.rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids)
         )
         if isinstance(ids, tuple):
-            self._asked = (ids, length, rows)
+            self._last_lookup = _Lookup(ids, size, rows)
         return rows
 
 
 class Similarities(Mapping[str, float]):
-    """The similarities of documents by id, without those of 0 and of documents that were changed later."""
+    """The similarities of documents by id. Documents with 0, or changed later, are left out."""
 
     def __init__(self, places: _Places, values: Values) -> None:
-        # The last value is that of unknown documents and of those that were added
-        # later.
         self._places = places
+        # The last value is for unknown documents, and for documents that are added
+        # later.
         self._values = np.append(values, 0.0)
 
     def of(self, ids: Sequence[str]) -> Values:
         """Return the similarities of these documents in their order, 0 for an unknown document."""
-        found: Values = self._values[
-            np.minimum(self._places.of(ids), len(self._values) - 1)
-        ]
-        return found
+        unknown = len(self._values) - 1
+        similarities: Values = self._values[np.minimum(self._places.of(ids), unknown)]
+        return similarities
 
     def __getitem__(self, document_id: str) -> float:
         value: float = self.of([document_id]).item()
@@ -200,45 +217,59 @@ class Similarities(Mapping[str, float]):
         return int(np.count_nonzero(self._values))
 
 
+class _Analysis(NamedTuple):
+    """The words of a document and its contexts, and the weight of each term in it."""
+
+    weights: Mapping[str, float]
+    words: frozenset[Word]
+
+
+class _GroupPosting(NamedTuple):
+    """The rows with a term of a group, and the share of the group's weight that each row gets."""
+
+    rows: NDArray[np.intc]
+    shares: Values
+
+
 class TfidfRanker:
     """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
-    A term that a document has ``w`` times, contexts included, adds for each time that
-    the query has it ``idf^2 * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
-    length))``, with ``k1 = 1`` and ``b`` the ``length_weight`` (Robertson and Zaragoza,
-    The Probabilistic Relevance Framework, 2009, equation 3.15), and scikit-learn's
-    smoothed ``idf = 1 + ln((1 + documents) / (1 + documents with the term))``. The idf
-    is squared as in a product of two TF-IDF vectors. A term that the query has ``n``
-    times counts ``1 + ln(n)`` times.
+    The score of a document adds up, for each term of the query,
+    ``(1 + ln(n)) * idf^2 * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
+    length))``. The query has the term ``n`` times, and the document ``w`` times,
+    contexts included. ``k1`` is 1 and ``b`` is ``length_weight``. The formula is
+    equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
+    2009. The idf is smoothed as in scikit-learn, ``idf = 1 + ln((1 + documents) / (1 +
+    documents with the term))``, and squared as in a product of two TF-IDF vectors.
 
-    More than five documents are then ranked anew with what the best ones have in common
-    (Rocchio's feedback, without a user): the 15 heaviest terms of the best five, each
-    weighted by its document's score, are a second query. Its scores, divided by their
-    best and multiplied by ``feedback_weight``, are added to the first ones, divided by
-    theirs, of documents that share a term with the query.
+    If more than five documents match, a second query ranks them anew (Rocchio's
+    feedback, without a user). It consists of the 15 heaviest terms of the best five
+    documents, each weighted by the document's score. The scores of both queries are
+    divided by their best score, and ``score = first + feedback_weight * second``. The
+    second query adds no documents.
 
-    A query of at most eight words in English, or in no language that is told, also
-    finds what its words are related to by WordNet, with a twentieth of their weight:
-    "profession" finds "nurse", and "allergies" finds "allergic".
+    A short query also finds related words from WordNet, with a twentieth of the weight:
+    "profession" finds "nurse", and "allergies" finds "allergic". Short means at most
+    eight words, in English or an unknown language.
 
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         feedback_weight: At least 0; 0 switches the second query off.
-        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not, whose
-            preprocessing, tokens, stop words and n-grams are used instead of ours. Its
-            vocabulary, weights, norms and other limits have no effect. A SettingError
-            for anything else.
+        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
+            preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
+            weights, norms and other limits have no effect. A SettingError for anything
+            else.
         languages: In which languages queries may be: codes of ISO 639-1, of "da", "de",
-            "en", "es", "fi", "fr", "it", "nl", "no", "pt", "ru" and "sv". None: each
-            query tells by its script and its function words, or else the documents do.
-            A ValueError for any other code.
+            "en", "es", "fi", "fr", "it", "nl", "no", "pt", "ru" and "sv". None: the
+            script and the function words of a query decide, or else the documents. A
+            ValueError for any other code.
 
     The words of a query find all forms that have the same stem in its language, in
     documents of any language: "Wo wohne ich?" finds "Wohnt in München". Function words
-    of that language find nothing. Of languages without a stemmer, such as Arabic,
-    Polish or Hindi, whole words are found in the form in which they are asked for; of
-    scripts without spaces, such as Chinese, Japanese and Thai, and of Korean, pairs of
-    neighbouring characters.
+    of that language find nothing. In a language without a stemmer, such as Arabic,
+    Polish or Hindi, a word finds only the same form. In scripts without spaces, such as
+    Chinese, Japanese and Thai, and in Korean, pairs of neighbouring characters are
+    found.
     """
 
     def __init__(
@@ -270,78 +301,44 @@ class TfidfRanker:
         self._places = _Places()
         self._row_words: list[frozenset[Word]] = []
         self._lengths = array("d")
-        # In how many documents each word is; of each language that was asked for, the
-        # words by their stems, also those that no document has any more; and of how
-        # many documents the last languages were prepared.
+        # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
+        # The words by their stems, for each language of a query so far. Words without a
+        # document stay.
         self._by_stem: dict[str, defaultdict[str, set[Word]]] = {}
-        self._prepared_of = 0
-        # Until a document changes. These are views, too: an array cannot grow while
-        # there is one.
+        self._prepared_documents = 0
+        # Caches until a document changes. Their views must go before an array can grow.
         self._cached_norms: Values | None = None
-        self._known: dict[Group, tuple[NDArray[np.intc], Values]] = {}
-        self._answers: Recent[str, Similarities] = Recent(_ANSWERS)
+        self._group_postings: dict[Group, _GroupPosting] = {}
+        self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
-        """Add documents; one with a known id replaces the document before."""
-        added: dict[str, tuple[dict[str, float], frozenset[Word]]] = {}
-        for document in documents:
-            words = [*self._words(document.text), *self._words(document.date)]
-            weights = defaultdict[str, float](
-                float, Counter(word.term for word in words)
-            )
-            for text, share in document.context:
-                around = self._words(text)
-                words += around
-                for term, count in Counter(word.term for word in around).items():
-                    weights[term] += share * (1 + log(count))
-            added[document.id] = weights, frozenset(words)
+        """Add documents; a document replaces an earlier one with the same id."""
+        analyses = {document.id: self._analyze(document) for document in documents}
         with self._lock:
-            self.remove(added)
+            self.remove(analyses)
             self._forget_answers()
-            for document_id, (counts, kept) in added.items():
-                row = len(self._row_words)
-                for term, weight in counts.items():
-                    self._postings[term].rows.append(row)
-                    self._postings[term].counts.append(weight)
-                self._add_forms(
-                    [word for word in kept if word not in self._documents],
-                    self._by_stem,
-                )
-                self._documents.update(kept)
-                self._places.rows[document_id] = row
-                self._places.ids.append(document_id)
-                self._row_words.append(kept)
-                self._lengths.append(sum(counts.values()))
-            if len(self._places.rows) >= _GROWTH * self._prepared_of:
-                # What a question in these languages needs is made now, because
-                # documents are added in the background.
-                self._prepared_of = len(self._places.rows)
+            for document_id, analysis in analyses.items():
+                self._append_row(document_id, analysis)
+            if len(self._places.rows) >= _GROWTH * self._prepared_documents:
+                # Documents are added in the background, so that a question need not
+                # wait for the stems.
+                self._prepared_documents = len(self._places.rows)
                 self._prepare(self._languages(""))
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove documents; unknown ids are ignored."""
+        """Remove documents; ignore unknown ids."""
         with self._lock:
             places = self._places.rows
-            removed = [
+            rows = [
                 places.pop(document_id) for document_id in ids if document_id in places
             ]
-            if removed:
-                self._forget_answers()
-            rows_by_term = defaultdict[str, list[int]](list)
-            for row in removed:
-                for term in {word.term for word in self._row_words[row]}:
-                    rows_by_term[term].append(row)
-                for word in self._row_words[row]:
-                    self._documents[word] -= 1
-                    if not self._documents[word]:
-                        del self._documents[word]
-                self._lengths[row], self._row_words[row] = 0.0, frozenset()
-            for term, rows in rows_by_term.items():
-                if len(rows) < len(self._postings[term].rows):
-                    self._postings[term].remove(rows)
-                else:
-                    del self._postings[term]
+            if not rows:
+                return
+            self._forget_answers()
+            self._remove_from_postings(rows)
+            for row in rows:
+                self._empty_row(row)
             if len(self._row_words) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
@@ -350,57 +347,112 @@ class TfidfRanker:
         with self._lock:
             answer = self._answers.get(query)
             if answer is None:
-                codes = self._languages(query)
-                counts = Counter[Group]()
-                self._prepare(codes)
-                for word in self._words(query):
-                    if not codes:
-                        counts[word.term,] += 1
-                    elif not is_function_word(word.written, codes):
-                        forms = [
-                            self._by_stem[code].get(term_of(word.written, code), ())
-                            for code in codes
-                        ]
-                        known = {
-                            form.term
-                            for form in chain(*forms)
-                            if form in self._documents
-                        }
-                        counts[tuple(sorted({word.term, *known}))] += 1
-                weights: Mapping[Group, float] = {
-                    group: 1 + log(count) for group, count in counts.items()
-                }
-                if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
-                    weights = self._with_related(weights)
-                scores = self._scores(weights)
-                if scores.any():
-                    scores = self._with_feedback(scores, codes)
-                # Rounded, so that documents with the same terms are equally similar
-                # after any additions and removals.
-                answer = Similarities(
-                    self._places, np.round(divided_by_best(scores), 9)
-                )
+                answer = self._compute_similarities(query)
                 self._answers.put(query, answer)
             return answer
 
-    def _with_related(self, weights: Mapping[Group, float]) -> Mapping[Group, float]:
-        """Return the weights of a query in English with those of what its words are related to."""
-        found = dict(weights)
-        for (term,), weight in weights.items():
-            related = tuple(
-                other for other in related_terms(term) if other in self._postings
-            )
-            if related:
-                found[related] = found.get(related, 0.0) + _RELATED_WEIGHT * weight
-        return found
+    def _analyze(self, document: Document) -> _Analysis:
+        words = [*self._words(document.text), *self._words(document.date)]
+        counts = Counter(word.term for word in words)
+        weights = defaultdict[str, float](float, counts)
+        for text, share in document.context:
+            context_words = self._words(text)
+            words += context_words
+            context_counts = Counter(word.term for word in context_words)
+            for term, count in context_counts.items():
+                weights[term] += share * (1 + log(count))
+        return _Analysis(weights, frozenset(words))
+
+    def _append_row(self, document_id: str, analysis: _Analysis) -> None:
+        row = len(self._row_words)
+        for term, weight in analysis.weights.items():
+            posting = self._postings[term]
+            posting.rows.append(row)
+            posting.counts.append(weight)
+        new = [word for word in analysis.words if word not in self._documents]
+        self._add_forms(new, self._by_stem)
+        self._documents.update(analysis.words)
+        self._places.rows[document_id] = row
+        self._places.ids.append(document_id)
+        self._row_words.append(analysis.words)
+        self._lengths.append(sum(analysis.weights.values()))
+
+    def _remove_from_postings(self, rows: Sequence[int]) -> None:
+        rows_by_term = defaultdict[str, list[int]](list)
+        for row in rows:
+            for term in self._terms_of(row):
+                rows_by_term[term].append(row)
+        for term, rows_with_term in rows_by_term.items():
+            posting = self._postings[term]
+            if len(rows_with_term) < len(posting.rows):
+                posting.remove(rows_with_term)
+            else:
+                del self._postings[term]
+
+    def _empty_row(self, row: int) -> None:
+        for word in self._row_words[row]:
+            self._documents[word] -= 1
+            if not self._documents[word]:
+                del self._documents[word]
+        self._row_words[row] = frozenset()
+        self._lengths[row] = 0.0
+
+    def _terms_of(self, row: int) -> set[str]:
+        return {word.term for word in self._row_words[row]}
 
     def _forget_answers(self) -> None:
-        self._known.clear()
+        self._group_postings.clear()
         self._cached_norms = None
-        self._answers = Recent(_ANSWERS)
+        self._answers = Recent(_CACHED_ANSWERS)
+
+    def _compute_similarities(self, query: str) -> Similarities:
+        codes = self._languages(query)
+        self._prepare(codes)
+        weights = self._query_weights(query, codes)
+        if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
+            weights = self._with_related(weights)
+        scores = self._scores(weights)
+        if scores.any():
+            scores = self._with_feedback(scores, codes)
+        # Rounded, so that documents with the same terms are equally similar after any
+        # additions and removals.
+        return Similarities(self._places, np.round(divided_by_best(scores), 9))
+
+    def _query_weights(self, query: str, codes: Sequence[str]) -> dict[Group, float]:
+        """Return the weight of each word of a query that is no function word: ``1 + ln(count)``."""
+        counts = Counter[Group]()
+        for word in self._words(query):
+            if not codes:
+                counts[word.term,] += 1
+            elif not is_function_word(word.written, codes):
+                counts[self._forms_of(word, codes)] += 1
+        return {group: 1 + log(count) for group, count in counts.items()}
+
+    def _forms_of(self, word: Word, codes: Iterable[str]) -> Group:
+        """Return the term of a word, and of all words in the documents with its stem."""
+        terms = {word.term}
+        for code in codes:
+            for form in self._by_stem[code].get(term_of(word.written, code), ()):
+                if form in self._documents:
+                    terms.add(form.term)
+        return tuple(sorted(terms))
+
+    def _with_related(self, weights: Mapping[Group, float]) -> dict[Group, float]:
+        """Return the weights of an English query, and a weight for the related words of each word."""
+        all_weights = dict(weights)
+        for (term,), weight in weights.items():
+            related = tuple(
+                candidate
+                for candidate in related_terms(term)
+                if candidate in self._postings
+            )
+            if related:
+                before = all_weights.get(related, 0.0)
+                all_weights[related] = before + _RELATED_WEIGHT * weight
+        return all_weights
 
     def _languages(self, query: str) -> tuple[str, ...]:
-        """Return in which languages other than English a query may be; if nothing tells, those of the documents."""
+        """Return the languages of a query except English, or of the documents if the query does not tell."""
         if not self._has_languages:
             return ()
         codes = languages_of(query, self._among) or languages_in(
@@ -410,12 +462,9 @@ class TfidfRanker:
 
     def _prepare(self, codes: Iterable[str]) -> None:
         """Stem all words in these languages, which takes a while for many words."""
-        new = {
-            code: defaultdict[str, set[Word]](set)
-            for code in codes
-            if code not in self._by_stem
-        }
-        self._by_stem |= new
+        new = [code for code in codes if code not in self._by_stem]
+        for code in new:
+            self._by_stem[code] = defaultdict(set)
         self._add_forms(self._documents, new)
 
     def _add_forms(self, words: Collection[Word], codes: Iterable[str]) -> None:
@@ -427,73 +476,83 @@ class TfidfRanker:
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Return the score of each row for a query of groups of terms with these weights."""
+        size = len(self._row_words)
+        if not weights:
+            return np.zeros(size)
         all_rows = []
         values = []
         for group, weight in weights.items():
-            if group not in self._known:
-                postings = [
-                    self._postings[term] for term in group if term in self._postings
-                ] or [Posting()]
-                rows = view(postings[0].rows)
-                counts = view(postings[0].counts)
-                if len(postings) > 1:
-                    rows, places = np.unique(
-                        np.concatenate([view(one.rows) for one in postings]),
-                        return_inverse=True,
-                    )
-                    counts = np.bincount(
-                        places, np.concatenate([view(one.counts) for one in postings])
-                    )
-                # What each row has of the terms grows ever less with their count.
-                self._known[group] = (
-                    rows,
-                    counts * (_SATURATION + 1) / (counts + self._norms()[rows]),
-                )
-            rows, shares = self._known[group]
-            all_rows.append(rows)
-            values.append(weight * self._idf(len(rows)) ** 2 * shares)
+            posting = self._group_posting(group)
+            all_rows.append(posting.rows)
+            values.append(weight * self._idf(len(posting.rows)) ** 2 * posting.shares)
         # All at once: of many short arrays each takes longer than its numbers.
-        size = len(self._row_words)
-        if not values:
-            return np.zeros(size)
-        sums: Values = np.bincount(
+        scores: Values = np.bincount(
             np.concatenate(all_rows), weights=np.concatenate(values), minlength=size
         ).astype(float)
-        return sums
+        return scores
+
+    def _group_posting(self, group: Group) -> _GroupPosting:
+        cached = self._group_postings.get(group)
+        if cached is not None:
+            return cached
+        postings = [self._postings[term] for term in group if term in self._postings]
+        if len(postings) > 1:
+            rows, places = np.unique(
+                np.concatenate([view(posting.rows) for posting in postings]),
+                return_inverse=True,
+            )
+            counts = np.bincount(
+                places, np.concatenate([view(posting.counts) for posting in postings])
+            )
+        else:
+            posting = postings[0] if postings else Posting()
+            rows = view(posting.rows)
+            counts = view(posting.counts)
+        # Each further occurrence of a term adds less.
+        shares = counts * (_SATURATION + 1) / (counts + self._norms()[rows])
+        merged = _GroupPosting(rows, shares)
+        self._group_postings[group] = merged
+        return merged
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
-        """Return the scores with those for what the best documents have in common; the best score is about 1."""
+        """Return the scores of both queries together; the best score is about 1."""
         first = divided_by_best(scores)
-        # Of so few that all are among the best, nothing is learned.
+        # If all documents are among the best, the second query tells nothing new.
         if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
             return first
-        # Of equal documents the id decides, because rows depend on the past.
-        rounded = np.round(first, 9)
-        norms = self._norms()
-        least = np.partition(rounded, len(rounded) - _FEEDBACK_TEXTS)[
-            len(rounded) - _FEEDBACK_TEXTS
+        weights = self._weights_in_best(first)
+        terms = [
+            term for term in weights if not (codes and is_function_word(term, codes))
         ]
-        best = np.flatnonzero((rounded >= least) & (rounded > 0)).tolist()
-        best.sort(key=lambda row: (-rounded[row], self._places.ids[row]))
+        terms.sort(
+            key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term)
+        )
+        query: dict[Group, float] = {
+            (term,): weights[term] for term in terms[:_FEEDBACK_TERMS]
+        }
+        second = np.where(scores > 0, self._scores(query), 0.0)
+        return first + self._feedback_weight * divided_by_best(second)
+
+    def _weights_in_best(self, scores: Values) -> dict[str, float]:
+        """Return the weight of each term in the best documents, times their scores."""
+        norms = self._norms()
         weights = defaultdict[str, float](float)
-        for row in best[:_FEEDBACK_TEXTS]:
-            score = first[row].item()
+        for row in self._best_rows(scores):
+            score = scores[row].item()
             norm = norms[row].item()
-            for term in {word.term for word in self._row_words[row]}:
+            for term in self._terms_of(row):
                 posting = self._postings[term]
                 count = posting.counts[bisect_left(posting.rows, row)]
                 weights[term] += score * count * (_SATURATION + 1) / (count + norm)
-        telling = [
-            term for term in weights if not (codes and is_function_word(term, codes))
-        ]
-        telling.sort(
-            key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term)
-        )
-        common: dict[Group, float] = {
-            (term,): weights[term] for term in telling[:_FEEDBACK_TERMS]
-        }
-        second = np.where(scores > 0, self._scores(common), 0.0)
-        return first + self._feedback_weight * divided_by_best(second)
+        return weights
+
+    def _best_rows(self, scores: Values) -> list[int]:
+        rounded = np.round(scores, 9)
+        least = np.partition(rounded, -_FEEDBACK_TEXTS)[-_FEEDBACK_TEXTS]
+        best: list[int] = np.flatnonzero((rounded >= least) & (rounded > 0)).tolist()
+        # Of equal documents the id decides, because rows depend on the past.
+        best.sort(key=lambda row: (-rounded[row], self._places.ids[row]))
+        return best[:_FEEDBACK_TEXTS]
 
     def _frequency(self, term: str) -> int:
         if term in self._postings:
@@ -504,7 +563,7 @@ class TfidfRanker:
         return 1 + log((1 + len(self._places.rows)) / (1 + frequency))
 
     def _norms(self) -> Values:
-        """Return what each row adds to the count of a term in it, before this is divided by the sum."""
+        """Return ``k1 * (1 - b + b * length / mean length)`` of each row."""
         if self._cached_norms is None:
             lengths = view(self._lengths)
             mean = lengths.sum() / max(len(self._places.rows), 1)
@@ -516,14 +575,14 @@ class TfidfRanker:
 
     def _close_gaps(self) -> None:
         """Number the rows anew. The places are a new object, because earlier answers use the old one."""
-        kept = sorted(self._places.rows.values())
+        rows = sorted(self._places.rows.values())
         new_rows = np.zeros(len(self._row_words), dtype=np.intc)
-        new_rows[kept] = np.arange(len(kept))
+        new_rows[rows] = np.arange(len(rows))
         for posting in self._postings.values():
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
-        self._places = _Places(self._places.ids[row] for row in kept)
-        self._row_words = [self._row_words[row] for row in kept]
-        self._lengths = array("d", (self._lengths[row] for row in kept))
+        self._places = _Places(self._places.ids[row] for row in rows)
+        self._row_words = [self._row_words[row] for row in rows]
+        self._lengths = array("d", (self._lengths[row] for row in rows))
 
 
 def similarities_with_context(
@@ -539,9 +598,10 @@ def similarities_with_context(
     much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
-    total = np.zeros(len(ids))
-    for text, share in ((question, 1.0), *((turn, weight) for turn in context)):
-        total += share * divided_by_best(values_of(ranker.similarities(text), ids))
+    total = divided_by_best(values_of(ranker.similarities(question), ids))
+    for turn in context:
+        similarities = values_of(ranker.similarities(turn), ids)
+        total += weight * divided_by_best(similarities)
     return divided_by_best(total)
 
 

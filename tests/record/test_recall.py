@@ -472,20 +472,21 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
         store, "record", COUNTER, room=900, limits=Limits(), recall_limit=400
     )
     search = MessageSearch(reader)
-    window = replace(await reader.read("chat"), kept=(), has_overflow=True)
+    window = replace(await reader.read("chat"), entries=(), has_overflow=True)
 
     async def recall(question: str) -> str:
         assert (
             len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
         )
-        return await search.recall("chat", [user(question)], window)
+        return (await search.recall("chat", [user(question)], window)).text
 
     for number in range(2):
         assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
         index = search.indexes.get("chat")
         assert index is not None
         index.ranker = None  # type: ignore[assignment]
-        assert await search.recall("chat", [user("And?")], window) == ""
+        recalled = await search.recall("chat", [user("And?")], window)
+        assert recalled.text == ""
     (line,) = (
         one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING
     )

@@ -473,12 +473,14 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
 @given(
     window=st.integers(0, 300_000),
     token_limit=st.integers(1, 4_000),
-    halved=st.integers(0, 13),
+    halvings=st.integers(0, 13),
 )
 def test_a_request_for_a_summary_fits_into_the_window(
-    window: int, token_limit: int, halved: int
+    window: int, token_limit: int, halvings: int
 ) -> None:
-    batch, answer = summary_room(window, 500, token_limit=token_limit, halved=halved)
+    batch, answer = summary_room(
+        window, 500, token_limit=token_limit, halvings=halvings
+    )
     assert (
         500 + token_limit + max(batch, 200) + answer
         <= max(0.85 * window, 500 + token_limit) + 300

@@ -113,15 +113,15 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
 ) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
     most = rules.limits.kept if low else rules.limits
-    kept = replace(rules, kept=before).evicted(most).kept
+    kept = replace(rules, entries=before).evicted(most).entries
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
     assert sum(entry.tokens for entry in kept) <= rules.limits.tokens
     only_unit = len(tool_call_groups(kept)) == 1
-    assert not replace(rules, kept=kept).is_over or only_unit
+    assert not replace(rules, entries=kept).is_over or only_unit
     if kept and kept != before:
         assert not kept[0].is_result
-    assert replace(rules, kept=kept).evicted(most).kept == kept
+    assert replace(rules, entries=kept).evicted(most).entries == kept
 
 
 @given(rules=any_limits, notation=notations)
@@ -129,11 +129,11 @@ def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(
     rules: Window, notation: str
 ) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
-    kept = replace(rules, kept=before).fitted().kept
+    kept = replace(rules, entries=before).fitted().entries
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
-    assert not replace(rules, kept=kept).is_over or len(tool_call_groups(kept)) == 1
+    assert not replace(rules, entries=kept).is_over or len(tool_call_groups(kept)) == 1
     units = tool_call_groups(before)
     gone = units[: len(units) - len(tool_call_groups(kept))]
     if gone and not any(entry.role == "user" for entry in before):
-        assert replace(rules, kept=(*gone[-1], *kept)).is_over
+        assert replace(rules, entries=(*gone[-1], *kept)).is_over
