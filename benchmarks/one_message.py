@@ -32,7 +32,9 @@ from benchmarks.locomo import text_of
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.told import OTHERS, Task, tasks
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.text.messages import HINT
+from llama_index_memory_ext.text.messages import (
+    HINT,
+)
 
 SEED, QUESTIONS, OF_EACH_OTHER = 101, 60, 20
 _SAMPLES = 10_000

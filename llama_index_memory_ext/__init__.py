@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
-    from llama_index_memory_ext.text.messages import (
-        extract_conversation_context as extract_conversation_context,
-    )
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
     from llama_index_memory_ext.text.trim import trim as trim
+    from llama_index_memory_ext.text.turns import (
+        extract_conversation_context as extract_conversation_context,
+    )
 
     __version__: str
 
@@ -85,9 +85,9 @@ _NAMES = {
     "record.block": ["CondensedMemoryBlock", "CondensedOptions"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],
-    "text.messages": ["extract_conversation_context"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],
+    "text.turns": ["extract_conversation_context"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

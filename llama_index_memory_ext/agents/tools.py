@@ -20,8 +20,13 @@ from llama_index_memory_ext.language.names import shares_word
 from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.tokens import keywords, shared
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
-from llama_index_memory_ext.text.messages import Utterance, escape_tags
+from llama_index_memory_ext.text.messages import (
+    escape_tags,
+)
 from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.turns import (
+    Utterance,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -39,7 +39,9 @@ from llama_index_memory_ext.language.said_dates import (
 from llama_index_memory_ext.language.secrets import holds_secret
 from llama_index_memory_ext.language.tokens import keywords, overlaps, shared, term_of
 from llama_index_memory_ext.language.words import IRREGULAR, STOP_WORDS, are_forms
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.messages import (
+    escape_tags,
+)
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact

@@ -37,12 +37,18 @@ from llama_index_memory_ext.models.ask import (
     tokens_left,
 )
 from llama_index_memory_ext.models.responses import was_refused, was_truncated
-from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, escape_tags
+from llama_index_memory_ext.text.messages import (
+    escape_tags,
+)
 from llama_index_memory_ext.text.tool_calls import (
     MOST_CHARACTERS,
     Json,
     calls_of,
     is_longer,
+)
+from llama_index_memory_ext.text.turns import (
+    OTHER_ROLE,
+    Utterance,
 )
 
 if TYPE_CHECKING:

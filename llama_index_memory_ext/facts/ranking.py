@@ -30,7 +30,9 @@ from llama_index_memory_ext.search.tfidf import (
     TfidfRanker,
     similarities_with_context,
 )
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.messages import (
+    escape_tags,
+)
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
 
 if TYPE_CHECKING:

@@ -23,7 +23,9 @@ from pydantic_core import from_json
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
 from llama_index_memory_ext.language import phrases
-from llama_index_memory_ext.text.messages import unescape_tags
+from llama_index_memory_ext.text.messages import (
+    unescape_tags,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
-    from llama_index_memory_ext.text.messages import Utterance
+    from llama_index_memory_ext.text.turns import (
+        Utterance,
+    )
 
 _UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
 _KNOWN = Rejection("duplicate", "It is known already.")

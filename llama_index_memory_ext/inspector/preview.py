@@ -15,7 +15,13 @@ from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, anonymous
-from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
+from llama_index_memory_ext.text.messages import (
+    body_of,
+)
+from llama_index_memory_ext.text.turns import (
+    as_taken,
+    question_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

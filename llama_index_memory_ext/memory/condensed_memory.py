@@ -58,12 +58,16 @@ from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
     characters_of,
-    checked_messages,
-    is_answer,
-    redacted,
     tokens_by_bytes,
 )
+from llama_index_memory_ext.text.storable import (
+    checked_messages,
+    redacted,
+)
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
+from llama_index_memory_ext.text.turns import (
+    is_answer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

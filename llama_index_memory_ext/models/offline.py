@@ -19,7 +19,10 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from llama_index_memory_ext.text.messages import HINT, body_of
+from llama_index_memory_ext.text.messages import (
+    HINT,
+    body_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

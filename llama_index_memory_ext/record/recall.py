@@ -35,15 +35,19 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
-    ID_KEY,
     INSTRUCTION_ROLES,
     body_of,
-    question_in,
-    spoken,
     tokens_of,
-    turns_in,
+)
+from llama_index_memory_ext.text.storable import (
+    ID_KEY,
 )
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
+from llama_index_memory_ext.text.turns import (
+    question_in,
+    spoken,
+    turns_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +57,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.record.window import RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow, Seen
-    from llama_index_memory_ext.text.messages import Entry
+    from llama_index_memory_ext.text.messages import (
+        Entry,
+    )
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 # The results of this tool repeat the log. They are not indexed.

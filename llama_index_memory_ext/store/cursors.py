@@ -41,7 +41,9 @@ from llama_index_memory_ext.store.tables import (
     Tables,
     upsert,
 )
-from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.text.turns import (
+    spoken,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

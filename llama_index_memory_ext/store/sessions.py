@@ -37,7 +37,10 @@ from llama_index_memory_ext.store.tables import (
     one_of,
     upsert,
 )
-from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
+from llama_index_memory_ext.text.storable import (
+    ID_KEY,
+    message_id_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -17,18 +17,6 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.language.words import CONTROLS
-from llama_index_memory_ext.text.storable import (
-    ID_KEY,
-    SPEAKER_KEY,
-    TIME_KEYS,
-    checked_messages,
-    cleaned,
-    is_same,
-    message_id_of,
-    redacted,
-    storable,
-    times_in,
-)
 from llama_index_memory_ext.text.tool_calls import (
     HIDDEN,
     REFUSAL_KEY,
@@ -37,19 +25,6 @@ from llama_index_memory_ext.text.tool_calls import (
     calls_of,
     fields_of,
 )
-from llama_index_memory_ext.text.turns import (
-    OTHER_ROLE,
-    Utterance,
-    as_taken,
-    extract_conversation_context,
-    has_calls,
-    is_answer,
-    is_printed,
-    question_in,
-    spoken,
-    turns_in,
-    turns_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,31 +32,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.tool_calls import Counted, Json
 
-
-# Other rooms import these names from here.
-__all__ = [
-    "ID_KEY",
-    "OTHER_ROLE",
-    "SPEAKER_KEY",
-    "TIME_KEYS",
-    "Utterance",
-    "as_taken",
-    "checked_messages",
-    "cleaned",
-    "extract_conversation_context",
-    "has_calls",
-    "is_answer",
-    "is_printed",
-    "is_same",
-    "message_id_of",
-    "question_in",
-    "redacted",
-    "spoken",
-    "storable",
-    "times_in",
-    "turns_in",
-    "turns_of",
-]
 
 # Stands between the memory and the user's message. benchmarks/one_message.py measures
 # its effect.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-
 # A value of JSON, or any object where LlamaIndex allows one.
 Json: TypeAlias = Any
 

@@ -30,7 +30,12 @@ from llama_index_memory_ext.inspector.pages import Pages
 from llama_index_memory_ext.inspector.views import Views, report
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
-from llama_index_memory_ext.text.messages import OUR_TAGS, Utterance
+from llama_index_memory_ext.text.messages import (
+    OUR_TAGS,
+)
+from llama_index_memory_ext.text.turns import (
+    Utterance,
+)
 
 # What somebody would write who knows how the memory is shown.
 WORDS = r"""

@@ -23,7 +23,9 @@ from llama_index_memory_ext import (
     MessageError,
     StoreError,
 )
-from llama_index_memory_ext.text.messages import HINT
+from llama_index_memory_ext.text.messages import (
+    HINT,
+)
 from tests.conversation import (
     BEFORE_QUESTION,
     assistant,

@@ -24,7 +24,9 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
-from llama_index_memory_ext.text.messages import HINT
+from llama_index_memory_ext.text.messages import (
+    HINT,
+)
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.openai_server import say

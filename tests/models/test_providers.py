@@ -13,7 +13,9 @@ from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryRetriever, TokenCounter, messages_from_json
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.messages import (
+    body_of,
+)
 from llama_index_memory_ext.text.tool_calls import calls_of
 from tests.conversation import record, result, sent_text, user
 from tests.facts.learning import Learns, learns  # noqa: F401 - a fixture

@@ -14,7 +14,10 @@ from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.window import Window
 from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.limits import Limits
-from llama_index_memory_ext.text.messages import Entry, entry_of
+from llama_index_memory_ext.text.messages import (
+    Entry,
+    entry_of,
+)
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import tool_call_groups
 

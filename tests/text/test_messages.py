@@ -27,15 +27,19 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.messages import (
-    TIME_KEYS,
     body_of,
     clip_entry,
     entry_of,
     escape_tags,
-    spoken,
+    unescape_tags,
+)
+from llama_index_memory_ext.text.storable import (
+    TIME_KEYS,
     storable,
     times_in,
-    unescape_tags,
+)
+from llama_index_memory_ext.text.turns import (
+    spoken,
 )
 from tests.conversation import assistant, calling, record, result, user
 

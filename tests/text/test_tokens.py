@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.messages import CLOSING
+from llama_index_memory_ext.text.messages import (
+    CLOSING,
+)
 from llama_index_memory_ext.text.tokens import as_counter, fit_tokens
 
 COUNTER = TokenCounter()

@@ -14,7 +14,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import MessageError, TokenCounter, trim
-from llama_index_memory_ext.text.messages import message_tokens
+from llama_index_memory_ext.text.messages import (
+    message_tokens,
+)
 from llama_index_memory_ext.text.tokens import as_counter
 from llama_index_memory_ext.text.tool_calls import (
     RESULT_ROLES,
