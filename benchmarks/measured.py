@@ -43,6 +43,7 @@ _CHECKS = (
 _STORE = (
     "store/log.py",
     "store/sessions.py",
+    "store/deletion.py",
     "store/cursors.py",
     "store/runner.py",
     "store/tables.py",

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from llama_index.core.base.llms.types import ToolCallBlock
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import utc_now
@@ -124,9 +125,10 @@ async def test_the_recipe_for_langchain_imports_messages_with_calls_once(
         "user",
         "How is the weather in Köln?",
     )
-    assert [(block.tool_name, block.tool_call_id) for block in call.blocks] == [
+    calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
+    assert [(block.tool_name, block.tool_call_id) for block in calls] == [
         ("weather", "c1")
-    ]  # type: ignore[union-attr]
+    ]
     assert (
         result.role.value,
         result.content,

@@ -168,11 +168,11 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "Leave it out for 5",
     ),
     (
-        lambda _: MemoryRetriever("memory"),
+        lambda _: MemoryRetriever("memory"),  # type: ignore[arg-type]
         "asks a CondensedMemory",
         "this is a str",
         "Build one with",
-    ),  # type: ignore[arg-type]
+    ),
     (
         lambda _: TfidfRanker(vectorizer=3),
         "a vectorizer of scikit-learn",

@@ -24,9 +24,6 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
 from llama_index_memory_ext.text.tokens import fit_tokens
-from llama_index_memory_ext.text.turns import (
-    Utterance,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +32,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+    from llama_index_memory_ext.text.turns import (
+        Utterance,
+    )
 
 
 # "Forget it" points to the lines right before it.

@@ -135,8 +135,10 @@ async def test_where_the_function_fails_nothing_is_stored_and_the_error_has_no_t
 def test_what_is_no_function_is_refused(database_uri: str) -> None:
     with pytest.raises(SettingError, match="redact"):
         CondensedMemory.from_defaults(
-            "chat", async_database_uri=database_uri, redact="secrets"
-        )  # type: ignore[arg-type]
+            "chat",
+            async_database_uri=database_uri,
+            redact="secrets",  # type: ignore[arg-type]
+        )
 
 
 async def test_it_travels_with_a_pickle_or_the_memory_does_not(

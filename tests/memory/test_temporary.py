@@ -76,9 +76,7 @@ async def test_what_would_be_stored_is_refused(open_memory: OpenMemory) -> None:
         ):
             with pytest.raises(StoreError, match="a temporary memory may not"):
                 await change
-        with pytest.raises(
-            StoreError, match="stores nothing; nothing was deleted"
-        ):
+        with pytest.raises(StoreError, match="stores nothing; nothing was deleted"):
             await memory.aforget()
         assert "Not remembered" in await MemoryToolSpec(memory).aremember(
             "Likes milk", "I like milk"

@@ -30,9 +30,8 @@ def said(messages: list[ChatMessage]) -> list[str | None]:
 async def read(
     store: MemoryStore, seen: Seen | None = None, **options: int
 ) -> list[str | None]:
-    page = await store.readers.page(
-        "chat", "reader", seen or Seen(), **{"limit": 10, **options}
-    )  # type: ignore[arg-type]
+    limits: dict[str, Any] = {"limit": 10, **options}
+    page = await store.readers.page("chat", "reader", seen or Seen(), **limits)
     return said([row.message for row in page.rows])
 
 
