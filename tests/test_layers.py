@@ -22,7 +22,7 @@ PICTURE = """\
 ---
 cli         chat serve > facts forget sessions > app > demo > __init__                                   # words
 ---
-inspector   server > views > actions preview > pages                  # pages about a database, for a browser
+inspector   server > views > actions > pages                              # pages about a database, for a browser
 .           __init__                                                      # the public names
 ---
 agents      mcp > tools > retriever > contexts                            # memory as an agent's tools

@@ -118,9 +118,8 @@ def inspect(
         from uvicorn import Config, Server
 
         from llama_index_memory_ext.inspector.pages import Access
-        from llama_index_memory_ext.inspector.preview import memory_on
         from llama_index_memory_ext.inspector.server import Inspector
-        from llama_index_memory_ext.inspector.views import report
+        from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import read_only
     options: dict[str, Any] = {
         "token_limit": token_limit,

@@ -20,7 +20,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.preview import preview_prompt
+from llama_index_memory_ext.inspector.views import preview_prompt
 from llama_index_memory_ext.store import read_only
 from llama_index_memory_ext.store.tables import Seen
 from tests.conversation import assistant, user
