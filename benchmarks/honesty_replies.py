@@ -21,10 +21,8 @@ from llama_index_memory_ext.facts.validation import validate_reply
 from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.record.summary import ask_for_summary
 from llama_index_memory_ext.text.messages import (
-    entry_of,
-)
-from llama_index_memory_ext.text.turns import (
     Utterance,
+    entry_of,
 )
 
 SUMMARY_TOKENS = 1_000

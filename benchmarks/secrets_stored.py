@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.honesty_cases import Case, Outcome, check
 from benchmarks.report import Measure, Promise, publish
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 

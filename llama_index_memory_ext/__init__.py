@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
-    from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
-    from llama_index_memory_ext.text.trim import trim as trim
-    from llama_index_memory_ext.text.turns import (
+    from llama_index_memory_ext.text.messages import (
         extract_conversation_context as extract_conversation_context,
     )
+    from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
+    from llama_index_memory_ext.text.trim import trim as trim
 
     __version__: str
 
@@ -87,7 +87,7 @@ _NAMES = {
     "store": ["MemoryStore"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],
-    "text.turns": ["extract_conversation_context"],
+    "text.messages": ["extract_conversation_context"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -23,7 +23,7 @@ from pydantic import (
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import check_id, checked
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     cleaned,
 )
 

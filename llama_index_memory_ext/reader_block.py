@@ -24,7 +24,7 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.language.tokens import checked_languages
-from llama_index_memory_ext.models.server_history import without_history
+from llama_index_memory_ext.models.ask import without_history
 from llama_index_memory_ext.settings import checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     cleaned,
 )
 

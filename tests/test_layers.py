@@ -41,10 +41,9 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai local_embeddings offline responses server_history >
-            prompt_caches                                                 # how a model is asked
+models      ask > caching_openai local_embeddings offline responses > prompt_caches     # how a model is asked
 ---
-text        trim > limits messages > turns > storable tokens > tool_calls   # messages as text, counted and cut
+text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
 language    loading names > said_dates > numbers quotes secrets tokens >
             dates detection related words > __init__                                    # words
@@ -220,11 +219,11 @@ LOADED_WITH_THE_PRESET = {
     "formats": "layouts",
     "language": "dates detection loading related tokens words",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask local_embeddings prompt_caches responses server_history",
+    "models": "ask local_embeddings prompt_caches responses",
     "record": "block recall text window",
     "search": "embeddings tfidf",
     "store": "address cursors deletion facts log runner sessions tables",
-    "text": "limits messages storable tokens tool_calls turns",
+    "text": "limits messages tokens tool_calls",
 }
 
 

@@ -22,7 +22,7 @@ from llama_index_memory_ext.agents.tools import (
     line_of,
 )
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.extraction import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-    from llama_index_memory_ext.text.turns import (
+    from llama_index_memory_ext.text.messages import (
         Utterance,
     )
 

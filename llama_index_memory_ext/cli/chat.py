@@ -168,7 +168,7 @@ def _explain(loop: BackgroundLoop, memory: ext.CondensedMemory, text: str) -> No
     # Imported here: they import LlamaIndex.
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.text.turns import (
+    from llama_index_memory_ext.text.messages import (
         question_in,
     )
 

@@ -54,13 +54,13 @@ from llama_index_memory_ext.store.tables import (
     anonymous,
     name_of,
 )
-from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
     question_in,
     spoken,
     turns_of,
 )
+from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage

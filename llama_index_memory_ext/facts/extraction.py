@@ -51,13 +51,13 @@ from llama_index_memory_ext.store.tables import (
     anonymous,
     name_of,
 )
-from llama_index_memory_ext.text.tokens import fit_tokens
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     OTHER_ROLE,
     Utterance,
     as_taken,
     spoken,
 )
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -38,6 +38,8 @@ from llama_index_memory_ext.models.ask import (
 )
 from llama_index_memory_ext.models.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import (
+    OTHER_ROLE,
+    Utterance,
     escape_tags,
 )
 from llama_index_memory_ext.text.tool_calls import (
@@ -45,10 +47,6 @@ from llama_index_memory_ext.text.tool_calls import (
     Json,
     calls_of,
     is_longer,
-)
-from llama_index_memory_ext.text.turns import (
-    OTHER_ROLE,
-    Utterance,
 )
 
 if TYPE_CHECKING:

@@ -136,7 +136,8 @@ def _words(statement: str, turn: str) -> list[_Word]:
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
     commands = list(phrases("riders", "commands").finditer(statement))
     said_words = set(tokens_in(turn.casefold()))
-    said_terms = shared(_telling(statement), frozenset(_telling(turn)))
+    stated_terms = list(_telling(statement))
+    said_terms = shared(stated_terms, frozenset(_telling(turn)))
     seen = set[str]()
     words = []
     for match in pattern(TOKEN).finditer(statement):

@@ -14,7 +14,7 @@ from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.language.said_dates import ages_in, missing_dates
 from llama_index_memory_ext.language.tokens import keywords
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
     spoken,
 )

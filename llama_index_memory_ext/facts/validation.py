@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.checks import Check
     from llama_index_memory_ext.facts.reply import ExtractionReply, NewFact, Retirement
-    from llama_index_memory_ext.text.turns import (
+    from llama_index_memory_ext.text.messages import (
         Utterance,
     )
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.facts.validation import ValidatedReply
-    from llama_index_memory_ext.text.tool_calls import Json
-    from llama_index_memory_ext.text.turns import (
+    from llama_index_memory_ext.text.messages import (
         Utterance,
     )
+    from llama_index_memory_ext.text.tool_calls import Json
 
 _INSTRUCTIONS, VERDICT_FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")

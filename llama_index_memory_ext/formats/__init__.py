@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     checked_messages,
     cleaned,
     storable,

@@ -16,10 +16,8 @@ from llama_index.core.base.llms.types import (
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.messages import (
-    body_of,
-)
-from llama_index_memory_ext.text.storable import (
     ID_KEY,
+    body_of,
     cleaned,
 )
 from llama_index_memory_ext.text.tool_calls import (

@@ -19,8 +19,7 @@ from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, anonymous, name_of
-from llama_index_memory_ext.text.messages import body_of
-from llama_index_memory_ext.text.turns import as_taken, question_in
+from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

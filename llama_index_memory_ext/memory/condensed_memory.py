@@ -38,7 +38,7 @@ from llama_index_memory_ext.memory.settings import (
     store_for,
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
-from llama_index_memory_ext.models.server_history import warn_of_server_history
+from llama_index_memory_ext.models.ask import warn_of_server_history
 from llama_index_memory_ext.reader_block import Counter, LogBlock
 from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.text import EARLIER_OPENING
@@ -58,16 +58,12 @@ from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
     characters_of,
+    checked_messages,
+    is_answer,
+    redacted,
     tokens_by_bytes,
 )
-from llama_index_memory_ext.text.storable import (
-    checked_messages,
-    redacted,
-)
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
-from llama_index_memory_ext.text.turns import (
-    is_answer,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

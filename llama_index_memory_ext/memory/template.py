@@ -23,13 +23,11 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.text.messages import (
     HINT,
-    body_of,
-    escape_tags,
-)
-from llama_index_memory_ext.text.storable import (
     ID_KEY,
     SPEAKER_KEY,
+    body_of,
     cleaned,
+    escape_tags,
 )
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.tool_calls import has_content

@@ -11,10 +11,10 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import TurnError
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     has_calls,
 )
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

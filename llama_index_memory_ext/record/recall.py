@@ -35,19 +35,15 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
+    ID_KEY,
     INSTRUCTION_ROLES,
     body_of,
-    tokens_of,
-)
-from llama_index_memory_ext.text.storable import (
-    ID_KEY,
-)
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
-from llama_index_memory_ext.text.turns import (
     question_in,
     spoken,
+    tokens_of,
     turns_in,
 )
+from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -41,7 +41,7 @@ from llama_index_memory_ext.store.tables import (
     Tables,
     upsert,
 )
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     spoken,
 )
 

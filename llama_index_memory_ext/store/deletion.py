@@ -21,10 +21,10 @@ from llama_index_memory_ext.store.tables import (
     one_of,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     spoken,
 )
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

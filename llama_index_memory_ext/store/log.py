@@ -22,17 +22,15 @@ from llama_index_memory_ext.store.tables import (
     one_of,
     upsert,
 )
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
+    as_taken,
     cleaned,
+    is_printed,
     is_same,
     message_id_of,
     storable,
-)
-from llama_index_memory_ext.text.turns import (
-    as_taken,
-    is_printed,
 )
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from llama_index_memory_ext.store.tables import (
     one_of,
     upsert,
 )
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     ID_KEY,
     message_id_of,
 )

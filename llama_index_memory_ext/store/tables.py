@@ -15,7 +15,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.text.storable import (
+from llama_index_memory_ext.text.messages import (
     times_in,
 )
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES

@@ -1,11 +1,17 @@
-"""Messages as text: how the record shows a message, how its tags are protected, and how many tokens it has."""
+"""Messages: the form in which they are stored, their text in the record, and their turns."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from html import escape
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import (
@@ -13,11 +19,17 @@ from llama_index.core.base.llms.types import (
     ImageBlock,
     MessageRole,
     TextBlock,
+    ThinkingBlock,
     ToolCallBlock,
 )
+from pydantic import TypeAdapter, ValidationError
 
+from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.language.words import CONTROLS
 from llama_index_memory_ext.text.tool_calls import (
+    ARGUMENTS_KEYS,
+    ASSISTANT_ROLES,
+    CALL_KEYS,
     HIDDEN,
     REFUSAL_KEY,
     RESULT_ROLES,
@@ -27,10 +39,224 @@ from llama_index_memory_ext.text.tool_calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ContentBlock
 
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.tool_calls import Counted, Json
+
+
+# The names of many programs, of OpenAI's API, and of ChatGPT's exports. The first key
+# with a time counts.
+TIME_KEYS = ("timestamp", "created_at", "create_time", "date")
+# A smaller number is no time in seconds, but a place in a list or a duration.
+_LEAST_SECONDS = 100_000_000
+_TIME = TypeAdapter(datetime)
+
+# Programs write the id of a message into ``additional_kwargs`` under this key.
+ID_KEY = "message_id"
+# In a session of several users, programs write the user_id of the author here.
+SPEAKER_KEY = "user_id"
+# LlamaIndex writes it into messages that it hands to blocks.
+_HOSTS_KEY = "session_id"
+# Longer ids would not fit into the index of a server.
+_MOST_CHARACTERS = 255
+
+# The keys of a message under which a text can be the words of a user or a model.
+_WORDS_KEYS = frozenset(
+    {"text", "content", "tool_kwargs", *ARGUMENTS_KEYS, REFUSAL_KEY, *SOURCES_KEYS}
+)
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
+
+
+def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
+    """Return the times (UTC) among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
+
+    A time is a ``datetime``, an ISO text, a text as mails have it (RFC 2822), or a Unix
+    time in seconds or milliseconds; without a zone it is in UTC. Other values are left
+    out.
+
+    >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
+    '2023-05-08T14:00:00+00:00'
+    """
+    times = {}
+    for key in TIME_KEYS:
+        # Some texts make the reader of mails raise an IndexError or a TypeError.
+        with suppress(ValueError, OverflowError, IndexError, TypeError):
+            time = _parse_time(values.get(key))
+            if time.tzinfo is None:
+                time = time.replace(tzinfo=timezone.utc)
+            time = time.astimezone(timezone.utc)
+            if time.timestamp() >= _LEAST_SECONDS:
+                times[key] = time
+    return times
+
+
+def _parse_time(value: object) -> datetime:
+    """Return a time; a ValueError if the value is none."""
+    try:
+        return _TIME.validate_python(value)
+    except ValidationError:
+        if not isinstance(value, str):
+            raise
+    return parsedate_to_datetime(value)
+
+
+def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
+    """Return the id in a message's ``additional_kwargs``, a number as its text; None if it has none.
+
+    Another ``key`` names another id, which has no blanks around it.
+
+    Raises a MessageError for an id that is neither a text nor a number, is blank, or
+    has more than 255 characters.
+
+    >>> message_id_of({"message_id": 7}), message_id_of({"tool_call_id": "c1"})
+    ('7', None)
+    """
+    value = kwargs.get(key)
+    if value is None:
+        return None
+    text = _id_text(value)
+    bare = text.strip()
+    if bare and len(text) <= _MOST_CHARACTERS and (key == ID_KEY or text == bare):
+        return text
+    if isinstance(value, str):
+        seen = f"{len(text)} characters"
+    else:
+        seen = f"a {type(value).__name__}"
+    raise MessageError(
+        f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters, without blanks "
+        f"around it, or a number; saw {seen}. Write str(...) around an id of another type."
+    )
+
+
+def _id_text(value: Json) -> str:
+    """Return a text, or a number as a text; "" for other values."""
+    if isinstance(value, str):
+        return value
+    # Python refuses to write a longer integer as text.
+    if type(value) is int and value.bit_length() < _MOST_CHARACTERS:
+        return str(value)
+    if type(value) is float and isfinite(value):
+        return str(value)
+    return ""
+
+
+def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
+    """Return whether a stored message equals a message, both as JSON.
+
+    The key that LlamaIndex adds does not count, nor does an id that ``message`` leaves
+    out.
+    """
+    ignored = {_HOSTS_KEY}
+    if ID_KEY not in (message.get("additional_kwargs") or {}):
+        ignored.add(ID_KEY)
+    if not isinstance(stored, dict):
+        return False
+    return _without_kwargs(stored, ignored) == _without_kwargs(message, ignored)
+
+
+def _without_kwargs(message: Mapping[str, Json], keys: set[str]) -> dict[str, Json]:
+    """Return the message, as JSON, without some keys of its ``additional_kwargs``."""
+    fields = dict(message)
+    kwargs = fields.get("additional_kwargs")
+    if isinstance(kwargs, dict):
+        fields["additional_kwargs"] = {
+            key: value for key, value in kwargs.items() if key not in keys
+        }
+    return fields
+
+
+def checked_messages(messages: Json) -> list[ChatMessage]:
+    """Return the messages of an iterable as a list.
+
+    Raises a MessageError if it is no iterable of messages, or a message has a wrong id.
+    """
+    is_list = isinstance(messages, Iterable) and not isinstance(
+        messages, ChatMessage | str | dict
+    )
+    entries = list(messages) if is_list else [messages]
+    for entry in entries:
+        if not (is_list and isinstance(entry, ChatMessage)):
+            raise MessageError(
+                f"Expected a list of ChatMessage objects; this is a {type(entry).__name__}. "
+                'Wrap a text as ChatMessage(role="user", content=text).'
+            )
+        message_id_of(entry.additional_kwargs)
+    return entries
+
+
+def redacted(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
+    """Return a copy of a message with each text changed by a function, and each text in the arguments of tool calls.
+
+    Ids, names, media and other ``additional_kwargs`` stay. A SettingError if the
+    function fails or returns no text.
+    """
+
+    def redact_value(value: Json, *, is_words: bool) -> Json:
+        if isinstance(value, dict):
+            return {
+                key: redact_value(entry, is_words=is_words or key in _WORDS_KEYS)
+                for key, entry in value.items()
+            }
+        if isinstance(value, list):
+            return [redact_value(entry, is_words=is_words) for entry in value]
+        if is_words and isinstance(value, str):
+            return _redact_text(value, redact)
+        return value
+
+    return ChatMessage.model_validate(redact_value(storable(message), is_words=False))
+
+
+def _redact_text(text: str, redact: Callable[[str], str]) -> str:
+    try:
+        result: object = redact(text)
+    except Exception as error:  # noqa: BLE001 - a function of the program's own may fail in any way
+        result = None
+        saw = f"one that raises a {type(error).__name__}"
+    else:
+        saw = f"one that returns a {type(result).__name__}"
+    if isinstance(result, str):
+        return result
+    # Within the handler, the program's error would be the context of this one, and its
+    # message may hold the text.
+    raise SettingError(
+        f"redact must be a function that returns a text for each text; saw {saw}. Nothing was stored."
+    )
+
+
+def storable(message: ChatMessage) -> dict[str, Json]:
+    """Return the message as ``cleaned`` JSON values. The message itself is not changed."""
+    blocks = [_without_bytes(block) for block in message.blocks]
+    copy = message.model_copy(update={"blocks": blocks})
+    return dict(cleaned(copy.model_dump(mode="json")))
+
+
+def _without_bytes(block: ContentBlock) -> ContentBlock:
+    """Return a block of thinking with its signature in base64: Gemini's is bytes, which JSON cannot hold."""
+    if not isinstance(block, ThinkingBlock):
+        return block
+    details = dict(block.additional_information)
+    for name, value in details.items():
+        if isinstance(value, bytes):
+            details[name] = b64encode(value).decode()
+    return block.model_copy(update={"additional_information": details})
+
+
+def cleaned(value: Json) -> Json:
+    """Return a JSON value without NUL and lone surrogates, which databases and APIs refuse: they become U+FFFD."""
+    if isinstance(value, str) and _UNSTORABLE.search(value):
+        return (
+            value.encode("utf-16", "surrogatepass")
+            .decode("utf-16", "replace")
+            .replace("\x00", "\ufffd")
+        )
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [cleaned(entry) for entry in value]
+    return value
 
 
 # Stands between the memory and the user's message. benchmarks/one_message.py measures
@@ -372,3 +598,156 @@ def _estimate_tokens(picture: ImageBlock) -> int:
 def tokens_of(messages: Iterable[Counted]) -> int:
     """Return the tokens of all messages together."""
     return sum([message.tokens for message in messages])
+
+
+# The role of a line by another user, in a session of several.
+OTHER_ROLE = "other user"
+
+# A CodeActAgent runs the code within these tags, and stores the output behind this
+# heading, as a message of the user.
+_CODE = re.compile(r"<execute>(.*?)</execute>", re.DOTALL)
+_OUTPUT_HEADING = "Result of executing the code given:"
+# A message of a ReActAgent, with its last answer if there is one.
+_REACT = re.compile(
+    r"\s*(?:Thought|Action|Action Input|Observation):(?:.*\sAnswer:(?P<answer>.*))?",
+    re.DOTALL,
+)
+
+
+class Utterance(NamedTuple):
+    """The spoken text of a message, with its role (user or assistant) and its row in the log.
+
+    ``row_id``: 0 for a message that is not in the log.
+    ``speaker``: in a session of several users, the user whose turn it is.
+    """
+
+    row_id: int
+    role: str
+    text: str
+    speaker: str = ""
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the user wrote it."""
+        return self.role == MessageRole.USER.value
+
+
+class Question(NamedTuple):
+    """The newest question of a conversation, "" if there is none, and the texts of earlier turns, oldest first."""
+
+    text: str
+    context: list[str]
+
+
+def spoken(message: ChatMessage) -> str:
+    """Return the text of a user's message or a final answer (of ReAct, what follows the last ``Answer:``); else ""."""
+    text: str = cleaned(message.content or "").strip()
+    if message.role == MessageRole.USER:
+        return text
+    if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
+        return ""
+    thoughts = _REACT.match(text)
+    if thoughts:
+        return (thoughts["answer"] or "").strip()
+    return text
+
+
+def is_answer(message: ChatMessage) -> bool:
+    """Return whether a message is a final answer: the assistant says something in it, and calls no tool."""
+    return message.role in ASSISTANT_ROLES and bool(spoken(message))
+
+
+def has_calls(message: ChatMessage) -> bool:
+    """Return whether a message has tool calls. It is much faster than reading them."""
+    return any(message.additional_kwargs.get(key) for key in CALL_KEYS) or any(
+        isinstance(block, ToolCallBlock) for block in message.blocks
+    )
+
+
+def runs_code(message: ChatMessage) -> bool:
+    """Return whether a CodeActAgent runs code that the assistant has written in this message."""
+    return message.role in ASSISTANT_ROLES and any(
+        code.strip() for code in _CODE.findall(message.content or "")
+    )
+
+
+def is_printed(message: ChatMessage) -> bool:
+    """Return whether a user's message reads like the output that a CodeActAgent stores; a user may write that, too."""
+    return message.role == MessageRole.USER and (message.content or "").startswith(
+        _OUTPUT_HEADING
+    )
+
+
+def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages, with the output of a CodeActAgent's programs as results of a tool instead of the user's.
+
+    Output directly follows the assistant's code. Its messages are copies; all other
+    messages are the same objects.
+
+    >>> code = ChatMessage("<execute>print(1)</execute>", role="assistant")
+    >>> [message.role.value for message in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
+    ['assistant', 'tool']
+    """
+    conversation = []
+    awaits_output = False
+    for message in messages:
+        if awaits_output and is_printed(message):
+            result = message.model_copy(update={"role": MessageRole.TOOL})
+            conversation.append(result)
+        else:
+            conversation.append(message)
+        # The result of a call at the same time may stand between code and output.
+        awaits_output = runs_code(message) or (
+            awaits_output and conversation[-1].role in RESULT_ROLES
+        )
+    return conversation
+
+
+def turns_in(
+    messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()
+) -> list[list[str]]:
+    """Return the spoken texts of each turn, oldest first. Texts before the first question form a turn."""
+    lines = []
+    for message in messages:
+        text = spoken(message)
+        if text:
+            lines.append(Utterance(0, message.role, text))
+    return turns_of(lines, turns_before)
+
+
+def turns_of(
+    lines: Iterable[Utterance], turns_before: Iterable[list[str]] = ()
+) -> list[list[str]]:
+    """Return the texts of each turn of spoken lines, as ``turns_in``."""
+    turns = [list(texts) for texts in turns_before]
+    for line in lines:
+        if line.is_users or not turns:
+            turns.append([])
+        turns[-1].append(line.text)
+    return turns
+
+
+def question_in(
+    messages: Sequence[ChatMessage], turns_before: Sequence[list[str]], max_turns: int
+) -> Question:
+    """Return the newest question, and the texts of up to ``max_turns - 1`` turns before it."""
+    end = len(messages)
+    while end and messages[end - 1].role != MessageRole.USER:
+        end -= 1
+    turns = [*turns_before, *turns_in(messages[:end])]
+    context = ["\n".join(turn) for turn in turns[-max_turns:-1]]
+    return Question(turns[-1][0] if turns else "", context)
+
+
+def extract_conversation_context(
+    messages: Iterable[ChatMessage], max_turns: int = 3
+) -> str:
+    """Return the texts of the last turns, oldest first, with a blank line between turns; "" if there are none.
+
+    Args:
+        messages: Any messages. Tool calls and results are left out.
+        max_turns: Most turns, the current one included.
+    """
+    turns = turns_in(as_taken(messages))
+    first = max(len(turns) - max_turns, 0)
+    return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[first:])

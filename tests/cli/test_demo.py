@@ -17,7 +17,7 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.cli.offline_server import model

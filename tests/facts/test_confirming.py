@@ -9,7 +9,7 @@ import pytest
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.language import rows

@@ -16,10 +16,10 @@ from llama_index_memory_ext.facts.prompt import ask_for_facts
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.facts.source import Source
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.tool_calls import MOST_CHARACTERS, is_longer
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
+from llama_index_memory_ext.text.tool_calls import MOST_CHARACTERS, is_longer
 from tests.ticks import ticking
 
 LENGTH = 40_000_000

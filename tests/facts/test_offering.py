@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.prompt import Room, offered, texts_in
 from llama_index_memory_ext.facts.ranking import document_of
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.facts.learning import Learns, extractions, talk

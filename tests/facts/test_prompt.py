@@ -43,7 +43,7 @@ from llama_index_memory_ext.facts.prompt import (
 from llama_index_memory_ext.facts.reply import ExtractionReply, parse_reply
 from llama_index_memory_ext.facts.verification import VERDICT_FORM, parse_verdict
 from llama_index_memory_ext.language.words import visible
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.openai_server import Message, call, fail, say

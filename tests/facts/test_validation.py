@@ -13,7 +13,7 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.checks import TOOL_CHECKS
 from llama_index_memory_ext.facts.reply import ExtractionReply
 from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 

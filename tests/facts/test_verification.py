@@ -13,7 +13,7 @@ from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.facts.checks import Rejection
 from llama_index_memory_ext.facts.validation import Doubt, ValidatedReply
 from llama_index_memory_ext.facts.verification import Judgement, parse_verdict, verified
-from llama_index_memory_ext.text.turns import (
+from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.conversation import assistant, user

@@ -32,8 +32,6 @@ from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
 from llama_index_memory_ext.text.messages import (
     OUR_TAGS,
-)
-from llama_index_memory_ext.text.turns import (
     Utterance,
 )
 

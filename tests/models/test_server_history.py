@@ -11,9 +11,9 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 
-from llama_index_memory_ext.models import server_history
+from llama_index_memory_ext.models import ask
+from llama_index_memory_ext.models.ask import without_history
 from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses
-from llama_index_memory_ext.models.server_history import without_history
 from tests.facts.learning import contents, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say
@@ -108,7 +108,7 @@ async def test_a_copy_is_kept_until_the_model_is_changed_or_gone(
     place = id(llm)
     del llm
     gc.collect()
-    assert place not in server_history._copies
+    assert place not in ask._copies
 
 
 async def test_a_model_that_keeps_nothing_is_asked_itself(
@@ -127,7 +127,7 @@ async def test_a_memory_warns_once_that_the_server_keeps_the_conversation_too(
     monkeypatch: pytest.MonkeyPatch,
     place: str,
 ) -> None:
-    monkeypatch.setattr(server_history, "_warned", set())
+    monkeypatch.setattr(ask, "_warned", set())
     llm, _ = start_client(OpenAIResponses, model, track_previous_responses=True)
     plain, _ = start_client(OpenAIResponses, model)
     monkeypatch.setattr(Settings, "_llm", llm if place == "settings" else None)

@@ -28,8 +28,6 @@ from llama_index_memory_ext.text.messages import (
     Entry,
     entry_of,
     escape_tags,
-)
-from llama_index_memory_ext.text.storable import (
     storable,
 )
 from llama_index_memory_ext.text.tokens import as_counter

@@ -27,19 +27,15 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.messages import (
+    TIME_KEYS,
     body_of,
     clip_entry,
     entry_of,
     escape_tags,
-    unescape_tags,
-)
-from llama_index_memory_ext.text.storable import (
-    TIME_KEYS,
+    spoken,
     storable,
     times_in,
-)
-from llama_index_memory_ext.text.turns import (
-    spoken,
+    unescape_tags,
 )
 from tests.conversation import assistant, calling, record, result, user
 
