@@ -25,7 +25,7 @@ from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.scripted_models import StartModel
 from tests.test_docs import PAGES, blocks
 
-APP, TURN, *_ = blocks("python", PAGES["production.md"])
+APP, _, TURN = blocks("python", PAGES["production.md"])
 (BRANCHES,) = blocks("python", PAGES["branching.md"])
 
 
