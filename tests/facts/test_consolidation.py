@@ -268,7 +268,7 @@ async def test_undo_gives_a_plan_the_end_that_it_had(open_book: OpenBook) -> Non
 
 async def test_without_a_model_it_is_said_what_is_missing() -> None:
     store = MemoryStore()
-    with pytest.raises(FactError, match="have no model"):
+    with pytest.raises(FactError, match="Expected a book with a model"):
         await FactBook(store, "ann").aconsolidate()
     with pytest.raises(NoModelError):
         await RelevantFactsBlock(store=store).book().aconsolidate()

@@ -402,7 +402,7 @@ def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tags": ["x" * 10_000]}, "of 100 characters at most"),
+        ({"tags": ["x" * 10_000]}, "of at most 100 characters"),
         ({"tags": [str(i) for i in range(21)]}, "at most 20 items"),
         ({"tags": [" "]}, "tags"),
         ({"tags": "home"}, "tags"),

@@ -18,7 +18,7 @@ from llama_index_memory_ext import (
 from tests.conversation import assistant, user
 from tests.memories import OpenPlainMemory
 
-GONE = r"was in memory and was closed: what it held is gone\. .* keep it in a file: async_database_uri="
+GONE = r"was in memory and was closed: its rows are gone\. .* keep it in a file: async_database_uri="
 USES: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
     "aput": lambda memory: memory.aput(user("And now?")),
     "aget": lambda memory: memory.aget("And now?"),
