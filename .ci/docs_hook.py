@@ -37,9 +37,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Called for each page: links of the README and of guides lead to where the files are on the site."""
-    # Who searches is told by the guides first; "user" stands on each page, and who deletes one must find it.
-    boosts = {"reference": 0.1, "deleting-a-person.md": 5}
-    page.meta["search"] = {"boost": boosts.get(page.file.src_uri.split("/")[0], 1)}
+    # A search shows guides before recipes and the reference. Each page has the word
+    # "user", and a reader who wants to delete a user must find how.
+    boosts = {"reference": 0.1, "recipes": 0.1, "deleting-a-person.md": 5}
+    folder = page.file.src_uri.split("/")[0]
+    page.meta["search"] = {"boost": boosts.get(folder, 1)}
+    if folder == "recipes":
+        return markdown
     for there, here in {"](docs/": "](", "](../": "](", 'src="docs/': 'src="'}.items():
         markdown = markdown.replace(there, here)
     return markdown
