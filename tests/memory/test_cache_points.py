@@ -114,8 +114,10 @@ async def test_blocks_stay_as_they_are_until_a_cut(
             await memory.aput(user("word " * asked))
             prompt = await memory.aget()
             if len(prompt[-1].blocks) > 1:
+                # The last message of the prompt holds the record, too.
+                question = user("word " * asked)
                 content = await memory.condensed_block.aget(
-                    [prompt[-1]], session_id=memory.session_id
+                    [question], session_id=memory.session_id
                 )
                 element = f"<memory>\n<condensed_memory>\n{content}</condensed_memory>\n{BEFORE_QUESTION}"
                 assert "".join(texts(prompt)[:-1]) == element
