@@ -36,6 +36,7 @@ from llama_index_memory_ext.facts.checks import (
 from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.facts.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.facts.source import Place, Source
+from llama_index_memory_ext.language import phrases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -258,9 +259,10 @@ class _Validation:
         text = (
             f"{ending.entry.quote}\n{ending.fact.content}\n{new.content if new else ''}"
         )
+        claim = phrases("replies", "report").sub("", reason)
         if (
-            not reason
-            or has_rider(reason, text, text)
+            not claim
+            or has_rider(claim, text, text)
             or unsaid_addresses(reason, self.source.said)
         ):
             reason = "The user said that it is true no longer."

@@ -290,7 +290,10 @@ async def test_everything_goes_only_where_the_session_shows_that_the_user_has_sa
     await add_rain(database)
     everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
     async with client(database) as session:
-        assert "the server cannot see that the user agrees to everything" in await refusal(session, "forget", **everything)
+        assert (
+            "the server cannot see that the user agrees to everything"
+            in await refusal(session, "forget", **everything)
+        )
     async with opened(database) as memory, client(database, session="s") as session:
         await memory.aput(user("Forget everything about me."))
         assert "Likes rain: show the user all" in await refusal(

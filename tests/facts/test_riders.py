@@ -177,6 +177,20 @@ def test_a_rider_in_the_reason_for_an_end_is_not_stored(reason: str) -> None:
     assert ended.retired_reason == "The user said that it is true no longer."
 
 
+@pytest.mark.parametrize(
+    "reason",
+    ["The user said: I moved to Rome", "User said that they moved from Oslo to Rome."],
+)
+def test_a_reason_may_begin_with_who_said_it(reason: str) -> None:
+    retired = {"number": 1, "reason": reason, "quote": "I moved from Oslo to Rome"}
+    reply = ExtractionReply.model_validate({"retired": [retired]})
+    lines = (Utterance(1, "user", "I moved from Oslo to Rome."),)
+    (ended,) = validate_reply(
+        reply, lines, (Fact(content="Lives in Oslo"),), now=NOW
+    ).retired
+    assert ended.retired_reason == reason
+
+
 def test_a_rider_in_a_quote_or_a_category_is_not_stored() -> None:
     new = {
         "content": "Likes green tea",
