@@ -94,7 +94,7 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
         assert re.sub(r"\d{4}-\d\d-\d\d", "DAY", done.stdout) == (
             "contradiction: Lives in Oslo (known since DAY) -> Resides in Rome (known since DAY)\n2\n1\n2\n"
         )
-    if "What am I allergic to?" in code:
+    if "What am I allergic to?" in code and "OfflineModel()" in code:
         assert done.stdout == "You are allergic to nuts.\n"
     if "What is my name?" in code and "OfflineModel()" in code:
         assert done.stdout == "Noted: your name is Logan.\nYour name is Logan.\n"

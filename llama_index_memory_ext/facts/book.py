@@ -251,7 +251,7 @@ class FactBook:
         Args:
             fact: The fact, or its content in one sentence.
             ttl: The time from now until it expires.
-            fields: Each of the following, by name; without ``content`` for a text.
+            fields: Each of the following, by name.
 
         Raises:
             FactError: The category is unknown to the book, or the book does not see
