@@ -1,4 +1,4 @@
-"""Writes llama_index_memory_ext/language/data/related.txt from WordNet's database.
+"""Writes llama_index_memory_ext/words/data/related.txt from WordNet's database.
 
     python .ci/related_words.py DICT
 
@@ -15,8 +15,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.language.tokens import indexed_words, term_of
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.words.tokens import indexed_words, term_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

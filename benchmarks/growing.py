@@ -25,8 +25,8 @@ from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item
 from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.scores import BUDGETS, Recall, found_within, recall_of, shares_of
+from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 

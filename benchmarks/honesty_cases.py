@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.locomo import Conversation
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.fact import normalised
-from llama_index_memory_ext.facts.reply import ExtractionReply
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )

@@ -12,8 +12,8 @@ import sys
 
 from benchmarks.command import shown
 from benchmarks.report import Measure, Promise, publish
-from tests.language.test_languages import KNOWN
 from tests.search.operations import count_differences
+from tests.words.test_languages import KNOWN
 
 OPERATIONS, EACH = 20_000, 1_000
 

@@ -27,16 +27,16 @@ _PROMPT = (
 )
 _WORDS = (
     "search/tfidf.py",
-    "language/words.py",
-    "language/related.py",
-    "language/__init__.py",
+    "words/forms.py",
+    "words/related.py",
+    "words/__init__.py",
 )
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
-    "facts/checks.py",
-    "facts/validation.py",
-    "facts/reply.py",
-    "facts/source.py",
+    "checks/rules.py",
+    "learning/validation.py",
+    "learning/reply.py",
+    "checks/evidence.py",
     "facts/known.py",
     "language",
 )
@@ -51,7 +51,7 @@ _STORE = (
 _TURN = (
     *_STORE,
     "memory/condensed_memory.py",
-    "record/block.py",
+    "blocks/record.py",
     "record/window.py",
     "memory/template.py",
 )
@@ -76,7 +76,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "evidence_in_prompt": (*_PROMPT, *_RECALL),
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
     "exact_facts": ("facts/ranking.py", *_WORDS),
-    "facts_cost": ("facts/block.py", "facts/ranking.py", "store/facts.py"),
+    "facts_cost": ("blocks/facts.py", "facts/ranking.py", "store/facts.py"),
     "first_question": (*_STORE, "record/window.py"),
     "growing": ("facts/ranking.py", *_WORDS),
     "history_cost": (*_STORE, "record/window.py"),
@@ -87,11 +87,11 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,
-    "named_times": (*_PROMPT, *_RECALL, "language/said_dates.py"),
+    "named_times": (*_PROMPT, *_RECALL, "checks/dates.py"),
     "one_message": _PROMPT,
     "other_words": ("facts/ranking.py", *_WORDS),
     "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
-    "pauses": (*_TURN, "facts/ranking.py", "facts/extraction.py"),
+    "pauses": (*_TURN, "facts/ranking.py", "learning/extractor.py"),
     "per_turn": (*_PROMPT, "record/recall.py"),
     "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
     "real_engine": _PROMPT,
@@ -99,11 +99,11 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
     "recall_generated": ("facts/ranking.py", *_WORDS),
     "restore": ("agents/contexts.py", *_STORE),
-    "secrets_stored": ("language/secrets.py", "facts/checks.py"),
+    "secrets_stored": ("checks/secrets.py", "checks/rules.py"),
     "sharded": _PROMPT,
     "tool_rounds": (*_PROMPT, "models/prompt_caches.py"),
     "turn_cost": _TURN,
-    "whose_words": ("facts/source.py", "store/log.py", "store/facts.py"),
+    "whose_words": ("checks/evidence.py", "store/log.py", "store/facts.py"),
 }
 
 

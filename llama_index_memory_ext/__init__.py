@@ -25,16 +25,22 @@ if TYPE_CHECKING:
         MemoryRetriever as MemoryRetriever,
     )
     from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
-    from llama_index_memory_ext.fact import Fact as Fact
-    from llama_index_memory_ext.facts.backfill import Backfilled as Backfilled
-    from llama_index_memory_ext.facts.block import FactsOptions as FactsOptions
-    from llama_index_memory_ext.facts.block import (
+    from llama_index_memory_ext.blocks.facts import FactsOptions as FactsOptions
+    from llama_index_memory_ext.blocks.facts import (
         RelevantFactsBlock as RelevantFactsBlock,
     )
+    from llama_index_memory_ext.blocks.record import (
+        CondensedMemoryBlock as CondensedMemoryBlock,
+    )
+    from llama_index_memory_ext.blocks.record import (
+        CondensedOptions as CondensedOptions,
+    )
+    from llama_index_memory_ext.checks.secrets import redact_secrets as redact_secrets
+    from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
-    from llama_index_memory_ext.language.secrets import redact_secrets as redact_secrets
+    from llama_index_memory_ext.memory.backfill import Backfilled as Backfilled
     from llama_index_memory_ext.memory.condensed_memory import (
         CondensedMemory as CondensedMemory,
     )
@@ -51,10 +57,6 @@ if TYPE_CHECKING:
         CachingOpenAIResponses as CachingOpenAIResponses,
     )
     from llama_index_memory_ext.models.offline import OfflineModel as OfflineModel
-    from llama_index_memory_ext.record.block import (
-        CondensedMemoryBlock as CondensedMemoryBlock,
-    )
-    from llama_index_memory_ext.record.block import CondensedOptions as CondensedOptions
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
@@ -73,16 +75,16 @@ _NAMES = {
     "agents.retriever": ["MemoryRetriever"],
     "agents.tools": ["MemoryToolSpec"],
     "fact": ["Fact"],
-    "facts.backfill": ["Backfilled"],
-    "facts.block": ["FactsOptions", "RelevantFactsBlock"],
+    "memory.backfill": ["Backfilled"],
+    "blocks.facts": ["FactsOptions", "RelevantFactsBlock"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
-    "language.secrets": ["redact_secrets"],
+    "checks.secrets": ["redact_secrets"],
     "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
     "memory.template": ["MemoryBlocksTemplate"],
     "models.caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
     "models.offline": ["OfflineModel"],
-    "record.block": ["CondensedMemoryBlock", "CondensedOptions"],
+    "blocks.record": ["CondensedMemoryBlock", "CondensedOptions"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
     "store": ["MemoryStore"],
     "text.tokens": ["TokenCounter"],

@@ -21,11 +21,11 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import check_id, checked
 from llama_index_memory_ext.text.messages import (
     cleaned,
 )
+from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -29,7 +29,7 @@ from llama_index_memory_ext.text.messages import (
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from llama_index_memory_ext.facts.extraction import Extractor
+    from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
 logger = logging.getLogger(__name__)

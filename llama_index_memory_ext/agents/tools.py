@@ -11,26 +11,26 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
+from llama_index_memory_ext.checks.names import shares_word
+from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.checks.rules import denies, sentences_at
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
-from llama_index_memory_ext.facts.checks import denies, sentences_at
-from llama_index_memory_ext.facts.reply import ExtractionReply
-from llama_index_memory_ext.language import phrases
-from llama_index_memory_ext.language.names import shares_word
-from llama_index_memory_ext.language.quotes import Span, find_quote, tokens_in
-from llama_index_memory_ext.language.tokens import keywords, shared
+from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
 from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.words import phrases
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index.core.schema import NodeWithScore
 
-    from llama_index_memory_ext.facts.extraction import Extractor
+    from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
     from llama_index_memory_ext.text.messages import (
         Utterance,

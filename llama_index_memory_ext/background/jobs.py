@@ -12,8 +12,13 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
-from llama_index_memory_ext.background.locks import Recent, at_work, waited_in_vain
-from llama_index_memory_ext.background.loop import other_loop, spawn
+from llama_index_memory_ext.background.loop import (
+    Recent,
+    at_work,
+    other_loop,
+    spawn,
+    waited_in_vain,
+)
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import JobFailedEvent, send, span
 

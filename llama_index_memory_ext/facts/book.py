@@ -27,9 +27,9 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
-from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.settings import checked, unpacked
 from llama_index_memory_ext.store.tables import name_of
+from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

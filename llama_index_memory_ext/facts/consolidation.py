@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
+from llama_index_memory_ext.checks.numbers import names_of_numbers
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.facts.prompt import ask, on_one_line
-from llama_index_memory_ext.facts.reply import json_values, objects_in, read_number
-from llama_index_memory_ext.language import pattern, phrases, word_lists
-from llama_index_memory_ext.language.dates import Found, dates_in, period_of
-from llama_index_memory_ext.language.numbers import names_of_numbers
-from llama_index_memory_ext.language.words import comparable
+from llama_index_memory_ext.learning.prompt import ask, on_one_line
+from llama_index_memory_ext.learning.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.models.ask import context_window, tokens_left
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.dates import Found, dates_in, period_of
+from llama_index_memory_ext.words.forms import comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,8 +8,8 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.language import phrases
-from llama_index_memory_ext.language.dates import (
+from llama_index_memory_ext.words import phrases
+from llama_index_memory_ext.words.dates import (
     Day,
     Period,
     dates_in,

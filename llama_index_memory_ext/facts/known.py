@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.background.locks import thread_lock
+from llama_index_memory_ext.background.loop import thread_lock
 from llama_index_memory_ext.fact import AgentView, Fact, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import CountedText
+    from llama_index_memory_ext.words.dates import Period
 
 
 class UserFacts:

@@ -18,10 +18,6 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
-from llama_index_memory_ext.language.dates import date_words
-from llama_index_memory_ext.language.related import related_terms
-from llama_index_memory_ext.language.tokens import languages_of, terms_in, words_in
-from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
@@ -34,6 +30,10 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
+from llama_index_memory_ext.words.dates import date_words
+from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words.related import related_terms
+from llama_index_memory_ext.words.tokens import languages_of, terms_in, words_in
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.words.dates import Period
 
 
 Numbers: TypeAlias = NDArray[np.float64]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import ALL, utc_now
-from llama_index_memory_ext.facts.extraction import progress_of
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.inspector.actions import tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
+from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, anonymous, name_of

@@ -17,15 +17,16 @@ from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.locks import lock_for
-from llama_index_memory_ext.background.loop import in_sync
+from llama_index_memory_ext.background.loop import in_sync, lock_for
+from llama_index_memory_ext.blocks import Counter, LogBlock
+from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
+from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
     SessionOwnerError,
     SettingError,
     StoreError,
     StoreTimeoutError,
 )
-from llama_index_memory_ext.facts.block import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -39,8 +40,6 @@ from llama_index_memory_ext.memory.settings import (
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.ask import warn_of_server_history
-from llama_index_memory_ext.reader_block import Counter, LogBlock
-from llama_index_memory_ext.record.block import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.record.text import EARLIER_OPENING
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import (
@@ -74,10 +73,10 @@ if TYPE_CHECKING:
     from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from llama_index_memory_ext.facts.backfill import Backfilled
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.formats import Layout
+    from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.tables import Snapshot
 
@@ -694,7 +693,7 @@ class CondensedMemory(Memory):
             NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the
                 program has set.
         """
-        from llama_index_memory_ext.facts.backfill import backfill  # at first use
+        from llama_index_memory_ext.memory.backfill import backfill  # at first use
 
         return await backfill(
             self.sql_store,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.memory.memory import generate_chat_store_key
 
+from llama_index_memory_ext.blocks import llm_of_settings
 from llama_index_memory_ext.errors import (
     LayoutError,
     LimitError,
@@ -18,7 +19,6 @@ from llama_index_memory_ext.models.prompt_caches import (
     name_of,
     warn_without_cache_points,
 )
-from llama_index_memory_ext.reader_block import llm_of_settings
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, shown
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore

@@ -12,8 +12,8 @@ from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, name_of
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.facts.block import RelevantFactsBlock
-    from llama_index_memory_ext.record.block import CondensedMemoryBlock
+    from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
+    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
     from llama_index_memory_ext.store import MemoryStore
 
 
@@ -135,7 +135,7 @@ async def read_stats(
 ) -> MemoryStats:
     """Return the statistics of a session, from its two blocks and their store."""
     # Loaded only when a program asks for statistics.
-    from llama_index_memory_ext.facts.extraction import progress_of
+    from llama_index_memory_ext.learning.extractor import progress_of
 
     namespace = facts.namespace_of(session_id)
     size = await record.ameasure(session_id)

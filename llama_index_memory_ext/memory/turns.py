@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.loop import lock_for
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.text.messages import (
     has_calls,

@@ -17,10 +17,8 @@ import numpy as np
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.locks import Recent, lock_for, thread_lock
+from llama_index_memory_ext.background.loop import Recent, lock_for, thread_lock
 from llama_index_memory_ext.fact import utc_now
-from llama_index_memory_ext.language.dates import date_words, relative_periods
-from llama_index_memory_ext.language.tokens import languages_of, terms_in
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     EARLIER_CLOSING,
@@ -44,19 +42,21 @@ from llama_index_memory_ext.text.messages import (
     turns_in,
 )
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
+from llama_index_memory_ext.words.dates import date_words, relative_periods
+from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_memory_ext.language.dates import Period
     from llama_index_memory_ext.record.window import RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow, Seen
     from llama_index_memory_ext.text.messages import (
         Entry,
     )
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
+    from llama_index_memory_ext.words.dates import Period
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
+from llama_index_memory_ext.checks.names import missing_names
+from llama_index_memory_ext.checks.numbers import missing_numbers
 from llama_index_memory_ext.errors import (
     StoreError,
     SummaryReplyError,
     is_about_request,
 )
-from llama_index_memory_ext.language.dates import MONTH_PATTERN, with_english_days
-from llama_index_memory_ext.language.detection import language_of
-from llama_index_memory_ext.language.names import missing_names
-from llama_index_memory_ext.language.numbers import missing_numbers
-from llama_index_memory_ext.language.tokens import keywords, term_of
-from llama_index_memory_ext.language.words import sentences_in, visible
 from llama_index_memory_ext.models.ask import (
     ask_with,
     context_window,
@@ -44,6 +40,10 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
     unescape_tags,
 )
+from llama_index_memory_ext.words.dates import MONTH_PATTERN, with_english_days
+from llama_index_memory_ext.words.detection import language_of
+from llama_index_memory_ext.words.forms import sentences_in, visible
+from llama_index_memory_ext.words.tokens import keywords, term_of
 
 if TYPE_CHECKING:
     from collections import Counter

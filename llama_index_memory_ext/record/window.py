@@ -20,7 +20,7 @@ from llama_index.core.base.llms.types import (
 )
 from typing_extensions import Self
 
-from llama_index_memory_ext.background.locks import Recent
+from llama_index_memory_ext.background.loop import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.record.text import (

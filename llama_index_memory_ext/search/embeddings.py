@@ -13,9 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.jobs import BackOff
-from llama_index_memory_ext.background.locks import Recent, lock_for, thread_lock
-from llama_index_memory_ext.background.loop import spawn
-from llama_index_memory_ext.language.tokens import terms_in
+from llama_index_memory_ext.background.loop import Recent, lock_for, spawn, thread_lock
 from llama_index_memory_ext.search.tfidf import (
     Document,
     FactRanker,
@@ -23,6 +21,7 @@ from llama_index_memory_ext.search.tfidf import (
     divided_by_best,
     values_of,
 )
+from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
     from collections.abc import (

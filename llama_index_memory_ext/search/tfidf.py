@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.background.locks import Recent, thread_lock
+from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.language.related import related_terms
-from llama_index_memory_ext.language.tokens import (
+from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.words.related import related_terms
+from llama_index_memory_ext.words.tokens import (
     Word,
     checked_languages,
     indexed_words,
@@ -27,7 +28,6 @@ from llama_index_memory_ext.language.tokens import (
     languages_of,
     term_of,
 )
-from llama_index_memory_ext.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

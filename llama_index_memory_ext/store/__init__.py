@@ -21,7 +21,6 @@ from sqlalchemy import Connection, func, or_, select
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
-from llama_index_memory_ext.language.loading import start_loading, wait_until_loaded
 from llama_index_memory_ext.settings import shown
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
@@ -43,6 +42,7 @@ from llama_index_memory_ext.store.tables import (
     written_at,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.words.loading import start_loading, wait_until_loaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence

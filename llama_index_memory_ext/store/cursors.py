@@ -21,7 +21,6 @@ from sqlalchemy import (
 )
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.store.runner import Database, reads
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -44,6 +43,7 @@ from llama_index_memory_ext.store.tables import (
 from llama_index_memory_ext.text.messages import (
     spoken,
 )
+from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from llama_index_memory_ext.background.locks import (
+from llama_index_memory_ext.background.loop import (
     FORK_SECONDS,
     Recent,
     lock_for,

@@ -10,8 +10,8 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.language.words import sentences_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted
+from llama_index_memory_ext.words.forms import sentences_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

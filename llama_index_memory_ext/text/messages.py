@@ -25,7 +25,6 @@ from llama_index.core.base.llms.types import (
 from pydantic import TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import MessageError, SettingError
-from llama_index_memory_ext.language.words import CONTROLS
 from llama_index_memory_ext.text.tool_calls import (
     ARGUMENTS_KEYS,
     ASSISTANT_ROLES,
@@ -37,6 +36,7 @@ from llama_index_memory_ext.text.tool_calls import (
     calls_of,
     fields_of,
 )
+from llama_index_memory_ext.words.forms import CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -252,10 +252,10 @@ async def test_a_pickle_names_only_modules_that_stay_where_they_are(
     assert modules <= {
         "background.locks",
         "fact",
-        "facts.block",
+        "blocks.facts",
         "memory.condensed_memory",
         "memory.template",
-        "record.block",
+        "blocks.record",
         "search.tfidf",
         "store",
         "text.tokens",

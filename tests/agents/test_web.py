@@ -20,7 +20,7 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.facts.learning import learner
+from tests.learning.learning import learner
 from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.scripted_models import StartModel
 from tests.test_docs import PAGES, blocks

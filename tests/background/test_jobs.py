@@ -17,7 +17,7 @@ from llama_index_memory_ext.background.jobs import (
     JobRegistry,
     Jobs,
 )
-from llama_index_memory_ext.background.locks import wait_for_owner
+from llama_index_memory_ext.background.loop import wait_for_owner
 from tests.conversation import assistant, user
 from tests.openai_server import Message
 from tests.openai_server import fail as failure

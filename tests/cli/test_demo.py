@@ -14,8 +14,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.facts.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
 from llama_index_memory_ext.text.messages import (
     Utterance,

@@ -21,12 +21,12 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.conversation import assistant, sent_text, user
-from tests.facts.learning import contents, extractions, learner, shown, talk
+from tests.learning.learning import contents, extractions, learner, shown, talk
 from tests.openai_server import Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings

@@ -15,7 +15,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index_memory_ext import CondensedMemory, TfidfRanker
 from llama_index_memory_ext.search.tfidf import Document
 from tests.conversation import sent_text, user
-from tests.facts.learning import Learns, shown
+from tests.learning.learning import Learns, shown
 from tests.memories import OpenMemory
 
 # By confidence, and by what a question about dogs asks for.

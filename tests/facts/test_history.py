@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.ranking import fact_line
 from tests.conversation import assistant, user
-from tests.facts.learning import Learns, learner
+from tests.learning.learning import Learns, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call
 from tests.scripted_models import StartModel

@@ -6,12 +6,12 @@ import random
 from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
-from llama_index_memory_ext.facts.prompt import Room, offered, texts_in
 from llama_index_memory_ext.facts.ranking import document_of
+from llama_index_memory_ext.learning.prompt import Room, offered, texts_in
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )
-from tests.facts.learning import Learns, extractions, talk
+from tests.learning.learning import Learns, extractions, talk
 
 COUNTER = TokenCounter()
 THINGS = [

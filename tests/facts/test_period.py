@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.facts.history import period_asked
-from llama_index_memory_ext.language.dates import Period
-from tests.language import cases
+from llama_index_memory_ext.words.dates import Period
+from tests.words import cases
 
 TODAY = date(2026, 11, 20)
 LOG = "2023-05-01 12:00 ERROR failed\n" * 200

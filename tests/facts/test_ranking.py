@@ -24,9 +24,9 @@ from llama_index_memory_ext.facts.ranking import (
     format_facts,
     rank,
 )
-from llama_index_memory_ext.language.words import visible
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
-from tests.language import LANGUAGES, rows
+from llama_index_memory_ext.words.forms import visible
+from tests.words import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)
 WORDS = [

@@ -24,16 +24,16 @@ from llama_index_memory_ext import (
     MemoryToolSpec,
 )
 from llama_index_memory_ext.agents.mcp import memory_server
-from llama_index_memory_ext.facts.prompt import extraction_prompt
-from llama_index_memory_ext.facts.reply import TAGS
 from llama_index_memory_ext.inspector.pages import Pages
 from llama_index_memory_ext.inspector.views import Views, report
-from llama_index_memory_ext.language.words import visible
+from llama_index_memory_ext.learning.prompt import extraction_prompt
+from llama_index_memory_ext.learning.reply import TAGS
 from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
 from llama_index_memory_ext.text.messages import (
     OUR_TAGS,
     Utterance,
 )
+from llama_index_memory_ext.words.forms import visible
 
 # What somebody would write who knows how the memory is shown.
 WORDS = r"""

@@ -18,7 +18,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.facts.learning import Learns, contents, learns, likes, talk
+from tests.learning.learning import Learns, contents, learns, likes, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say
 

@@ -34,8 +34,8 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.models.responses import Usage
 from tests.conversation import assistant, of_today, record, user
-from tests.facts.learning import learner
 from tests.facts.test_agents import knowing
+from tests.learning.learning import learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartModel

@@ -26,7 +26,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import Opening, Seen
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
-from tests.facts.learning import learner, shown
+from tests.learning.learning import learner, shown
 from tests.memories import OpenPlainMemory
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel

@@ -13,8 +13,8 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import MessageError
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.facts.learning import learner
 from tests.forked import run_forked
+from tests.learning.learning import learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say, serve
 

@@ -15,13 +15,13 @@ from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, SettingError, redact_secrets
-from llama_index_memory_ext.language.secrets import holds_secret
+from llama_index_memory_ext.checks.secrets import holds_secret
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import ask
-from tests.facts.learning import Learns, contents, learns
-from tests.language import cases
+from tests.learning.learning import Learns, contents, learns
 from tests.memories import OpenMemory
 from tests.memory.test_forgetting import words_in
+from tests.words import cases
 
 __all__ = ["learns"]
 CARD = "4111 1111 1111 1111"

@@ -21,7 +21,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.memory import condensed_memory
 from tests.conversation import assistant, user
-from tests.facts.learning import extractions, learner, likes, talk
+from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, fail, say, serve
 from tests.scripted_models import StartModel, client_without_connections
@@ -137,7 +137,7 @@ async def test_closing_waits_for_killed_sessions_for_a_bounded_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What is left is named, and stays unread."""
-    monkeypatch.setattr("llama_index_memory_ext.reader_block.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("llama_index_memory_ext.blocks.CLOSE_SECONDS", 0.1)
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         if "I like wine" in str(messages[-1]["content"]):
@@ -207,7 +207,7 @@ async def test_closing_a_block_takes_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("llama_index_memory_ext.reader_block.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("llama_index_memory_ext.blocks.CLOSE_SECONDS", 0.1)
 
     def hang(messages: list[Message], tools: list[str]) -> Message:
         hanging.wait(60)

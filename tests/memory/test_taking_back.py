@@ -16,7 +16,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory
 from tests.conversation import assistant, record, sent_text, user
-from tests.facts.learning import talk
+from tests.learning.learning import talk
 from tests.memories import OpenMemory
 
 

@@ -17,7 +17,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
-from tests.facts.learning import Learns, learns, shown
+from tests.learning.learning import Learns, learns, shown
 from tests.memories import OpenMemory
 
 __all__ = ["learns"]

@@ -18,7 +18,7 @@ from llama_index_memory_ext.text.messages import (
 )
 from llama_index_memory_ext.text.tool_calls import calls_of
 from tests.conversation import record, result, sent_text, user
-from tests.facts.learning import Learns, learns  # noqa: F401 - a fixture
+from tests.learning.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory
 from tests.recorded_replies import (
     QUERY,

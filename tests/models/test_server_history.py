@@ -14,7 +14,7 @@ from llama_index.llms.openai import OpenAI, OpenAIResponses
 from llama_index_memory_ext.models import ask
 from llama_index_memory_ext.models.ask import without_history
 from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses
-from tests.facts.learning import contents, learner
+from tests.learning.learning import contents, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say
 from tests.scripted_models import StartClient

@@ -6,9 +6,9 @@ import random
 from datetime import date, timedelta
 from typing import NamedTuple
 
-from llama_index_memory_ext.language.dates import date_words
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
-from tests.language.test_languages import KNOWN
+from llama_index_memory_ext.words.dates import date_words
+from tests.words.test_languages import KNOWN
 
 OTHERS = """我住在上海,喜欢喝茶 | 私は東京に住んでいます | 서울에 살아요 | يسكن في القاهرة | Mieszka w Krakowie
     | อาศัยอยู่ในกรุงเทพ"""

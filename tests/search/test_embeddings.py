@@ -20,8 +20,8 @@ from llama_index.core.bridge.pydantic import Field
 from sqlalchemy import text
 
 from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.block import RelevantFactsBlock
 from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker

@@ -19,12 +19,12 @@ from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
 )
 
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.language.tokens import terms_in
 from llama_index_memory_ext.search.tfidf import (
     Document,
     TfidfRanker,
     similarities_with_context,
 )
+from llama_index_memory_ext.words.tokens import terms_in
 
 WORDS = str.split(
     "python testing test docker deploys went go the I 喜欢吃茶 8 May c++ 😀"

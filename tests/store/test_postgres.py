@@ -21,7 +21,7 @@ from sqlalchemy.pool import QueuePool
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, OpenStore, ask, engine_at
-from tests.facts.learning import learner
+from tests.learning.learning import learner
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
 from tests.scripted_models import StartModel, client_without_connections

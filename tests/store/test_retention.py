@@ -14,7 +14,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
 from llama_index_memory_ext.cli.forget import SearchResult, search_file
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
-from tests.facts.learning import contents, learner, likes, talk
+from tests.learning.learning import contents, learner, likes, talk
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings

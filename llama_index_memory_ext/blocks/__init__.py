@@ -1,0 +1,284 @@
+"""The base of the blocks that read the log of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.bridge.pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+)
+from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.mock import MockLLM
+from llama_index.core.memory import BaseMemoryBlock
+from llama_index.core.settings import Settings
+
+from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.models.ask import without_history
+from llama_index_memory_ext.settings import checked
+from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.words.tokens import checked_languages
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatMessage
+    from typing_extensions import Self
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SESSION_ID = "default"
+# Most seconds that closing waits for the work of sessions other than the memory's.
+CLOSE_SECONDS = 30.0
+# A block without messages after three questions is in a Memory that does not flush.
+_MOST_UNGIVEN_TURNS = 3
+_MOST_SEEN = 1_000
+
+# A field that also takes a plain function from a text to its tokens.
+Counter: TypeAlias = Annotated[TokenCounter, BeforeValidator(as_counter)]
+# Codes of ISO 639-1; None stands for any language.
+Languages: TypeAlias = Annotated[
+    Sequence[str] | None, BeforeValidator(checked_languages)
+]
+# Models are shared by copies, and left out of pickles: they hold keys and connections.
+_MODELS = ("llm", "embed_model")
+
+
+def llm_of_settings() -> LLM | None:
+    """Return the model that the program has set as ``Settings.llm``; None if it has set none."""
+    # The property would make an OpenAI model, which the program has not chosen.
+    llm = Settings._llm  # noqa: SLF001
+    # LlamaIndex stores a MockLLM for None.
+    if type(llm) is MockLLM:
+        return None
+    return llm
+
+
+class LogBlock(BaseMemoryBlock[str]):
+    """A block that reads the log of its store.
+
+    Without a store it has a private store in memory. ``aput`` writes the messages into
+    it that the memory flushes.
+    """
+
+    # A misspelt setting must not be ignored.
+    model_config = ConfigDict(extra="forbid")
+
+    tokenizer_fn: Counter = Field(
+        default_factory=TokenCounter,
+        exclude=True,
+        repr=False,
+        description="Counts the tokens; o200k_base by default.",
+    )
+    store: MemoryStore | None = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="The store whose log is read; None for a private one.",
+    )
+    llm: LLM | None = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="None: Settings.llm, if it is set.",
+    )
+    languages: Languages = Field(
+        default=None,
+        description="In which languages questions may be, as ['de', 'en']; None: told for each question.",
+    )
+    retry_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        description="Pause after the model has failed; each further one is twice as long.",
+    )
+
+    _store: MemoryStore = PrivateAttr()
+    # The last sessions that were used and not flushed since.
+    _seen: dict[str, None] = PrivateAttr(default_factory=dict)
+
+    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
+
+        def __init__(self, **values: Any) -> None:
+            checked(type(self), super().__init__, **values)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make a private store where none is given."""
+        super().model_post_init(context)
+        if self.store is not None:
+            self._store = self.store
+        else:
+            self._store = MemoryStore()
+
+    def known_llm(self) -> LLM | None:
+        """Return the model of this block, or else of ``Settings``; None if there is none."""
+        if self.llm is None:
+            return llm_of_settings()
+        return self.llm
+
+    def chosen_llm(self) -> LLM:
+        """Return the model of ``known_llm``, without the history that its server keeps.
+
+        Raises:
+            NoModelError: There is no model.
+        """
+        llm = self.known_llm()
+        if llm is None:
+            raise NoModelError
+        return without_history(llm)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = dict(memo or {})
+        for name in _MODELS:
+            if name in self.__dict__:
+                model = self.__dict__[name]
+                memo[id(model)] = model
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        fields = dict(self.__dict__)
+        for name in fields.keys() & _MODELS:
+            fields[name] = None
+        return {**super().__getstate__(), "__dict__": fields}
+
+    async def aput(
+        self,
+        messages: list[ChatMessage],
+        from_short_term_memory: bool = False,
+        session_id: str | None = None,
+    ) -> None:
+        """Start the work for messages that have left short-term memory.
+
+        The log of a shared store has them already; a private store gets them here.
+        """
+        if messages and (self.accept_short_term_memory or not from_short_term_memory):
+            session_id = self._see(session_id)
+            if self.store is None:
+                await self._store.log.append(session_id, messages, len)
+            await self.anotice_flush(session_id, messages)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        await self.aput(messages)
+
+    async def anotice_flush(
+        self, session_id: str, messages: Sequence[ChatMessage]
+    ) -> None:
+        """Start the background work for messages that have just left short-term memory."""
+        await self.anotice(session_id)
+
+    @abstractmethod
+    async def anotice(self, session_id: str) -> None:
+        """Start the background work for new messages in the log of a session."""
+
+    async def aopen(self, session_id: str) -> None:
+        """Prepare for a session that a memory begins to use."""
+
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Do the background work of a session now; without an id, of each session that this block has seen.
+
+        A failure is logged, and the next start tries again.
+        """
+
+    def _take_seen(self, session_id: str | None) -> list[str]:
+        """Return the session, or without an id all that this block has seen, to flush them."""
+        if session_id is None:
+            sessions = list(self._seen)
+        else:
+            sessions = [session_id]
+        for session in sessions:
+            self._seen.pop(session, None)
+        return sessions
+
+    def _see(self, session_id: str | None) -> str:
+        """Remember a session for ``aflush``, and return its id."""
+        session_id = session_id or DEFAULT_SESSION_ID
+        self._seen[session_id] = None
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return session_id
+
+    def _advise(self, messages: Sequence[ChatMessage]) -> None:
+        """Log advice on settings once in a process, if a Memory has passed on none of these turns."""
+        questions = [
+            message for message in messages if message.role == MessageRole.USER
+        ]
+        if len(questions) >= _MOST_UNGIVEN_TURNS:
+            _advise_on_settings(self.name)
+
+    def readers_of(self, session_id: str) -> tuple[str, ...]:
+        """Return the names of the readers that the store registers for a session."""
+        return ()
+
+    @property
+    @abstractmethod
+    def jobs(self) -> Jobs:
+        """The jobs of all blocks of this kind on the same store."""
+
+    def job_key(self, session_id: str) -> JobKey:
+        """Return the key of this block's jobs of a session."""
+        return JobKey(session_id, self.name)
+
+    @property
+    def all_jobs(self) -> tuple[Jobs, ...]:
+        """The jobs of every kind that this block starts."""
+        return (self.jobs,)
+
+    async def await_jobs(self, session_id: str) -> None:
+        """Wait for the running jobs of a session; jobs that pause after a failure are cancelled."""
+        for jobs in self.all_jobs:
+            await jobs.wait(self.job_key(session_id))
+
+    def failures_of(self, session_id: str) -> dict[str, Failure]:
+        """Return the last failures of a session's jobs since their last success, by kind; {} for none."""
+        failures = {}
+        for jobs in self.all_jobs:
+            failure = jobs.failure_of(self.job_key(session_id))
+            if failure:
+                failures[jobs.kind] = failure
+        return failures
+
+    async def aclose(self) -> None:
+        """Flush the sessions that this block has seen, for at most 30 seconds, and close a private store.
+
+        The messages of a private store are deleted, and later calls raise a StoreError.
+        A shared store stays open.
+        """
+        try:
+            await self.finish()
+        finally:
+            await self.release()
+
+    async def finish(self) -> None:
+        """Flush the sessions that this block has seen, for at most 30 seconds."""
+        try:
+            await asyncio.wait_for(self.aflush(), CLOSE_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "Block %r was closed before all of its work was done; the next start goes on.",
+                self.name,
+            )
+        self._seen.clear()
+
+    async def release(self) -> None:
+        """Close a private store without flushing."""
+        if self.store is None:
+            await self._store.aclose()
+
+
+@cache
+def _advise_on_settings(name: str) -> None:
+    logger.warning(
+        "Block %r was given no turn yet: this Memory keeps %d questions in short-term memory. By default LlamaIndex "
+        "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
+        'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
+        name,
+        _MOST_UNGIVEN_TURNS,
+    )

@@ -1,0 +1,729 @@
+"""The facts block: learns facts and shows facts that fit the question, within a token limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import ValidationInfo, field_validator, model_validator
+from typing_extensions import Self, TypedDict
+
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
+from llama_index_memory_ext.background.loop import Recent, wait_for_owner
+from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.events import (
+    ExtractionFailedEvent,
+    FactsInjectedEvent,
+    is_heard,
+    send,
+)
+from llama_index_memory_ext.fact import (
+    CATEGORIES,
+    CONFIDENCE_WEIGHT,
+    DEFAULT_MIN_CONFIDENCE,
+    RECENCY_WEIGHT,
+    SIMILARITY_WEIGHT,
+    AgentView,
+    Fact,
+    Scope,
+    utc_now,
+    view_of,
+)
+from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.known import UserFacts
+from llama_index_memory_ext.facts.ranking import Weights, counted_line, explain
+from llama_index_memory_ext.learning.prompt import check_categories
+from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
+from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
+from llama_index_memory_ext.settings import Switch, check_id
+from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import (
+    LogPage,
+    Seen,
+    Snapshot,
+    anonymous,
+    name_of,
+)
+from llama_index_memory_ext.text.messages import (
+    Utterance,
+    question_in,
+    spoken,
+    turns_of,
+)
+from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.words.loading import start_loading
+from llama_index_memory_ext.words.tokens import checked_languages
+
+if TYPE_CHECKING:
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.facts.consolidation import Proposal
+    from llama_index_memory_ext.facts.ranking import (
+        Explanation,
+        RankedFact,
+        Ranking,
+        ShowableFacts,
+    )
+    from llama_index_memory_ext.learning.extractor import Extractor
+
+
+# The last rows of a session, by which facts are ranked.
+_CONTEXT_ROWS = 40
+
+
+class FactsOptions(TypedDict, total=False):
+    """How facts are extracted, ranked and shown: settings of a ``RelevantFactsBlock``, which documents them."""
+
+    agent_id: str | None
+    scope: Scope | None
+    extract_facts: bool
+    extract_every_turns: int
+    wait_for_facts: float
+    retire_with_messages: bool
+    verify: bool
+    categories: Sequence[str] | Mapping[str, str]
+    extraction_prompt: str | None
+    max_facts: int | None
+    min_confidence: float
+    review: bool
+    show_metadata: Sequence[str]
+    similarity_weight: float
+    confidence_weight: float
+    recency_weight: float
+    context_turns: int
+    min_similarity: float | None
+    ranker_factory: Callable[[], FactRanker]
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Talk(NamedTuple):
+    """The end of a session's log.
+
+    ``lines``: the last lines, oldest first.
+    ``seen``: the position up to which the log was read.
+    ``epoch``: changes when messages are deleted.
+    ``changes``: the epoch and the last change of the user's facts.
+    """
+
+    lines: tuple[Utterance, ...] = ()
+    seen: Seen = Seen()
+    epoch: int = 0
+    changes: tuple[int, int] | None = None
+
+
+class RelevantFactsBlock(LogBlock):
+    """Shows the facts of a user that fit the question, best first, within a token limit.
+
+    A model extracts facts from the log of a ``MemoryStore``, in the background. The
+    facts belong to a ``user_id``, or to the session if there is none. They are ranked
+    by ``similarity_weight * similarity + confidence_weight * confidence +
+    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
+    less for a short question (``rank``). For a question about a time, the facts of that
+    time are recent.
+
+    With an ``agent_id``, the block shows the facts that all agents of the user share
+    and the facts of this agent. New facts are this agent's own, but a fact that
+    replaces a shared fact is shared. ``scope`` "agent" leaves the shared facts out, and
+    "user" the agent's own. Facts of other agents are neither shown nor changed.
+
+    Without a ``store`` the block keeps a private store in memory, which the memory
+    fills when it flushes. Otherwise give the memory the same store.
+    """
+
+    name: str = Field(
+        default="relevant_facts",
+        description="The name of the element around the facts.",
+    )
+    token_limit: int = Field(
+        default=2_000, ge=0, description="Most tokens of the facts, all tags included."
+    )
+    context_turns: int = Field(
+        default=3, ge=1, description="Turns that rank facts, the current one included."
+    )
+    user_id: str | None = Field(
+        default=None, description="Whose facts these are; None: those of each session."
+    )
+    agent_id: str | None = Field(
+        default=None,
+        description="The agent that may have own facts; None: all facts are shared.",
+    )
+    scope: Scope | None = Field(
+        default=None,
+        description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
+    )
+    similarity_weight: float = Field(
+        default=SIMILARITY_WEIGHT,
+        ge=0,
+        description="What similarity weighs in a score.",
+    )
+    confidence_weight: float = Field(
+        default=CONFIDENCE_WEIGHT,
+        ge=0,
+        description="What confidence weighs in a score.",
+    )
+    recency_weight: float = Field(
+        default=RECENCY_WEIGHT,
+        ge=0,
+        validate_default=True,
+        description="For newer facts; 0: age does not matter.",
+    )
+    # 0.5 asks for a rare word, a few common ones or most of a short question in common,
+    # and no more in another fact.
+    min_similarity: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Facts that concern the question less are left out; None: those with less than a tenth of the "
+        "best one's similarity, but for 12; 0: none is.",
+    )
+    embed_model: EmbedModel = Field(
+        default=None, exclude=True, repr=False, description="None: words alone."
+    )
+    ranker_factory: Callable[[], Any] = Field(
+        default=TfidfRanker,
+        exclude=True,
+        repr=False,
+        description="Makes an empty FactRanker, which compares facts.",
+    )
+    max_facts: int | None = Field(
+        default=None, ge=1, description="The least confident facts over it are retired."
+    )
+    min_confidence: float = Field(
+        default=DEFAULT_MIN_CONFIDENCE,
+        ge=0,
+        le=1,
+        description="New facts need as much.",
+    )
+    extract_facts: Switch = Field(
+        default=True, description="Whether new facts are extracted."
+    )
+    extract_every_turns: int = Field(
+        default=1, ge=1, description="Finished turns that wait for one extraction."
+    )
+    wait_for_facts: float = Field(
+        default=0.5,
+        ge=0,
+        description="Most seconds that a question waits for facts that are being extracted from another session of the "
+        "user; 0: it never waits.",
+    )
+    retire_with_messages: Switch = Field(
+        default=False, description="Whether facts go with the messages that say them."
+    )
+    verify: Switch = Field(
+        default=False,
+        description="Whether a second call checks what the first one has extracted.",
+    )
+    review: Switch = Field(
+        default=False,
+        description="Whether new facts are pending until a person approves them.",
+    )
+    show_metadata: tuple[str, ...] = Field(
+        default=(), description="Keys of facts' metadata that the model is shown."
+    )
+    categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
+        default=CATEGORIES,
+        description="The kinds of facts; with a dict, what each of them is.",
+    )
+    extraction_prompt: str | None = Field(
+        default=None,
+        max_length=20_000,
+        pattern=r"\S",
+        description="What to look for instead of our words; not blank.",
+    )
+
+    _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(
+        default_factory=Recent
+    )
+    _own_namespace: str | None = PrivateAttr(default=None)
+    _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
+    # The epoch of each session after which deleted messages were looked for.
+    _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
+    _texts: Recent[tuple[object, ...], CountedText] = PrivateAttr(
+        default_factory=Recent
+    )
+    _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    # A field's check: the error of a whole block would carry all of its fields, the
+    # model too. The last weight is checked, when the others are known.
+    @field_validator("recency_weight")
+    @classmethod
+    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
+        similarity = info.data.get("similarity_weight", 1.0)
+        confidence = info.data.get("confidence_weight", 1.0)
+        Weights(similarity, confidence, value).shares()
+        return value
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex serialises this block."""
+        return "RelevantFactsBlock"
+
+    @model_validator(mode="after")
+    def _check_whose(self) -> Self:
+        check_id("user_id", self.user_id)
+        view_of(self.agent_id, self.scope)
+        return self
+
+    @property
+    def view(self) -> AgentView:
+        """The facts of a user that are seen, and the agent of new facts.
+
+        Raises:
+            FactError: ``agent_id`` and ``scope`` contradict each other.
+        """
+        return view_of(self.agent_id, self.scope)
+
+    async def _aget(
+        self,
+        messages: list[ChatMessage] | None = None,
+        *,
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        **block_kwargs: Any,
+    ) -> str:
+        """Return the facts as text, an element and a newline for each; "" without facts.
+
+        A memory on the same store gives its ``snapshot`` of the session.
+        """
+        text = await self._text_for(messages or [], self._see(session_id), snapshot)
+        if self.extract_facts and self.known_llm() is not None:
+            # After the prompt, while the model answers.
+            start_loading("llama_index_memory_ext.learning.extractor")
+        return text
+
+    async def _text_for(
+        self,
+        messages: Sequence[ChatMessage],
+        session_id: str,
+        snapshot: Snapshot | None,
+    ) -> str:
+        await self.tokenizer_fn.load()
+        started = perf_counter()
+        if snapshot is None:
+            await self.await_learned(session_id)
+        talk = await self._read_talk(session_id, snapshot)
+        if snapshot is None and not talk.lines:
+            self._advise(messages)
+        user_facts = await self._user_facts(session_id).read(talk.changes)
+        turns = turns_of(talk.lines)[-self.context_turns :]
+        question, context = question_in(messages, turns, self.context_turns)
+        showable = await user_facts.showable_for(question)
+        if not showable.facts:
+            return ""
+        key = self._cache_key(user_facts, showable, question, context)
+        cached = self._texts.get(key)
+        text = cached
+        if text is None:
+            is_prepared = await showable.prepare([question, *context])
+            text = self._fitting_text(showable, question, context)
+            if is_prepared:
+                self._texts.put(key, text)
+        if text and is_heard():
+            send(
+                FactsInjectedEvent(
+                    session_id=session_id,
+                    user_id=name_of(user_facts.namespace),
+                    agent_id=self.view.own,
+                    fact_ids=[entry.fact.id for entry, _ in text.shown],
+                    known=len(showable.facts),
+                    tokens=text.tokens,
+                    token_limit=self.token_limit,
+                    cached=cached is not None,
+                    seconds=perf_counter() - started,
+                )
+            )
+        return text
+
+    def _cache_key(
+        self,
+        user_facts: UserFacts,
+        showable: ShowableFacts,
+        question: str,
+        context: Sequence[str],
+    ) -> tuple[object, ...]:
+        """Return a key of all that the text depends on. The program may set fields at any time."""
+        return (
+            *user_facts.version,
+            user_facts.namespace,
+            self.view,
+            self.similarity_weight,
+            self.confidence_weight,
+            self.recency_weight,
+            self.min_similarity,
+            checked_languages(self.languages),
+            self.token_limit,
+            self.show_metadata,
+            showable.period,
+            question,
+            *context,
+        )
+
+    def _fitting_text(
+        self, showable: ShowableFacts, question: str, context: Sequence[str]
+    ) -> CountedText:
+        """Return the lines of the best facts that fit the limit."""
+        ranking = self._rank(showable, question, context)
+        room = self._room
+        entries = [
+            (entry, showable.lines[entry.fact.id]) for entry in ranking.fit(room)
+        ]
+        while True:
+            text = "".join([line for _, line in entries])
+            tokens = self.tokenizer_fn.count(text)
+            # By some tokenizers a text has more tokens than its lines.
+            if tokens <= room or not entries:
+                return CountedText(text, tokens, entries)
+            entries.pop()
+
+    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
+        """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
+        if not isinstance(content, str):
+            return None
+        lines = content.splitlines(keepends=True)
+        removed = 0
+        while lines and removed < tokens_to_truncate:
+            removed += self.tokenizer_fn.count(lines.pop())
+        return "".join(lines) or None
+
+    def namespace_of(self, session_id: str) -> str:
+        """Return the namespace of a session's facts: the user, or a name that no user can have."""
+        if self._own_namespace is not None:
+            return self._own_namespace
+        if self.user_id is None:
+            return anonymous(session_id)
+        return self.user_id
+
+    def belong_to(self, namespace: str) -> Self:
+        """Set the user of a memory, who speaks in its session before the first message."""
+        self._own_namespace = namespace
+        return self
+
+    def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
+        """Return the facts of a session's user, to read and to change."""
+        return FactBook(
+            self._store,
+            self.namespace_of(session_id),
+            agent_id=self.agent_id,
+            scope=self.scope,
+            categories=tuple(self.categories),
+            search=partial(self.asearch, session_id=session_id),
+            propose=self.apropose,
+        )
+
+    async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
+        """Return the proposals about these facts that the model confirms; see ``FactBook.aconsolidate``."""
+        # At first use.
+        from llama_index_memory_ext.facts.consolidation import confirmed, proposals
+
+        candidates = await asyncio.to_thread(proposals, facts, utc_now())
+        return await confirmed(
+            candidates, token_limit, self.chosen_llm(), self.tokenizer_fn
+        )
+
+    async def asearch(
+        self, question: str, *, session_id: str = DEFAULT_SESSION_ID
+    ) -> list[RankedFact]:
+        """Return the facts that have something in common with a question, best first; [] for none.
+
+        A question about the past finds past facts, too; their entries say ``past``.
+        With an ``embed_model`` nearly every fact has something in common. The turns
+        before the question do not count.
+        """
+        ranking = await self._ranked(question, session_id)
+        return await asyncio.to_thread(ranking.similar)
+
+    async def aexplain(
+        self,
+        question: str,
+        *,
+        session_id: str = DEFAULT_SESSION_ID,
+        context: Sequence[str] = (),
+    ) -> Explanation:
+        """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
+
+        For a question about the past, past facts are included. Only a block without a
+        ``user_id`` needs a ``session_id``. ``context`` are the turns before, oldest
+        first.
+        """
+        ranking = await self._ranked(question, session_id, context)
+        return await asyncio.to_thread(explain, ranking, self._room)
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """The number of entries of replies that this block has not stored, by reason."""
+        return dict(self._rejections)
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model and their tokens, by kind: "facts" and "verification"."""
+        return dict(self._usage)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that extract facts."""
+        return self._store.jobs.jobs(
+            "facts", "Facts were not extracted", ExtractionFailedEvent
+        )
+
+    def reader_of(self, session_id: str) -> str:
+        """Return the name of this block's cursor in a session."""
+        namespace = self.namespace_of(session_id)
+        own = self.view.own
+        # Quoted, so that no id of a user makes the name of another reader.
+        if own is None:
+            return f"{self.name} of {namespace}"
+        return f"{self.name} by {own!r} of {namespace}"
+
+    def job_key(self, session_id: str) -> JobKey:
+        """Return the key of this block's job of a session."""
+        owner = (*self._store.database.identity, self.namespace_of(session_id))
+        return JobKey(session_id, self.reader_of(session_id), owner)
+
+    def readers_of(self, session_id: str) -> tuple[str, ...]:
+        """Return the name of this block's cursor, if it extracts facts."""
+        if self.extract_facts:
+            return (self.reader_of(session_id),)
+        return ()
+
+    def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
+        """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
+        # At the first extraction: it loads all code that reads replies and checks facts.
+        from llama_index_memory_ext.learning.extractor import Extractor
+
+        return Extractor(
+            self._user_facts(session_id),
+            session_id,
+            self.reader_of(session_id),
+            self,
+            self._rejections,
+            self._usage,
+            self.max_facts,
+            self.min_confidence,
+            verify=self.verify,
+            categories=self.categories,
+            instructions=self.extraction_prompt,
+            review=self.review,
+            is_own=self._own_namespace is not None,
+            at_once=at_once,
+        )
+
+    async def aopen(self, session_id: str) -> None:
+        """Extract facts from unread messages of the user's other sessions, in the background."""
+        if not self._extracts():
+            return
+        session_ids = await self._store.users.read_by(
+            self.reader_of(session_id), pending=True
+        )
+        for name in session_ids:
+            if name != session_id:
+                # ``aclose`` waits for the sessions that the block has seen.
+                self._see(name)
+                self.jobs.start(
+                    self.job_key(name), self.extractor(name).extract, self.retry_seconds
+                )
+
+    async def await_learned(self, session_id: str) -> None:
+        """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
+
+        The session's own messages are in its record, or still in short-term memory.
+        """
+        await wait_for_owner(
+            self.job_key(session_id).owner, self.wait_for_facts, but=session_id
+        )
+
+    async def anotice(
+        self, session_id: str, *, answer: ChatMessage | None = None
+    ) -> None:
+        """Extract facts in the background after a turn of the session, which the ``answer`` has just ended."""
+        if not self._extracts():
+            return
+        if answer is not None and not self._store.database.in_memory:
+            self._store.jobs.unread.add(session_id)
+        work = partial(
+            self.extractor(session_id).extract,
+            least_turns=self.extract_every_turns,
+            answered=True,
+        )
+        cause = None if answer is None else answer.content
+        self.jobs.start(self.job_key(session_id), work, self.retry_seconds, cause=cause)
+
+    async def anotice_flush(
+        self, session_id: str, messages: Sequence[ChatMessage]
+    ) -> None:
+        """Extract facts in the background, unless the last of these messages has started that already."""
+        if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
+            await self.anotice(session_id)
+
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Extract facts from all unread messages of a session, or of each session that this block has seen.
+
+        The current turn is included. A failure is logged, and the work is tried again.
+        """
+        for session in self._take_seen(session_id):
+            if self._extracts():
+                await self.jobs.finish(
+                    self.job_key(session), self.extractor(session, at_once=True).extract
+                )
+                # A failure was logged.
+                self._store.jobs.unread.discard(session)
+
+    async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
+        """Retire the facts of deleted messages of a session, with ``retire_with_messages``.
+
+        The next question in the session does so, too. A fact stays if it is pinned, if
+        it was restored, or if its quote stands in another message of the user in this
+        session. Returns False if facts were deleted at the same time: then it has to be
+        done again.
+        """
+        if not self.retire_with_messages:
+            return True
+        from llama_index_memory_ext.facts.deleted_messages import (
+            retire_deleted,  # at first use
+        )
+
+        return await retire_deleted(self._user_facts(session_id), session_id)
+
+    async def release(self) -> None:
+        """Close a private store without flushing, and cancel the embedding of facts."""
+        for user_facts in self._users.values():
+            await user_facts.stop()
+        await super().release()
+
+    def _extracts(self) -> bool:
+        """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
+        if not self.extract_facts:
+            return False
+        llm = self.known_llm()
+        name = ""
+        if llm is not None:
+            name = f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
+        _log_model(name)
+        return llm is not None
+
+    def _user_facts(self, session_id: str) -> UserFacts:
+        """Return the facts of a session's user, in the state that this process has read."""
+        namespace = self.namespace_of(session_id)
+        view = self.view
+        key = (namespace, view, self.show_metadata)
+        user_facts = self._users.get(key)
+        if user_facts is None:
+            line_of = partial(
+                counted_line,
+                counter=self.tokenizer_fn,
+                metadata_keys=self.show_metadata,
+            )
+            make_ranker = partial(self._make_ranker, namespace)
+            user_facts = UserFacts(self._store, namespace, view, make_ranker, line_of)
+            self._users.put(key, user_facts)
+        return user_facts
+
+    def _make_ranker(self, namespace: str) -> FactRanker:
+        languages = checked_languages(self.languages)
+        ranker: FactRanker
+        # A ranker of the program chooses its languages itself.
+        if self.ranker_factory is TfidfRanker and languages:
+            ranker = TfidfRanker(languages=languages)
+        else:
+            ranker = self.ranker_factory()
+        model = embed_model_of(self.embed_model)
+        if model is None:
+            return ranker
+        keeper = KeptVectors(self._store.database, namespace, model_key(model))
+        embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
+        self._store.jobs.watch(embedding_ranker)
+        return embedding_ranker
+
+    async def _ranked(
+        self, question: str, session_id: str, context: Sequence[str] = ()
+    ) -> Ranking:
+        user_facts = await self._user_facts(session_id).read()
+        showable = await user_facts.showable_for(question)
+        await showable.prepare([question, *context])
+        # Ranking many facts takes long enough to block the event loop.
+        return await asyncio.to_thread(self._rank, showable, question, context)
+
+    def _rank(
+        self, showable: ShowableFacts, question: str, context: Sequence[str]
+    ) -> Ranking:
+        weights = Weights(
+            self.similarity_weight, self.confidence_weight, self.recency_weight
+        )
+        ranking = showable.rank(
+            question, context, weights, checked_languages(self.languages)
+        )
+        return ranking._replace(min_similarity=self.min_similarity)
+
+    @property
+    def _room(self) -> int:
+        """The tokens for all facts: the limit without the element around them."""
+        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        return max(0, self.token_limit - tags)
+
+    async def _read_talk(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
+        """Return the end of a session's log, after the facts of deleted messages are retired.
+
+        Deleted messages are looked for once in an epoch, which ends when messages are
+        deleted.
+        """
+        talk = await self._follow_log(session_id, snapshot)
+        epoch = talk.epoch
+        if not self.retire_with_messages or self._retired_in.get(session_id) == epoch:
+            return talk
+        if await self.anotice_deletion(session_id):
+            self._retired_in.put(session_id, epoch)
+        # The facts may have changed since.
+        return talk._replace(changes=None)
+
+    async def _follow_log(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
+        """Return the end of a session's log, from the snapshot if it reaches far enough back."""
+        talk = self._talks.get(session_id) or _Talk()
+        source: Snapshot | LogPage | None = snapshot
+        rows = snapshot.log_behind(talk.seen) if snapshot else None
+        if source is None or rows is None:
+            source = await self._newest_page(session_id, talk.seen)
+            if not source.fresh:
+                talk = _Talk()
+                source = await self._newest_page(session_id, talk.seen)
+            rows = source.rows
+        lines = list(talk.lines)
+        seen = talk.seen
+        for row in rows:
+            seen = Seen(source.epoch, 0, row.id)
+            text = spoken(row.message)
+            if text:
+                lines.append(Utterance(row.id, row.role, text))
+        talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.epoch, source.facts)
+        self._talks.put(session_id, talk)
+        return talk
+
+    async def _newest_page(self, session_id: str, seen: Seen) -> LogPage:
+        """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
+        return await self._store.readers.page(
+            session_id,
+            "",
+            seen,
+            limit=_CONTEXT_ROWS,
+            watch=self.namespace_of(session_id),
+        )
+
+
+@cache
+def _log_model(name: str) -> None:
+    if name:
+        logger.info("Facts are extracted by %s.", name)
+        return
+    logger.warning(
+        "No facts are extracted, because there is no model: pass llm=... or set Settings.llm. Messages from before "
+        "that are read, too. If no facts are wanted, pass extract_facts=False."
+    )

@@ -1,0 +1,498 @@
+"""The block of the record: the door through which LlamaIndex reads a condensed session."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.bridge.pydantic import (
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+)
+from typing_extensions import TypedDict
+
+from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.errors import LimitError, StoreError
+from llama_index_memory_ext.events import (
+    MessagesRecalledEvent,
+    SummaryFailedEvent,
+    is_heard,
+    send,
+)
+from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
+from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.record.recall import (
+    LONGEST_MESSAGE_TOKENS,
+    FoundMessage,
+    MessageSearch,
+    RecalledText,
+)
+from llama_index_memory_ext.record.text import (
+    MIN_ROOM,
+    NO_TEXT,
+    TODAY_HEADING,
+    truncated,
+)
+from llama_index_memory_ext.record.window import (
+    CachePoints,
+    RecordReader,
+    cache_points_in,
+)
+from llama_index_memory_ext.settings import Switch
+from llama_index_memory_ext.text.limits import Limits
+from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
+from llama_index_memory_ext.words.tokens import checked_languages
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.store.tables import Snapshot
+
+_MAX_SUMMARY_TOKENS = 1_000
+_MAX_RECALL_TOKENS = 2_000
+# An eighth of a lower limit holds only a few words of a message.
+_LEAST_WITH_RECALL = 1_000
+
+
+class CondensedOptions(TypedDict, total=False):
+    """The options of a ``CondensedMemoryBlock`` that shorten a conversation. The block documents them."""
+
+    keep_ratio: float
+    max_messages: int | None
+    keep_messages: int | None
+    include_system: bool
+    show_days: bool
+    summarize: bool
+    summary_token_limit: int | None
+    recall_token_limit: int | None
+    media_turns: int
+    keep_tool_results: int | None
+
+
+class RecordSize(NamedTuple):
+    """The size of a record.
+
+    Attributes:
+        record_tokens: The tokens without the element around the record.
+        verbatim: The number of messages in the record.
+        summary_tokens: The tokens of the summary.
+        summarised: The number of messages in the summary.
+    """
+
+    record_tokens: int = 0
+    verbatim: int = 0
+    summary_tokens: int = 0
+    summarised: int = 0
+
+
+class _RecordLimits(NamedTuple):
+    """The limits of messages, and the tokens of the summary and of recalled messages."""
+
+    messages: Limits
+    summary_tokens: int
+    recall_tokens: int
+
+
+class _ConfiguredSearch(NamedTuple):
+    """A search, and the values of the block's fields for which it was made."""
+
+    fields: dict[str, Any]
+    search: MessageSearch
+
+
+class CondensedMemoryBlock(LogBlock):
+    """The messages of this session, oldest first, one element per message, within a token limit.
+
+    The block reads the log of a ``MemoryStore``. A record within its limits is shown
+    whole. Above a limit, the oldest messages leave until ``keep_ratio`` of the limit is
+    left. The beginning of the prompt then stays the same for many turns, and the
+    provider's prompt cache can serve it. Messages that leave stay in the store. A
+    question recalls them by its words, with an ``embed_model`` also by its meaning,
+    within ``recall_token_limit``. With ``summarize`` a model summarises them.
+
+    Without a ``store`` the block keeps a private store in memory, which holds the
+    messages that the memory flushes. It works in any
+    ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart. With a
+    ``store``, give the same store to the memory:
+    ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many sessions;
+    none sees another's messages. A summary is made in the event loop of ``aput``, which
+    must keep running: in a plain ``Memory``, call ``aput`` rather than ``put``.
+
+    Raises:
+        ValueError: ``keep_messages`` is larger than ``max_messages``, or summary and
+            recall leave no room.
+        StoreError: By ``aput``, if the given store does not know the session, because
+            the memory keeps its messages in another store.
+
+    Examples:
+        >>> CondensedMemoryBlock(token_limit=8_000).name
+        'condensed_memory'
+    """
+
+    name: str = Field(
+        default="condensed_memory",
+        description="The name of the element around the record.",
+    )
+    token_limit: int = Field(
+        default=50_000,
+        ge=1,
+        description="Most tokens of all that is shown: tags, summary and recalled messages too.",
+    )
+    keep_ratio: float = Field(
+        default=0.4,
+        gt=0,
+        le=1,
+        description="Share of the limit that is left when the record is cut; 1: each turn.",
+    )
+    max_messages: int | None = Field(
+        default=None, ge=1, description="Most messages of the record; None: any number."
+    )
+    keep_messages: int | None = Field(
+        default=None,
+        ge=1,
+        description="Messages that are left when the record is cut; default: by `keep_ratio`.",
+    )
+    include_system: Switch = Field(
+        default=False, description="Whether a first system or developer message stays."
+    )
+    show_days: Switch = Field(
+        default=True,
+        description="Whether the days of the messages (UTC) stand above them, and today below those of other days.",
+    )
+    summarize: Switch = Field(
+        default=False,
+        description="Whether a model sums up, in the background, what has left.",
+    )
+    summary_token_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of the summary; default: a quarter of the limit, at most 1,000.",
+    )
+    embed_model: EmbedModel = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="Ranks messages that are found for a question, together with their words; None: words alone.",
+    )
+    recall_token_limit: int | None = Field(
+        default=None,
+        ge=0,
+        validate_default=True,
+        description="Tokens for messages found for the question, which get three tenths more if it asks something and "
+        "the record leaves them free; 0: none; default: an eighth of a limit of at least 1,000, at most 2,000.",
+    )
+
+    media_turns: int = Field(
+        default=2,
+        ge=0,
+        description="Turns before this one whose media a `CondensedMemory` sends again; 0: none.",
+    )
+    keep_tool_results: int | None = Field(
+        default=None,
+        ge=0,
+        description="Turns before a cut whose tool results stay; those of older turns are one line each from then on, "
+        "with their size. The calls stay, and a search finds the results whole. None: all stay.",
+    )
+    cache_points: CachePoints = Field(
+        default=False,
+        description="Whether the record comes as text blocks with cache points between them, for models that find a "
+        "prompt only where it is marked; a LlamaIndex `CacheControl` sets their type and ttl. The memory needs a "
+        "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
+    )
+
+    _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    @field_validator("recall_token_limit")
+    @classmethod
+    def _check_fields(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Return the last field after checking it against the fields before.
+
+        An error of the whole block would carry all fields, the model too.
+        """
+        # A field that is missing here has failed its own check.
+        with suppress(KeyError):
+            _limits_of({**info.data, "recall_token_limit": value})
+        return value
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex serialises this block."""
+        return "CondensedMemoryBlock"
+
+    async def _aget(  # type: ignore[override]  # blocks, too
+        self,
+        messages: list[ChatMessage] | None = None,
+        *,
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        **block_kwargs: Any,
+    ) -> str | list[ContentBlock]:
+        """Return the record as text, or as blocks with `cache_points`; empty for a session without messages.
+
+        A memory on the same store gives its `snapshot` of the session.
+        """
+        await self.tokenizer_fn.load()
+        session_id = self._see(session_id)
+        search = self._search
+        started = perf_counter()
+        messages = messages or []
+        window = await search.reader.read_within_limits(session_id, snapshot)
+        earlier = RecalledText(NO_TEXT)
+        if window.has_left:
+            earlier = await search.recall(session_id, messages, window)
+        if snapshot is None and not self.last_seen(session_id):
+            self._advise(messages)
+        if not search.reader.has_room(window):
+            return ""
+        self._announce_recall(session_id, earlier, perf_counter() - started)
+        record = search.reader.render(session_id, window, earlier.text)
+        if not (self.cache_points and record):
+            return record
+        return record.content_blocks(self.cache_points, cache_points_in(messages))
+
+    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
+        """Return the record as text, shorter by at least this number of tokens; None if nothing is left.
+
+        The recalled messages go first, then the oldest messages.
+        """
+        if isinstance(content, str):
+            blocks = [TextBlock(text=content)]
+        else:
+            blocks = content or []
+        text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+        shorter = await asyncio.to_thread(
+            truncated, text, tokens_to_truncate, self.tokenizer_fn
+        )
+        return shorter or None
+
+    async def anotice(self, session_id: str) -> None:
+        """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
+        if (
+            session_id not in self._search.reader.windows
+            and not await self._store.users.knows(session_id)
+        ):
+            raise StoreError(
+                f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
+                f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
+                "Memory.from_defaults(chat_store=store, memory_blocks=[...])."
+            )
+        if self.summarize:
+            self.jobs.start(
+                self.job_key(session_id),
+                self._summarising(session_id),
+                self.retry_seconds,
+            )
+        if self.recall_limit:
+            self._search.embed(session_id)
+
+    async def aflush(self, session_id: str | None = None) -> None:
+        """Wait until the messages that have left the record of a session are summarised; None: of each session.
+
+        After a failure the next start tries again.
+        """
+        for session in self._take_seen(session_id):
+            if self.summarize:
+                await self.jobs.finish(
+                    self.job_key(session), self._summarising(session)
+                )
+
+    def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
+        """Return the id of the last row that the record has read; 0 if this process has not read the session."""
+        window = self._search.reader.windows.get(session_id)
+        return window.seen.last_id if window else 0
+
+    def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
+        """Return whether tools were used in the last turn of the record, as this process has shown it."""
+        window = self._search.reader.windows.get(session_id)
+        for entry in reversed(window.entries if window else ()):
+            if entry.role == MessageRole.USER.value:
+                return False
+            if entry.role in RESULT_ROLES:
+                return True
+        return False
+
+    async def amedia(
+        self,
+        session_id: str,
+        questions: int,
+        room: int,
+        tokens: Callable[[ChatMessage], int],
+    ) -> list[ContentBlock]:
+        """Return the newest media of the last turns within ``room`` tokens, oldest first.
+
+        A line before each medium names its message. The media are of messages in the
+        record that was read last. ``questions`` is the number of questions in the
+        active turn: without a question there are no media, and each further question
+        takes the place of a turn. No media stay in memory.
+        """
+        turns = self.media_turns - questions + 1
+        if questions:
+            return await self._search.reader.media(session_id, turns, room, tokens)
+        return []
+
+    async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
+        """Return the running summary of the messages that have left the record; "" if there is none."""
+        return (await self._search.reader.read(session_id)).summary
+
+    async def asearch(
+        self,
+        question: str,
+        *,
+        session_id: str = DEFAULT_SESSION_ID,
+        most: int = 10,
+        message_token_limit: int = LONGEST_MESSAGE_TOKENS,
+    ) -> list[FoundMessage]:
+        """Return the messages of a session that are similar to a question, best first; [] if they share no word.
+
+        With an ``embed_model`` nearly every embedded message is similar; no search waits
+        until messages are embedded. The search covers the whole log, including the
+        messages of the record, but not the active turn.
+        """
+        return await self._search.search(
+            session_id, question, most=most, message_limit=message_token_limit
+        )
+
+    async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
+        """Return the size of the record of a session now, without recalled messages. Nothing is cut for it."""
+        reader = self._search.reader
+        window = await reader.read(session_id)
+        if window.is_over:
+            if self.summarize:
+                window = window.fitted()
+            else:
+                window = window.evicted()
+        if not reader.has_room(window):
+            return RecordSize(summarised=window.summarised)
+        verbatim = len(window.instructions) + len(window.entries)
+        return RecordSize(
+            reader.tokens(window), verbatim, window.element.tokens, window.summarised
+        )
+
+    def _announce_recall(
+        self, session_id: str, earlier: RecalledText, seconds: float
+    ) -> None:
+        """Send an event about the recalled messages, if there are any."""
+        recalled = earlier.text.shown
+        if not (recalled and is_heard()):
+            return
+        send(
+            MessagesRecalledEvent(
+                session_id=session_id,
+                cached=earlier.is_cached,
+                seconds=seconds,
+                tokens=earlier.text.tokens,
+                token_limit=self.recall_limit,
+                row_ids=[message.row_ids[0] for message, _ in recalled],
+                scores=[message.similarity for message, _ in recalled],
+            )
+        )
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model by this block and their tokens, as "summary"."""
+        return dict(self._usage)
+
+    @property
+    def recall_limit(self) -> int:
+        """The tokens for messages that are found for the question; 0 for none."""
+        return self._search.reader.recall_limit
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that summarise sessions."""
+        return self._store.jobs.jobs(
+            "summary", "Earlier messages were not summarised", SummaryFailedEvent
+        )
+
+    @property
+    def all_jobs(self) -> tuple[Jobs, ...]:
+        """The jobs that summarise, index and embed sessions."""
+        return self.jobs, self._search.jobs, self._search.embedding_jobs
+
+    @property
+    def _search(self) -> MessageSearch:
+        """The search over the log, with the reader of the record. A changed field makes a new search."""
+        fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
+        if self._configured is None or self._configured.fields != fields:
+            search = MessageSearch(
+                self._make_reader(), embed_model_of(self.embed_model)
+            )
+            self._configured = _ConfiguredSearch(fields, search)
+        return self._configured.search
+
+    def _make_reader(self) -> RecordReader:
+        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
+        if self.show_days:
+            tags += 2 * self.tokenizer_fn.count(TODAY_HEADING.format("2026-11-20"))
+        limits = _limits_of(self.__dict__)
+        return RecordReader(
+            store=self._store,
+            name=self.name,
+            counter=self.tokenizer_fn,
+            room=max(self.token_limit - tags, 0),
+            limits=limits.messages,
+            include_system=self.include_system,
+            summarize=self.summarize,
+            summary_limit=limits.summary_tokens,
+            recall_limit=limits.recall_tokens,
+            show_days=self.show_days,
+            keep_tool_results=self.keep_tool_results,
+            languages=checked_languages(self.languages),
+        )
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        # The search holds the model, and is made anew.
+        state["__pydantic_private__"]["_configured"] = None
+        return state
+
+    def _summarising(self, session_id: str) -> Callable[[], Awaitable[None]]:
+        # Imported here, because only a block with a running summary needs it.
+        from llama_index_memory_ext.record.summary import summarise
+
+        key = self.job_key(session_id)
+        return partial(
+            summarise, self._search.reader, self.chosen_llm, self.jobs, key, self._usage
+        )
+
+
+def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
+    """Return the limits by the fields of a block; raise a LimitError if they leave no room for messages."""
+    limits = Limits.checked(
+        None,
+        fields["max_messages"],
+        fields["keep_messages"],
+        fields["keep_ratio"],
+        include_system=fields["include_system"],
+    )
+    token_limit = fields["token_limit"]
+    summary = fields["summary_token_limit"]
+    recall = fields["recall_token_limit"]
+    if summary is None:
+        summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
+    reserved = summary if fields["summarize"] else 0
+    if recall is None:
+        share = token_limit // 8 if token_limit >= _LEAST_WITH_RECALL else 0
+        free = token_limit - reserved - MIN_ROOM
+        recall = max(min(share, _MAX_RECALL_TOKENS, free), 0)
+    reserved += recall
+    if reserved and reserved + MIN_ROOM > token_limit:
+        raise LimitError(
+            f"The summary and the recalled messages may have {reserved} tokens, and leave no room for messages in "
+            f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
+            "or lower summary_token_limit or recall_token_limit."
+        )
+    return _RecordLimits(limits, summary, recall)

@@ -1,0 +1,348 @@
+"""Names of a statement that its source does not have."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from itertools import product
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.checks.dates import without_dates
+from llama_index_memory_ext.checks.quotes import tokens_in
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.detection import (
+    HAN,
+    KANA,
+    is_translation,
+    language_of,
+    script_of,
+)
+from llama_index_memory_ext.words.forms import (
+    STOP_CHARACTERS,
+    STOP_WORDS,
+    comparable,
+)
+from llama_index_memory_ext.words.tokens import keywords, overlaps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+# Scripts with capitals.
+_LETTER = "A-Za-z\u00aa-\u024f\u0370-\u052f\u0531-\u0587\u1e00-\u1fff"
+_WORD = rf"[{_LETTER}](?:[{_LETTER}0-9'+#.]*[{_LETTER}0-9+#])?"
+_SENTENCE_START = "(?:^|[.!?:;\n\u3002\uff01\uff1f])[\\s\"'(\u201c\u2018\\[]*$"
+_VOWELS = frozenset("aeiouyäöü")
+# "I", and abbreviations of two letters such as TV, are no names.
+_LONGEST_COMMON = 2
+# Initials, and words with capitals in a row.
+_ACRONYM = r"\b[A-Z](?:[a-z]?[A-Z]){1,4}\b"
+_LONGEST_ACRONYM = 5
+_CAPITALS = r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+"
+# An abbreviation of at least this length may be the beginning of a name.
+_SHORTEST_BEGINNING = 3
+_SHORTEST_STEM = 3
+_LONGEST_ENDING = 2
+# How similar two longer names are that differ by a typing error (0..1).
+_SHORTEST_MISSPELT = 6
+_LEAST_LIKENESS = 0.85
+# "k8s" leaves eight letters out.
+_NUMERONYM = r"[a-z](\d{1,2})([a-z])"
+# A name follows these words in scripts without capitals.
+_NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
+# A word in katakana before these words is the name of a place or a company.
+_KATAKANA_NAME = "([\u30a1-\u30fa\u30fc]{2,})(?:に住|で働|に勤|で勤|の社員|出身|という)"
+_DOTTED = r"\b(?:[A-Z]\.){2,}"
+# How many characters before a word are searched for the end of a sentence.
+_NEAR = 10
+# A run of new Chinese characters is a name from this length and share of a statement
+# on.
+_NEW_RUN = 2
+_NEW_SHARE = 0.35
+# The subject of a statement stands in this many first words or characters.
+_SUBJECT = 2
+
+
+def missing_names(statement: str, source: str, known: str = "") -> list[str]:
+    """Return the names of a statement that neither the source nor ``known`` has.
+
+    A name is a word with a capital that does not begin a sentence. The source may have
+    another ending or a misspelling of the name, its initials (NYC), or an abbreviation
+    (js, utd, k8s). [] if the source is in another language, which may spell names
+    differently.
+
+    >>> missing_names("Lives in New York with Bob", "I live in NYC")
+    ['Bob']
+    """
+    if is_translation(statement, source):
+        return []
+    statement = _without_dots(statement)
+    source = _without_dots(source)
+    missing = _missing(statement, source)
+    if missing and known:
+        return _missing(statement, f"{source}\n{known}")
+    return missing
+
+
+def _without_dots(text: str) -> str:
+    """Return the text with abbreviations such as L.A. written as LA."""
+    return pattern(_DOTTED).sub(lambda match: match.group().replace(".", ""), text)
+
+
+def has_subject(statement: str, text: str) -> bool:
+    """Return whether a statement begins with a name that stands in a text.
+
+    >>> has_subject("Ann is a nurse", "My sister Ann is one"), has_subject("Is a nurse in Rome", "She lives in Rome")
+    (True, False)
+    """
+    if script_of(statement) == "cjk":
+        name = statement[:_SUBJECT]
+        return name in text and STOP_CHARACTERS.isdisjoint(name)
+    words = set(tokens_in(text))
+    for word in tokens_in(statement)[:_SUBJECT]:
+        is_name = word[:1].isupper() and word.casefold() not in STOP_WORDS
+        if is_name and word in words:
+            return True
+    return False
+
+
+def has_other_order(statement: str, text: str) -> bool:
+    """Return whether a text has the first name of a statement behind a later name.
+
+    The order of names tells who does what to whom.
+
+    >>> has_other_order("Ann helps Bob", "Bob: I help Ann"), has_other_order("Ann helps Bob", "Ann helps me. Bob, too")
+    (True, False)
+    """
+    # The added word makes the first name one inside a sentence.
+    names = dict.fromkeys(_by_capital(f"x {statement}"))
+    places = [text.find(name) for name in names]
+    return any(0 <= place < places[0] for place in places[1:])
+
+
+def relations_in(text: str) -> set[str]:
+    """Return the relations to the user that a text names.
+
+    "mother" stands for mom, Mutter and 妈妈.
+
+    >>> sorted(relations_in("My mom and my hubby's boss"))
+    ['boss', 'husband', 'mother']
+    """
+    words = set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")))
+    is_spaced = script_of(text) != "cjk"
+    relations = set()
+    for relation, *synonyms in word_lists("relations")[""]:
+        for name in (relation, *synonyms):
+            if is_spaced or name.isascii():
+                is_named = name in words
+            else:
+                is_named = name in text
+            if is_named:
+                relations.add(relation)
+    return relations
+
+
+def shares_word(statement: str, text: str) -> bool:
+    """Return whether a text has a keyword or a name of a statement in some form."""
+    return overlaps(keywords(statement), keywords(text)) or shares_name(statement, text)
+
+
+def shares_name(statement: str, text: str) -> bool:
+    """Return whether a text has a name of a statement in some form.
+
+    The form of another language counts, too: Geneva, Genf.
+    """
+    names = list(_by_capital(without_dates(statement)))
+    words = _words(text)
+    beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    for name in names:
+        if name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words):
+            return True
+    return bool(_shortened(names, text, words))
+
+
+def _missing(statement: str, evidence: str) -> list[str]:
+    """Return the names of a statement without evidence, each once."""
+    words = _words(evidence)
+    plain = without_dates(statement)
+    names = list(_by_capital(plain))
+    if "de" in (language_of(statement), language_of(evidence)):
+        # German nouns have a capital at their beginning, so only later capitals count.
+        names = [name for name in names if name[1:] != name[1:].lower()]
+    with_evidence = _shortened(names, evidence, words)
+    with_evidence |= _named_by_nouns(statement, evidence)
+    relations = relations_in(evidence)
+    missing = []
+    for name in dict.fromkeys(names):
+        if name in with_evidence or _has_name(name, words):
+            continue
+        if relations.isdisjoint(relations_in(name)):
+            missing.append(name)
+    return missing + _missing_in_characters(plain, evidence)
+
+
+def _words(text: str) -> frozenset[str]:
+    """Return the words of a text in comparable form, and the parts of compounds."""
+    folded = comparable(text)
+    words = {word.replace("'", "") for word in tokens_in(folded)}
+    words.update(pattern(_WORD).findall(folded))
+    for word in tuple(words):
+        words.update(re.split(r"[^\w+#]+", word))
+    return frozenset(words - {""})
+
+
+def _by_capital(text: str) -> Iterator[str]:
+    """Yield the words with capitals; compounds in their parts (Berlin-based, R&D)."""
+    for match in pattern(_WORD).finditer(text.replace("\u2019", "'")):
+        before = text[max(match.start() - _NEAR, 0) : match.start()]
+        if match.start() > _NEAR:
+            # The letter stands for the omitted text, so the word does not begin the
+            # text.
+            before = f"x{before}"
+        word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
+        if pattern(_SENTENCE_START).search(before):
+            capitals = word[1:]
+        else:
+            capitals = word
+        is_common = len(word) <= _LONGEST_COMMON and word.isupper()
+        if capitals != capitals.lower() and not is_common:
+            yield word
+
+
+def _has_name(name: str, words: frozenset[str]) -> bool:
+    """Return whether the words have a name, a form or an abbreviation of it."""
+    folded = comparable(name)
+    if folded in words or folded in STOP_WORDS:
+        return True
+    return any(
+        _have_one_stem(folded, word) or _is_abbreviation(word, folded)
+        for word in words - STOP_WORDS
+    )
+
+
+def _is_word_of(name: str, words: frozenset[str]) -> bool:
+    folded = comparable(name)
+    return folded in STOP_WORDS or overlaps([folded], words)
+
+
+def _have_one_stem(name: str, word: str) -> bool:
+    """Return whether two words differ only by an ending or a typing error.
+
+    German and Germans, Москве and Москвы have the same stem. In ASCII the shorter word
+    must be the beginning of the longer word: Anns, Boxes. Ed is not Eddy, nor Eve
+    every.
+    """
+    shorter, longer = sorted((len(name), len(word)))
+    shared = _shared_letters(name, word)
+    may_have_ending = shared == shorter or not (name.isascii() and word.isascii())
+    if may_have_ending and shared >= _SHORTEST_STEM:
+        longest_ending = min(_LONGEST_ENDING, shared - 2)
+        if longer - shared <= longest_ending:
+            return True
+    if shorter < _SHORTEST_MISSPELT or not shared:
+        return False
+    return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
+
+
+def _shared_letters(name: str, word: str) -> int:
+    """Return the number of letters with which both words begin."""
+    for position, (first, second) in enumerate(zip(name, word, strict=False)):
+        if first != second:
+            return position
+    return min(len(name), len(word))
+
+
+def _is_abbreviation(word: str, name: str) -> bool:
+    """Return whether a word of the source abbreviates a name.
+
+    Examples are vw, utd, man, k8s, and js for JavaScript.
+    """
+    if not word[:1].isalpha() or len(word) >= len(name) or word[0] != name[0]:
+        return False
+    numeronym = pattern(_NUMERONYM).fullmatch(word)
+    if numeronym:
+        return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
+    if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
+        return True
+    # A letter, and then consonants of the name in their order.
+    letters = iter(name)
+    has_no_vowels = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
+    return has_no_vowels and all(letter in letters for letter in word)
+
+
+def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
+    """Return the names whose initials the evidence has, and the initials of its names.
+
+    Examples are HP, GoT and nyc.
+    """
+    acronyms = _acronyms(evidence, words)
+    shortened = set[str]()
+    for start, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
+        run = names[start : start + length]
+        initials = "".join(name[0] for name in run).casefold()
+        if len(run) == length and initials in acronyms:
+            shortened.update(run)
+    runs = pattern(_CAPITALS).findall(evidence)
+    initials_of_runs = ["".join(re.findall(r"\b[^\W\d_]", run)) for run in runs]
+    lines = "\n".join(initials_of_runs).casefold()
+    return shortened.union(name for name in names if name.casefold() in lines)
+
+
+def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
+    """Return words of capitals and short words without a vowel, in lower case.
+
+    Each counts with one letter left out, too: GoT has a letter more than its name.
+    """
+    acronyms = {word.casefold() for word in pattern(_ACRONYM).findall(evidence)}
+    for word in words:
+        is_short = word.isalpha() and 1 < len(word) <= _LONGEST_ACRONYM
+        if is_short and _VOWELS.isdisjoint(word):
+            acronyms.add(word)
+    for word in tuple(acronyms):
+        if len(word) > len("HP"):
+            for position in range(len(word)):
+                acronyms.add(word[:position] + word[position + 1 :])
+    return acronyms
+
+
+def _named_by_nouns(statement: str, evidence: str) -> set[str]:
+    """Return the names of a statement whose second part is a noun of the evidence.
+
+    "the Smoky Mountains" has evidence in "the mountains".
+    """
+    nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
+    names = set()
+    for run in pattern(_CAPITALS).findall(statement):
+        parts = pattern(_WORD).findall(run)
+        if any(_is_word_of(part, nouns) for part in parts[1:]):
+            names.update(parts)
+    return names
+
+
+def _missing_in_characters(statement: str, evidence: str) -> list[str]:
+    """Return missing names in scripts without capitals.
+
+    Names are words behind "is called", and long runs of new Chinese characters. Numbers
+    are checked elsewhere.
+    """
+    named = [
+        *pattern(_NAMED).findall(statement),
+        *pattern(_KATAKANA_NAME).findall(statement),
+    ]
+    missing = [name for name in named if not set(name[:2]) <= set(evidence)]
+    if not HAN.search(evidence):
+        return missing
+    numbers = "".join(phrases("numbers", "chinese").findall(statement))
+    kana = KANA.findall(statement)
+    han = HAN.findall(statement)
+    ordinary = {*evidence, *numbers, *kana} | STOP_CHARACTERS
+    least = max(_NEW_RUN, _NEW_SHARE * (len(han) + len(kana)))
+    new_characters = ""
+    for character in statement:
+        if not HAN.match(character) and not KANA.match(character):
+            continue
+        if character in ordinary:
+            new_characters += " "
+        else:
+            new_characters += character
+    return missing + [run for run in new_characters.split() if len(run) >= least]

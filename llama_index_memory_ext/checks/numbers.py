@@ -1,0 +1,428 @@
+"""The numbers of a text, in digits or in words, and the units that they count."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.detection import language_of
+from llama_index_memory_ext.words.forms import STOP_WORDS, are_forms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+_CJK_DIGITS = {"两": 2, "兩": 2, "\u3007": 0} | {
+    character: value for value, character in enumerate("零一二三四五六七八九")
+}
+_CJK_UNITS = {"十": 10, "百": 100, "千": 1_000}
+_CJK_GROUPS = {"万": 10_000, "萬": 10_000, "亿": 10**8, "億": 10**8}
+# Hours to add to the spoken hour: "half past six" is 6.5, "halb sieben" is 6.5.
+_HOUR_OFFSETS = {
+    "half past": 0.5,
+    "quarter past": 0.25,
+    "quarter to": -0.25,
+    "halb": -0.5,
+    "viertel nach": 0.25,
+    "viertel vor": -0.25,
+    "dreiviertel": -0.25,
+}
+_NOON = 12
+_THOUSANDS_DIGITS = 3
+_MOST_DIGITS = 30
+# The numbers whose names are read in every language that num2words spells.
+_SPELT_NUMBERS = (
+    *range(2, 1_000),
+    *range(1_000, 20_000, 1_000),
+    *range(20_000, 100_001, 10_000),
+    200_000,
+    500_000,
+    10**6,
+)
+_MOST_ORDINAL = 31
+_MOST_HALVED = 100
+# The words of these languages cannot be told apart without a dictionary. Chinese
+# characters are read by ``cjk_value``.
+_UNSPACED = frozenset({"ja", "ko", "th", "zh"})
+# Ordinals are inflected: der vierte, im vierten; el tercero, la tercera.
+_ORDINAL_ENDINGS = {"e": ("en", "er", "es", "em"), "o": ("a",)}
+
+
+def digits_of(text: str) -> str:
+    """Return the text with all its numbers in ASCII digits, Chinese numbers included.
+
+    >>> digits_of("三周后")
+    '3周后'
+    """
+    return phrases("numbers", "chinese").sub(
+        lambda match: f"{cjk_value(match.group()):.0f}", ascii_digits(text)
+    )
+
+
+def ascii_digits(text: str) -> str:
+    """Return the text in the normal form NFKC, with the digits of all scripts as ASCII."""
+    return "".join(
+        str(unicodedata.digit(character, character))
+        for character in unicodedata.normalize("NFKC", text)
+    )
+
+
+class ClockTime(NamedTuple):
+    """A time of the day: as written, and its possible values in hours."""
+
+    written: str
+    hours: frozenset[float]
+
+
+def clock_times(text: str, names: Mapping[str, float]) -> Iterator[ClockTime]:
+    """Yield the times of the day in a text; ``names`` are the values of number words.
+
+    A time that may be in the afternoon has two values: 3 and 15.
+    """
+    for match in phrases("numbers", "clock").finditer(text):
+        hour = int(match["hour"]) + int(match["minute"] or 0) / 60
+        hours = {hour}
+        if match["half"] in ("p", "P") and hour < _NOON:
+            hours.add(hour + _NOON)
+        yield ClockTime(match.group(), frozenset(hours))
+    for match in phrases("numbers", "spoken_clock").finditer(text):
+        spoken_hour = _spoken_hour(match[2].lower(), names)
+        if 0 < spoken_hour <= _NOON:
+            hour = spoken_hour + _HOUR_OFFSETS[match[1].lower()]
+            yield ClockTime(match.group(), frozenset({hour, hour + _NOON}))
+
+
+def _spoken_hour(word: str, names: Mapping[str, float]) -> float:
+    """Return the hour that a word or digits name; 0 if they name none."""
+    if word.isdigit():
+        return float(word)
+    if word in ("one", "eins"):
+        return names.get(word, 1.0)
+    return names.get(word, 0.0)
+
+
+def readings(number: str) -> list[float]:
+    """Return the possible values of a number in digits.
+
+    1.200,50 and 1,200.50 are the same number. 1.200 is either 1.2 or 1200.
+    """
+    plain = re.sub(r"['\u2019\u00a0 _]", "", number)[:_MOST_DIGITS]
+    marks = re.findall(r"[.,]", plain)
+    if not marks:
+        return [float(plain)]
+    last_mark = plain.rindex(marks[-1])
+    whole = re.sub(r"[.,]", "", plain[:last_mark])
+    last_digits = plain[last_mark + 1 :]
+    as_decimal = float(f"{whole}.{last_digits}")
+    as_thousands = float(f"{whole}{last_digits}")
+    if len(set(marks)) > 1 or len(last_digits) != _THOUSANDS_DIGITS:
+        return [as_decimal]
+    if len(marks) > 1:
+        return [as_thousands]
+    return [as_thousands, as_decimal]
+
+
+def cjk_value(characters: str) -> float:
+    """Return the value of a number in Chinese characters.
+
+    三百五十 is 350, 两万 is 20000, and 二〇二三 is 2023.
+    """
+    if {*_CJK_UNITS, *_CJK_GROUPS}.isdisjoint(characters):
+        digits = [str(_CJK_DIGITS.get(character, 0)) for character in characters]
+        return float("".join(digits))
+    total = 0
+    group = 0
+    digit = 0
+    for character in characters:
+        if character in _CJK_GROUPS:
+            total = (total + group + digit or 1) * _CJK_GROUPS[character]
+            group = 0
+            digit = 0
+        elif character in _CJK_UNITS:
+            group += (digit or 1) * _CJK_UNITS[character]
+            digit = 0
+        else:
+            digit = _CJK_DIGITS.get(character, 0)
+    return float(total + group + digit)
+
+
+@lru_cache(maxsize=8)
+def names_of_numbers(language: str) -> dict[str, float]:
+    """Return the values of the number words of a language, without "and".
+
+    {} for a language that num2words does not spell.
+    """
+    # Imported at first use, because only background jobs need it.
+    from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
+
+    names: dict[str, float] = {}
+    if language in CONVERTER_CLASSES and language not in _UNSPACED:
+        for number in _SPELT_NUMBERS:
+            for name in _names_of_number(number, language):
+                names.setdefault(name, float(number))
+    if language == "en":
+        names |= _more_in_english(names)
+    return names
+
+
+def _names_of_number(number: int, language: str) -> Iterator[str]:
+    """Yield the cardinal of a number and, up to 31, its ordinal in all inflections."""
+    from num2words import num2words
+
+    forms = ["cardinal"]
+    if number <= _MOST_ORDINAL:
+        forms.append("ordinal")
+    for form in forms:
+        # Some languages lack a form, and raise errors of many kinds.
+        with suppress(Exception):
+            spelt = num2words(number, lang=language, to=form).casefold()
+            words = re.findall(_WORD, spelt)
+            name = " ".join(word for word in words if word != "and")
+            yield name
+            if form == "ordinal":
+                for ending in _ORDINAL_ENDINGS.get(name[-1:], ()):
+                    yield name[:-1] + ending
+
+
+def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
+    """Return names such as "a hundred", "half a million", "two and a half", "thirties"."""
+    halved = {
+        f"{name} a half": value + 0.5
+        for name, value in names.items()
+        if value < _MOST_HALVED
+    }
+    more = dict(halved)
+    # The thirties, of a life or of a century.
+    for name, value in names.items():
+        if value in _TENS:
+            more[f"{name.removesuffix('y')}ies"] = value
+    for power, factor in (("hundred", 100.0), ("thousand", 1e3), ("million", 1e6)):
+        more[power] = factor
+        more[f"a {power}"] = factor
+        more[f"half a {power}"] = factor / 2
+        for name, value in halved.items():
+            more[f"{name} {power}"] = value * factor
+    return more
+
+
+_FACTORS = {
+    "k": 1e3,
+    "m": 1e6,
+    "bn": 1e9,
+    "th": 1e3,
+    "ta": 1e3,
+    "mi": 1e6,
+    "bi": 1e9,
+}
+# English number words that num2words does not spell. Only a source is read with them.
+_MORE_WORDS = {
+    "twice": 2.0,
+    "thrice": 3.0,
+    "couple": 2.0,
+    "both": 2.0,
+    "dozen": 12.0,
+    "half": 0.5,
+    "quarter": 0.25,
+    "pair": 2.0,
+    "twins": 2.0,
+    "triplets": 3.0,
+    "every other": 2.0,
+    "an hour a half": 1.5,
+}
+_TENS = range(20, 100, 10)
+# In words: quatre-cent-quatre-vingt-dix-sept.
+_LONGEST_SPELT = 8
+_WORD = r"[^\W\d_]+"
+_SHORTEST_PREFIX = 4
+_CJK = "[\u3040-\u9fff]"
+
+
+class Quantity(NamedTuple):
+    """A number of a text.
+
+    ``written``: as the text has it. ``values``: its possible values. ``word``: the word
+    behind it, or "". ``unit``: the unit that sign or word names, or "".
+    """
+
+    written: str
+    values: frozenset[float]
+    word: str = ""
+    unit: str = ""
+
+
+def missing_numbers(
+    statement: str, source: str, *, also: Collection[float] = ()
+) -> list[str]:
+    """Return the numbers of a statement that the source lacks or uses for something else.
+
+    Numbers may be in digits or in words on either side. ``also`` are numbers that
+    follow from the source.
+
+    >>> missing_numbers("Has 3 cats and 5 dogs, runs 10 miles", "I have three cats. I run 10 km")
+    ['5', '10 miles']
+    """
+    stated = quantities(statement, language_of(statement))
+    if not stated:
+        return []
+    evidence = quantities(source, language_of(source), with_more=True)
+    # "One" is often not said: "a cat".
+    implied = {1.0, *also}
+    missing = []
+    for quantity in stated:
+        same = [entry for entry in evidence if quantity.values & entry.values]
+        different = [entry for entry in evidence if entry not in same]
+        if not same:
+            if quantity.values.isdisjoint(implied):
+                missing.append(quantity.written)
+        elif _counts_something_else(quantity, same, different):
+            missing.append(f"{quantity.written} {quantity.word or quantity.unit}")
+    return missing
+
+
+def _counts_something_else(
+    quantity: Quantity, same: Sequence[Quantity], different: Sequence[Quantity]
+) -> bool:
+    """Return whether the source contradicts the unit or the counted word of a quantity.
+
+    ``same`` has the entries of equal value, ``different`` the remaining entries.
+    """
+    if quantity.unit:
+        units = {entry.unit for entry in same}
+        if quantity.unit in units:
+            return False
+        return units != {""} or any(entry.unit == quantity.unit for entry in different)
+    if not quantity.word or any(are_forms(quantity.word, entry.word) for entry in same):
+        return False
+    return any(are_forms(quantity.word, entry.word) for entry in different)
+
+
+def has_numbers(text: str) -> bool:
+    """Return whether a text has a number other than one, in digits or in words."""
+    return any(1 not in entry.values for entry in quantities(text, language_of(text)))
+
+
+@lru_cache(maxsize=64)
+def quantities(
+    text: str, language: str | None, *, with_more: bool = False
+) -> tuple[Quantity, ...]:
+    """Return the numbers of a text: times, digits, Chinese characters, then words.
+
+    Number words are read in ``language`` and in English. The word "one" is left out,
+    because it is also an article. ``with_more`` adds words such as "twice" and "half".
+    """
+    plain = ascii_digits(text)
+    names = names_of_numbers(language or "en")
+    entries = [Quantity(*time) for time in clock_times(plain, names)]
+    without_times = phrases("numbers", "clock").sub(" ", plain)
+    if with_more:
+        # In a source "python3.12" has the number 3.12; in a statement it is a name.
+        without_times = re.sub(r"(?i)(?<=[a-z])(?=\d)", " ", without_times)
+    entries.extend(_in_digits(without_times))
+    # "2.5 million" and 30万 are one number each, so digits are removed first.
+    without_digits = phrases("numbers", "digits").sub(" ", plain)
+    for match in phrases("numbers", "chinese").finditer(without_digits):
+        value = cjk_value(match.group())
+        entries.append(_quantity(match.group(), [value], without_digits, match.end()))
+    for code in {language or "en", "en"}:
+        entries.extend(
+            _in_words(without_digits, _number_words(code, with_more=with_more))
+        )
+    return tuple(entries)
+
+
+def _in_digits(text: str) -> Iterator[Quantity]:
+    """Yield the numbers in digits, multiplied by the suffix behind them: 3k, 30万."""
+    for match in phrases("numbers", "digits").finditer(text):
+        multiplier = (match["times"] or "").strip().lower()
+        if phrases("numbers", "chinese").fullmatch(multiplier):
+            factor = cjk_value(multiplier)
+        else:
+            factor = _FACTORS.get(multiplier, _FACTORS.get(multiplier[:2], 1.0))
+        values = [round(number * factor, 6) for number in readings(match["number"])]
+        sign = match["sign"] or ""
+        yield _quantity(match["number"], values, text, match.end(), sign)
+
+
+class NumberWords(NamedTuple):
+    """The number words of a language.
+
+    ``first_words``: at most places of a text none of them begins, so they are checked
+    first.
+    """
+
+    values: Mapping[str, float]
+    first_words: frozenset[str]
+
+
+@lru_cache(maxsize=16)
+def _number_words(language: str, *, with_more: bool) -> NumberWords:
+    values = names_of_numbers(language)
+    if with_more:
+        values = values | _MORE_WORDS
+    first_words = frozenset(name.partition(" ")[0] for name in values)
+    return NumberWords(values, first_words)
+
+
+def _in_words(text: str, number_words: NumberWords) -> Iterator[Quantity]:
+    """Yield the numbers in words, the longest that can be read at each place."""
+    candidates = pattern(_WORD).finditer(text.lower())
+    matches = [match for match in candidates if match.group() != "and"]
+    words = [match.group().casefold() for match in matches]
+    position = 0
+    while position < len(words):
+        length = _length_of_number(words, position, number_words)
+        if length:
+            written = " ".join(words[position : position + length])
+            end = matches[position + length - 1].end()
+            yield _quantity(written, [number_words.values[written]], text, end)
+        position += length or 1
+
+
+def _length_of_number(
+    words: Sequence[str], position: int, number_words: NumberWords
+) -> int:
+    """Return how many words from ``position`` on are the longest number; 0 for none."""
+    if words[position] not in number_words.first_words:
+        return 0
+    for length in range(min(_LONGEST_SPELT, len(words) - position), 0, -1):
+        if " ".join(words[position : position + length]) in number_words.values:
+            return length
+    return 0
+
+
+def _quantity(
+    written: str, values: Sequence[float], text: str, end: int, sign: str = ""
+) -> Quantity:
+    """Return a number that ends at ``end``, with the word and the unit behind it."""
+    possible = list(values)
+    # Half past an hour: 六点半.
+    if text.startswith(("点半", "點半", "時半"), end):
+        possible = [value + 0.5 for value in possible]
+    following = phrases("numbers", "following").match(text, end)
+    if following:
+        word = following.group(1).casefold()
+    else:
+        word = ""
+    if word in STOP_WORDS:
+        word = ""
+    unit = _unit(sign.strip()) or _unit(word)
+    if unit == "%":
+        possible += [value / 100 for value in possible]
+    return Quantity(written, frozenset(possible), word, unit)
+
+
+@lru_cache(maxsize=1_000)
+def _unit(word: str) -> str:
+    """Return the unit that a word names, in one spelling; "" if it names none."""
+    units = {name: unit for unit, *names in word_lists("units")[""] for name in names}
+    if word in units:
+        return units[word]
+    for name, unit in units.items():
+        is_prefix = len(name) >= _SHORTEST_PREFIX or pattern(_CJK).match(name)
+        if is_prefix and word.startswith(name):
+            return unit
+    return ""

@@ -1,0 +1,691 @@
+"""The checks that decide which entries of a model's reply stand on the user's own words.
+
+A check is a function that returns a ``Rejection`` or None. New facts must pass
+``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
+``CHECKS``. Entries that end a known fact must pass ``ENDING_CHECKS``, and entries that
+confirm a fact must pass ``is_said_again``. The first rejection counts, so the cheapest
+checks stand first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from llama_index_memory_ext.checks.dates import (
+    ages_in,
+    missing_dates,
+    without_dates,
+)
+from llama_index_memory_ext.checks.evidence import Place, Source
+from llama_index_memory_ext.checks.names import (
+    has_other_order,
+    has_subject,
+    missing_names,
+    relations_in,
+    shares_word,
+)
+from llama_index_memory_ext.checks.numbers import has_numbers, missing_numbers
+from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
+from llama_index_memory_ext.checks.secrets import holds_secret
+from llama_index_memory_ext.text.messages import (
+    escape_tags,
+)
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.detection import (
+    is_translation,
+    may_be_english,
+    script_of,
+)
+from llama_index_memory_ext.words.forms import IRREGULAR, STOP_WORDS, are_forms
+from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.learning.reply import NewFact, Retirement
+
+
+# In characters.
+MAX_FACT = 500
+_MAX_QUOTE = 2_000
+_MAX_WORD = 50
+# The least share of the user's words in a fact from an agent's tool: alone, and where
+# tools and pages have texts, too.
+_USERS_SHARE = 0.4
+_USERS_SHARE_BESIDE_OTHERS = 0.6
+# The least share of words from the conversation in a fact of more words than this.
+_FEW_WORDS = 7
+_LEAST_SAID = 0.15
+# Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
+# direction of a text.
+_INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+_LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
+_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
+# Why nothing is stored, for each way to say it.
+_UNSAID = {
+    "asked": "The user only asked it.",
+    "supposed": "The user only supposed it.",
+    "denied": "The user said that it is not so.",
+    "quoted": "The words are somebody else's.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why an entry of a reply is not stored.
+
+    ``detail`` may contain words of the user, so ``repr`` leaves it out.
+    """
+
+    reason: str
+    detail: str = field(repr=False)
+
+
+# A denial ("I don't like tea any more") ends a fact; a plan does not.
+_ENDS_NOTHING = {name: _UNSAID[name] for name in ("asked", "supposed", "quoted")}
+_ENDS_NOTHING["planned"] = "It is only planned."
+
+
+class Candidate(NamedTuple):
+    """A new fact to check.
+
+    ``place``: where its quote lies in the user's lines; None if it does not.
+    ``min_confidence``: the least confidence that it needs.
+    """
+
+    new: NewFact
+    place: Place | None
+    min_confidence: float
+
+
+class Ending(NamedTuple):
+    """A known fact that an entry ends.
+
+    ``place``: where the quote of the entry lies; None if the user's lines have it not.
+    ``new``: the new fact that holds instead.
+    ``is_only``: no other fact is ended by the same quote.
+    ``is_request``: a model has read the user's request before.
+    """
+
+    fact: Fact
+    entry: Retirement
+    place: Place | None
+    new: Fact | None
+    is_only: bool
+    is_request: bool
+
+
+Checked = TypeVar("Checked")
+Check = Callable[[Candidate, Source], Rejection | None]
+
+
+def first_rejection(
+    entry: Checked,
+    source: Source,
+    checks: Iterable[Callable[[Checked, Source], Rejection | None]],
+) -> Rejection | None:
+    """Return the rejection by the first check that gives one; None if all pass."""
+    for check in checks:
+        rejection = check(entry, source)
+        if rejection:
+            return rejection
+    return None
+
+
+def has_words(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a content without letters and digits, as "-"."""
+    if any(map(str.isalnum, candidate.new.content)):
+        return None
+    return Rejection("unreadable", "There is no statement in it.")
+
+
+def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject characters that models read and people do not see: they hide instructions."""
+    if pattern(_INVISIBLE).search(candidate.new.content):
+        return Rejection("invisible", "It has invisible characters.")
+    return None
+
+
+def is_short(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject contents and quotes that are too long for a statement.
+
+    A very long word is an encoded text.
+    """
+    content = candidate.new.content
+    quote = candidate.new.quote
+    is_too_long = len(content) > MAX_FACT or len(quote) > _MAX_QUOTE
+    if not is_too_long and not pattern(_LONG_WORD).search(content):
+        return None
+    return Rejection(
+        "too_long",
+        f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
+        f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
+    )
+
+
+def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the model itself is not sure of."""
+    confidence = candidate.new.confidence
+    least = candidate.min_confidence
+    if confidence >= least:
+        return None
+    return Rejection(
+        "low_confidence",
+        f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed.",
+    )
+
+
+def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
+    texts = {candidate.new.content, candidate.new.quote}
+    if candidate.place:
+        texts.add(candidate.place.quote)
+    if any(map(holds_secret, texts)):
+        return Rejection("secret", "It holds a password, a key or another secret.")
+    return None
+
+
+def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact whose quote is not in the user's lines.
+
+    The assistant repeats facts of the prompt, and invents some.
+    """
+    quote = candidate.new.quote
+    if candidate.place:
+        return None
+    if not quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that say it.")
+    for line in source.lines:
+        if not line.is_users and find_quote(quote, line.text):
+            return Rejection("not_the_users_words", "Only the assistant said it.")
+    return Rejection("quote_not_found", "Its quote is not in the conversation.")
+
+
+def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact without a telling word, name, number or date of its message.
+
+    A question that the message answers belongs to it.
+    """
+    content = candidate.new.content
+    place = candidate.place
+    if place is None:
+        return None
+    words = "\n".join(filter(None, (place.text, source.question(place))))
+    telling = keywords(content)
+    if place.is_translated:
+        words = f"{words}\n{candidate.new.quote}"
+    elif is_translation(content, words):
+        return None
+    elif len(telling) > _FEW_WORDS and not _are_said(telling, source.keywords):
+        return Rejection("not_the_users_words", "Too few of its words were said.")
+    if shares_word(content, words) or _shares_dates_or_numbers(content, words, source):
+        return None
+    return Rejection(
+        "not_the_users_words",
+        "None of its words are in the message that its quote is from.",
+    )
+
+
+def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
+    """Return whether the words have all dates of a content, or all its numbers."""
+    plain = without_dates(content)
+    if plain != content and not missing_dates(content, words, source.said_on):
+        return True
+    if not has_numbers(plain):
+        return False
+    ages = ages_in(words, source.said_on)
+    return not missing_numbers(plain, words, also=ages)
+
+
+def _are_said(words: frozenset[str], said: frozenset[str]) -> bool:
+    """Return whether the conversation has enough of the words."""
+    least = _LEAST_SAID * len(words)
+    # Most words have the same form, and comparing these is fast.
+    return len(words & said) >= least or len(shared(words, said)) >= least
+
+
+def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the model itself calls asked, supposed, denied or quoted."""
+    said_as = candidate.new.said_as
+    if said_as in _UNSAID:
+        return Rejection(said_as, _UNSAID[said_as])
+    return None
+
+
+def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact about another person that does not say whom.
+
+    It would be taken for the user's. Where the words name a relative or a friend, the
+    content has this relation, or a name that stands there too.
+    """
+    new = candidate.new
+    place = candidate.place
+    if new.about == "user" or place is None:
+        return None
+    relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
+    said_relations = relations_in(" ".join(sentences_at(place.text, place.span)))
+    if said_relations:
+        relations = relations & said_relations
+        named_in = place.quote
+    else:
+        named_in = source.said
+    if not relations and not has_subject(new.content, named_in):
+        return Rejection("other", "It is about somebody else, and does not say whom.")
+    if has_other_order(new.content, place.text):
+        return Rejection("other", "It names people in another order than the words do.")
+    return None
+
+
+def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact that says more than its quote.
+
+    The rest may be an instruction that another person has put beside the user's words.
+    """
+    place = candidate.place
+    if place is None:
+        return None
+    question = source.question(place)
+    if has_rider(
+        candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
+    ):
+        return Rejection("rider", "A part of it has no words of the user's.")
+    return None
+
+
+def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the user's sentences only ask, suppose or quote."""
+    place = candidate.place
+    if place is None or place.is_translated:
+        return None
+    reason = unsaid_reason(candidate.new.content, place.text, place.span)
+    if reason:
+        return Rejection(reason, _UNSAID[reason])
+    return None
+
+
+def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject the tags around memories in a prompt: a fact must not end its own block."""
+    if escape_tags(candidate.new.content) != candidate.new.content:
+        return Rejection(
+            "markup", "It has one of the tags between which memories are shown."
+        )
+    return None
+
+
+def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject addresses, names of functions and tags that the conversation has not.
+
+    An injected instruction may lead there.
+    """
+    return _reject_missing(
+        "not_said", unsaid_addresses(candidate.new.content, source.said)
+    )
+
+
+def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject dates that do not follow from the conversation and its day."""
+    return _reject_missing(
+        "date_not_said",
+        missing_dates(candidate.new.content, source.said, source.said_on),
+    )
+
+
+def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject numbers that the conversation has not, or has of another thing.
+
+    An age follows from a year.
+    """
+    plain = without_dates(candidate.new.content)
+    ages = source.ages if has_numbers(plain) else ()
+    return _reject_missing(
+        "number_not_said", missing_numbers(plain, source.said, also=ages)
+    )
+
+
+def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject names that neither the conversation nor a known fact has."""
+    return _reject_missing(
+        "name_not_said",
+        missing_names(candidate.new.content, source.said, source.known_text),
+    )
+
+
+def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact with too few of the user's keywords, or with one of a tool's text.
+
+    A web page may tell an agent what to store.
+    """
+    place = candidate.place
+    if place is None or _is_users(candidate.new.content, place, source):
+        return None
+    return Rejection("not_the_users_words", "Too few of its words are the user's own.")
+
+
+def _is_users(content: str, place: Place, source: Source) -> bool:
+    words = keywords(content)
+    answered = keywords(source.question(place))
+    own = shared(words, source.users_keywords | answered)
+    if not words:
+        # Without keywords, the user must have said exactly this.
+        return any(
+            find_quote(content, line.text) for line in source.lines if line.is_users
+        )
+    if shared(words - own, keywords(source.tool_text)):
+        return False
+    if is_translation(content, place.text):
+        # Words of two languages cannot be compared, and models often write English.
+        return may_be_english(content)
+    least = _USERS_SHARE_BESIDE_OTHERS if source.tool_text else _USERS_SHARE
+    quoted = keywords(place.quote) | answered
+    return len(own) >= least * len(words) and overlaps(words, quoted)
+
+
+def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
+    if missing:
+        return Rejection(reason, f"Not in the conversation: {', '.join(missing)}.")
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    has_words,
+    has_no_hidden_characters,
+    is_short,
+    is_sure,
+    has_no_secret,
+    is_meant,
+    is_the_users,
+    has_no_markup,
+    has_said_addresses,
+    names_whom,
+    shares_words,
+    is_said_in_earnest,
+    has_said_dates,
+    has_no_rider,
+)
+# The user may have said the rejected numbers and names in other words.
+DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
+# An agent also reads the texts of tools and pages.
+TOOL_CHECKS = (*CHECKS, has_enough_users_words)
+
+
+def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
+    """Keep pinned facts."""
+    if ending.fact.pinned:
+        return Rejection("pinned", "A pinned fact stays until it is unpinned.")
+    return None
+
+
+def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact that its replacement only repeats."""
+    if ending.new is not None and ending.new.id == ending.fact.id:
+        return Rejection(
+            "replacement_rejected", "The fact that should replace it says the same."
+        )
+    return None
+
+
+def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact that the user's words do not end."""
+    if not ending.entry.quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that end it.")
+    if ending.place:
+        return None
+    return Rejection("quote_not_found", "Its quote is not in the user's words.")
+
+
+def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
+    """Keep a fact that the words of a quote do not contradict.
+
+    Words that ask, suppose or quote contradict nothing. Else they share a word with the
+    fact, or the new fact does. Without a shared word, a request that a model has read
+    ends the fact. So does a change that ends no other fact, or that leads to the new
+    one.
+    """
+    fact = ending.fact
+    place = ending.place
+    new = ending.new
+    if place is None:
+        return None
+    reason: str = ending.entry.said_as
+    if reason not in _ENDS_NOTHING:
+        reason = unsaid_reason(
+            fact.content, place.text, place.span, may_presuppose=False
+        )
+    if reason:
+        return Rejection(reason, _ENDS_NOTHING[reason])
+    sentences = " ".join(sentences_at(place.text, place.span))
+    words = f"{sentences}\n{source.question(place)}\n{new.content if new else ''}"
+    is_change = (ending.is_only or new is not None) and tells_change(sentences)
+    if shares_word(fact.content, words) or is_change or ending.is_request:
+        return None
+    return Rejection("not_contradicted", "The user's words say nothing of it.")
+
+
+ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
+
+
+class UsersKeywords(NamedTuple):
+    """The keywords of a user's statements, and of questions and suppositions."""
+
+    statements: frozenset[str]
+    questions: frozenset[str]
+
+    def mostly_ask(self, telling: frozenset[str]) -> bool:
+        """Return whether at least half of the said keywords are only asked."""
+        stated = shared(telling, self.statements)
+        only_asked = shared(telling, self.questions) - stated
+        return bool(only_asked) and len(only_asked) >= len(stated)
+
+
+def users_keywords(sentences: Iterable[str]) -> UsersKeywords:
+    """Return the keywords of sentences of the user's."""
+    stating = list[str]()
+    asking = list[str]()
+    for sentence in sentences:
+        if _may_ask(sentence):
+            asking.append(sentence)
+        else:
+            stating.append(sentence)
+    return UsersKeywords(keywords("\n".join(stating)), keywords("\n".join(asking)))
+
+
+def is_said_again(fact: Fact, words: UsersKeywords) -> Rejection | None:
+    """Reject a confirmation without a keyword that the user states.
+
+    A question confirms nothing, and the assistant repeats facts of the prompt.
+    """
+    telling = keywords(fact.content)
+    if words.mostly_ask(telling):
+        return Rejection("asked", _UNSAID["asked"])
+    if overlaps(telling, words.statements):
+        return None
+    return Rejection("not_the_users_words", "No word of it is in the user's words.")
+
+
+def is_asked_again(fact: Fact, place: Place) -> bool:
+    """Return whether a quote only asks for a fact or supposes it."""
+    sentences = sentences_at(with_question_marks(place.text), place.span)
+    return all(map(_may_ask, sentences)) or users_keywords(sentences).mostly_ask(
+        keywords(fact.content)
+    )
+
+
+def _words(section: str) -> frozenset[str]:
+    return frozenset(chain(*word_lists("clauses")[section]))
+
+
+_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
+_LEAST_QUOTED = 3
+_SUBJECT_WORDS = 3
+# The words behind the speaker in which a change is told: "I have gone back".
+_NEAR = 3
+_QUOTATION_MARKS = (
+    ("\u201c", "\u201d"),
+    ("\u201e", "\u201c"),
+    ("\u300c", "\u300d"),
+    ('"', '"'),
+    ("'", "'"),
+)
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return pattern(_SENTENCE).findall(with_question_marks(text))
+
+
+def sentences_at(text: str, span: Span) -> list[str]:
+    """Return the sentences of a text in which a part of it lies."""
+    sentences = []
+    for match in pattern(_SENTENCE).finditer(text):
+        sentence = match.group().strip()
+        if sentence and match.start() < span.end and span.start < match.end():
+            sentences.append(sentence)
+    return sentences
+
+
+def denies(text: str) -> bool:
+    """Return whether a text has a negation: a word, a form such as "don't", or a character.
+
+    >>> denies("Does not drink"), denies("No."), denies("不喝酒"), denies("Drinks tea")
+    (True, True, True, False)
+    """
+    if script_of(text) == "cjk":
+        return phrases("clauses", "negation_in_characters").search(text) is not None
+    return any(map(_negates, _words_in(text)))
+
+
+def tells_change(text: str) -> bool:
+    """Return whether the speaker tells a change.
+
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
+    [True, True, False, False]
+    """
+    words = [word.removesuffix("'ve") for word in _words_in(text)]
+    changes = frozenset(map(term_of, _words("changes")))
+    for i, word in enumerate(words):
+        if word not in _words("speakers"):
+            continue
+        for verb in words[i + 1 : i + 1 + _NEAR]:
+            if term_of(verb) in changes and (_may_be_past(verb) or verb == "back"):
+                return True
+    return bool(phrases("clauses", "since_now").search(text))
+
+
+def unsaid_reason(
+    statement: str, text: str, span: Span, *, may_presuppose: bool = True
+) -> str:
+    """Return how the words around a quote say a statement without stating it.
+
+    Return "asked", "supposed" or "quoted", or "" for a statement.
+    ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
+
+    >>> from llama_index_memory_ext.checks.quotes import find_quote
+    >>> text = "I like coffee. Should I learn Rust?"
+    >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
+    'asked'
+    """
+    inside = sentences_at(text, span)
+    if not _is_stated(statement, text):
+        is_asked = bool(inside) and all(map(_is_question, inside))
+        if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
+            return "asked"
+        is_supposed = any(map(phrases("clauses", "supposed").search, inside))
+        if is_supposed and not phrases("clauses", "conditional").search(statement):
+            return "supposed"
+    return "quoted" if _is_quoted(text, span) else ""
+
+
+def _is_stated(statement: str, text: str) -> bool:
+    """Return whether a message states a telling word of a statement."""
+    clauses = list[str]()
+    for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
+        if phrases("clauses", "supposed").search(sentence):
+            continue
+        if _is_question(sentence):
+            # "I have two kids, how much tax do I pay?" asks only in its last clause.
+            clauses += phrases("clauses", "clause_end").split(sentence)[:-1]
+        else:
+            clauses.append(sentence)
+    return overlaps(keywords(statement), keywords(" ".join(clauses)))
+
+
+def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
+    """Return whether a question calls the statement the user's own: "my two cats"."""
+    telling = [
+        word for word in _words_in(statement) if word not in _LIGHT | _words("has")
+    ]
+    if not telling or denies(statement):
+        return False
+    for words in map(_words_in, sentences):
+        for i, word in enumerate(words, 1):
+            if word in _words("own") and _have_all(
+                words[i : i + len(telling)], telling
+            ):
+                return True
+    return False
+
+
+def _may_ask(sentence: str) -> bool:
+    """Return whether a sentence asks or supposes something, also without a question mark."""
+    sentence = sentence.strip()
+    if phrases("clauses", "supposed").search(sentence):
+        return True
+    if phrases("clauses", "asks").search(sentence):
+        return True
+    return _is_question(sentence)
+
+
+def with_question_marks(text: str) -> str:
+    """Return a text of the same length in which the question marks of all scripts are "?"."""
+    return phrases("clauses", "question_marks").sub("?", text)
+
+
+def _is_question(sentence: str) -> bool:
+    return phrases("clauses", "question").search(sentence[-2:]) is not None
+
+
+def _is_quoted(text: str, span: Span) -> bool:
+    """Return whether a quote lies within quotation marks, or in a line of a mail that is answered."""
+    if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
+        return False
+    for opening, closing in _QUOTATION_MARKS:
+        start = text.rfind(opening, 0, span.start + 1)
+        if start >= 0 and not text[max(start - 1, 0) : start].isalnum():
+            end = max(span.end - 1, start + 1)
+            if closing not in text[start + 1 : end] and closing in text[end:]:
+                return True
+    return False
+
+
+def _negates(word: str) -> bool:
+    """Return whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
+    return (
+        word in _words("negations")
+        or word.endswith("n't")
+        or (word.endswith("nt") and word in STOP_WORDS)
+    )
+
+
+def _words_in(text: str) -> list[str]:
+    """Return the words of a text in lower case, with straight apostrophes."""
+    return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
+
+
+def _have_all(words: Sequence[str], telling: Iterable[str]) -> bool:
+    """Return whether each telling word is among the words in some form."""
+    return all(any(_are_same(word, term) for word in words) for term in telling)
+
+
+def _are_same(word: str, other: str) -> bool:
+    if word == other or are_forms(other, word):
+        return True
+    return not keywords(word).isdisjoint(keywords(other))
+
+
+def _may_be_past(word: str) -> bool:
+    return word.endswith("ed") or (word in IRREGULAR and not word.endswith("n"))

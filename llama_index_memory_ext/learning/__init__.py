@@ -1,0 +1,1 @@
+"""Facts about a user: extracted, checked, kept, ranked and shown."""

@@ -1,0 +1,338 @@
+"""Validates a model's reply: only facts that the user's own words say are stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from itertools import chain
+from time import thread_time
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.checks.evidence import Place, Source
+from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
+from llama_index_memory_ext.checks.rules import (
+    CHECKS,
+    DOUBTS,
+    ENDING_CHECKS,
+    MAX_FACT,
+    Candidate,
+    Ending,
+    Rejection,
+    UsersKeywords,
+    first_rejection,
+    is_asked_again,
+    is_said_again,
+    sentences_of,
+    users_keywords,
+)
+from llama_index_memory_ext.fact import (
+    DEFAULT_MIN_CONFIDENCE,
+    Fact,
+    RetiredBy,
+    normalised,
+    raised,
+    retire,
+)
+from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.words import phrases
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import date
+
+    from llama_index_memory_ext.checks.rules import Check
+    from llama_index_memory_ext.learning.reply import (
+        ExtractionReply,
+        NewFact,
+        Retirement,
+    )
+    from llama_index_memory_ext.text.messages import (
+        Utterance,
+    )
+
+_UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
+_KNOWN = Rejection("duplicate", "It is known already.")
+_RETIRED = Rejection("duplicate", "It is retired already.")
+_NO_TIME = Rejection(
+    "too_long", "The reply has so many entries that there was no time left to check it."
+)
+# Of processor time. The entries of an ordinary reply take less than a second.
+_MOST_SECONDS = 10
+
+
+class Doubt(NamedTuple):
+    """A new fact whose names or numbers were not said, and the rejection for it."""
+
+    fact: Fact
+    rejection: Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedReply:
+    """The facts that a reply changes, and the rejections of its other entries.
+
+    Attributes:
+        accepted: New facts.
+        confirmed: Known facts that the user says again; none of them is retired.
+        retired: Known facts that end.
+        rejected: The reasons for entries that are not stored.
+        doubted: New facts that are stored if a second reading finds the words that say
+            them. Their rejections are in ``rejected``, too.
+    """
+
+    accepted: tuple[Fact, ...] = field(default=(), repr=False)
+    confirmed: tuple[Fact, ...] = field(default=(), repr=False)
+    retired: tuple[Fact, ...] = field(default=(), repr=False)
+    rejected: tuple[Rejection, ...] = ()
+    doubted: tuple[Doubt, ...] = field(default=(), repr=False)
+
+    @property
+    def claims(self) -> tuple[Fact, ...]:
+        """The new, the retired and the doubted facts: a second reading judges them."""
+        doubted_facts = [doubt.fact for doubt in self.doubted]
+        return (*self.accepted, *self.retired, *doubted_facts)
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """The number of rejections for each reason; {} if there are none."""
+        return dict(Counter(rejection.reason for rejection in self.rejected))
+
+
+def validate_reply(
+    reply: ExtractionReply,
+    lines: Sequence[Utterance],
+    known: Sequence[Fact],
+    *,
+    now: datetime,
+    active: Sequence[Fact] = (),
+    past: Sequence[Fact] = (),
+    session_id: str | None = None,
+    min_confidence: float = DEFAULT_MIN_CONFIDENCE,
+    checks: Sequence[Check] = CHECKS,
+    context: Sequence[Utterance] = (),
+    others: str = "",
+    retired_by: RetiredBy | None = None,
+) -> ValidatedReply:
+    """Check each entry of a reply against the conversation.
+
+    Args:
+        reply: The model's reply to an ``extraction_prompt`` with these lines.
+        lines: The conversation.
+        known: The facts that the reply names by their places in this list, from 1.
+        now: When the conversation took place and new facts are created, with a time
+            zone.
+        active: Further active facts, so that none is stored twice.
+        past: Facts that were true before, so that none is stored twice with the same
+            last day.
+        session_id: The session of new facts.
+        min_confidence: 0..1; new facts with less are rejected.
+        checks: The checks that a new fact must pass before ``DOUBTS``.
+        context: The messages right before the lines. Nothing is quoted from them, but
+            names and questions may come from them.
+        others: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
+            no keyword that only they have.
+        retired_by: Why facts end; if None, the quote and the reason of each entry tell.
+            With "request", past facts can be retired, too.
+    """
+    validation = _Validation(
+        Source(lines, context, others, now.date(), [*known, *active]),
+        known,
+        now,
+        session_id,
+        retired_by,
+    )
+    ends_at = thread_time() + _MOST_SECONDS
+    for new in reply.new_facts:
+        if thread_time() > ends_at:
+            validation.rejected.append(_NO_TIME)
+            continue
+        validation.add(new, checks, min_confidence)
+    quotes = Counter(entry.quote for entry in reply.retired)
+    for entry in reply.retired:
+        if thread_time() > ends_at:
+            validation.rejected.append(_NO_TIME)
+            continue
+        validation.end(entry, is_only=quotes[entry.quote] == 1)
+    for number in reply.confirmed:
+        validation.confirm(number)
+    return validation.result(past)
+
+
+@dataclass
+class _Validation:
+    """Checks the entries of a reply, new facts first, and collects the results.
+
+    ``by_label`` holds the first new fact of each label; None if it was not stored.
+    """
+
+    source: Source
+    known_facts: Sequence[Fact]
+    now: datetime
+    session_id: str | None
+    retired_by: RetiredBy | None
+    accepted: list[Fact] = field(default_factory=list)
+    confirmed: dict[str, Fact] = field(default_factory=dict)
+    retired: dict[str, Fact] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+    doubted: list[Doubt] = field(default_factory=list)
+    by_label: dict[str, Fact | None] = field(default_factory=dict)
+
+    @cached_property
+    def by_content(self) -> dict[str, Fact]:
+        return {
+            normalised(fact.content): fact
+            for fact in reversed(self.source.known_facts)
+            if not fact.retired
+        }
+
+    @cached_property
+    def users_keywords(self) -> UsersKeywords:
+        texts = (line.text for line in self.source.lines if line.is_users)
+        return users_keywords(chain.from_iterable(map(sentences_of, texts)))
+
+    def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
+        place = self.source.find(new.quote)
+        candidate = Candidate(new, place, min_confidence)
+        rejection = first_rejection(candidate, self.source, checks)
+        if rejection:
+            self.rejected.append(rejection)
+        elif place:
+            doubt = first_rejection(candidate, self.source, DOUBTS)
+            if doubt:
+                self._doubt(new, place, doubt)
+            else:
+                self._accept(new, place)
+        self.by_label.setdefault(new.label, None)
+
+    def _doubt(self, new: NewFact, place: Place, rejection: Rejection) -> None:
+        self.rejected.append(rejection)
+        if normalised(new.content) not in self.by_content:
+            self.doubted.append(Doubt(self._new_fact(new, place), rejection))
+
+    def _accept(self, new: NewFact, place: Place) -> None:
+        """Store a new fact, or confirm the known fact that says the same."""
+        content = normalised(new.content)
+        fact = self.by_content.get(content)
+        if fact is None:
+            fact = self._new_fact(new, place)
+            self.by_content[content] = fact
+            self.accepted.append(fact)
+        else:
+            self.rejected.append(_KNOWN)
+            if not is_asked_again(fact, place):
+                self.confirmed[fact.id] = raised(fact, self.now)
+        self.by_label.setdefault(new.label, fact)
+
+    def end(self, entry: Retirement, *, is_only: bool) -> None:
+        is_request = self.retired_by == "request"
+        fact = self._known_fact(entry.number, past=is_request)
+        if fact is None:
+            self.rejected.append(_UNKNOWN)
+            return
+        if fact.id in self.retired:
+            self.rejected.append(_RETIRED)
+            return
+        new = self.by_label.get(entry.replaced_by)
+        place = self.source.find(entry.quote)
+        ending = Ending(fact, entry, place, new, is_only, is_request)
+        rejection = first_rejection(ending, self.source, ENDING_CHECKS)
+        if rejection:
+            self.rejected.append(rejection)
+        else:
+            self.retired[fact.id] = self._retired_fact(ending)
+
+    def _retired_fact(self, ending: Ending) -> Fact:
+        fact = ending.fact
+        entry = ending.entry
+        last_day = self.source.last_day(entry.valid_until) or fact.valid_until
+        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        return retire(
+            fact.model_copy(update={"valid_until": last_day}),
+            self._reason_of(ending),
+            max(fact.updated_at, self.now),
+            ending.new.id if ending.new else None,
+            by=by,
+        )
+
+    def _reason_of(self, ending: Ending) -> str:
+        """Return the model's reason, or our own where the model may have copied an instruction into it."""
+        new = ending.new
+        reason = ending.entry.reason[:MAX_FACT]
+        text = (
+            f"{ending.entry.quote}\n{ending.fact.content}\n{new.content if new else ''}"
+        )
+        claim = phrases("replies", "report").sub("", reason)
+        if (
+            not claim
+            or has_rider(claim, text, text)
+            or unsaid_addresses(reason, self.source.said)
+        ):
+            reason = "The user said that it is true no longer."
+        if ending.entry.replaced_by and new is None:
+            reason += " What is true instead was not stored."
+        return reason
+
+    def confirm(self, number: int) -> None:
+        fact = self._known_fact(number)
+        if fact is None:
+            self.rejected.append(_UNKNOWN)
+            return
+        rejection = is_said_again(fact, self.users_keywords)
+        if rejection:
+            self.rejected.append(rejection)
+        else:
+            self.confirmed[fact.id] = raised(fact, self.now)
+
+    def result(self, past: Sequence[Fact]) -> ValidatedReply:
+        """Return the validated reply, without new facts that repeat a past one with the same last day."""
+        changed = {*self.retired, *(fact.id for fact in self.accepted)}
+        past_keys = {_past_key(fact) for fact in past if not fact.retired}
+        stored = [fact for fact in self.accepted if _past_key(fact) not in past_keys]
+        repeated = len(self.accepted) - len(stored)
+        return ValidatedReply(
+            tuple(stored),
+            tuple(fact for fact in self.confirmed.values() if fact.id not in changed),
+            tuple(self.retired.values()),
+            (*self.rejected, *[_KNOWN] * repeated),
+            tuple(self.doubted),
+        )
+
+    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
+        if not 0 < number <= len(self.known_facts):
+            return None
+        fact = self.known_facts[number - 1]
+        if not fact.retired or (past and fact.state(self.now) == "past"):
+            return fact
+        return None
+
+    def _new_fact(self, new: NewFact, place: Place) -> Fact:
+        """Return a new fact with the text around its quote as its source.
+
+        A quote that is in no row of the log, as in the text of a program, gives a fact
+        without a session.
+        """
+        around = self.source.around(place)
+        valid_until = self.source.last_day(new.valid_until)
+        if new.said_as == "past":
+            # It was over when the user said it.
+            day_before = self.source.said_on - timedelta(days=1)
+            valid_until = min(valid_until or day_before, day_before)
+        rows = tuple(self.source.lines[i].row_id for i in around.lines)
+        return Fact(
+            **new.model_dump(
+                include={"content", "category", "confidence", "said_as", "about"}
+            ),
+            quote=place.quote,
+            valid_from=self.source.first_day(new.valid_from),
+            valid_until=valid_until,
+            created_at=self.now,
+            session_id=self.session_id if any(rows) else None,
+            message_ids=rows if any(rows) else (),
+            source=around.text,
+        )
+
+
+def _past_key(fact: Fact) -> tuple[str, date | None]:
+    return normalised(fact.content), fact.valid_until

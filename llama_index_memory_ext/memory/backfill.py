@@ -1,0 +1,194 @@
+"""Backfill: extracts facts from the unread messages of past sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.loop import lock_for
+from llama_index_memory_ext.errors import StoreError, blame_of
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
+    from llama_index_memory_ext.learning.extractor import Extracted, Extractor
+    from llama_index_memory_ext.store import MemoryStore
+
+
+# A model without a key or a network fails with every session, so a backfill of a
+# thousand sessions stops after three.
+_MOST_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """The result of a backfill.
+
+    ``sessions``: sessions that are now read to their end.
+    ``messages``: messages that this call has read.
+    ``new``, ``confirmed``, ``retired``: numbers of facts.
+    ``failed``: the type of the error, by session, of sessions that stopped half-way.
+    ``not_tried``: the sessions after too many failures in a row.
+    ``set_aside``: turns of the read sessions without facts, because extraction failed.
+    """
+
+    sessions: int = 0
+    messages: int = 0
+    new: int = 0
+    confirmed: int = 0
+    retired: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    not_tried: tuple[str, ...] = ()
+    set_aside: int = 0
+
+
+async def backfill(
+    store: MemoryStore,
+    block: RelevantFactsBlock,
+    session_id: str,
+    session_ids: Sequence[str] | None = None,
+    *,
+    show_progress: bool = False,
+    failed: bool = False,
+) -> Backfilled:
+    """Extract facts from the unread messages of sessions, one session after the other.
+
+    A later session can so correct an earlier one.
+
+    Args:
+        store: The store of the sessions.
+        block: The facts' block.
+        session_id: The session of the memory.
+        session_ids: The sessions to read; None: ``session_id`` and all other sessions
+            of its user, or for an agent, the sessions in which it has learned before.
+        show_progress: Whether to show a progress bar.
+        failed: Whether to try the turns once more that were set aside.
+
+    Raises:
+        StoreError: A session does not exist. No model was asked then.
+    """
+    namespace = block.namespace_of(session_id)
+    remaining = await _sessions_to_read(store, block, session_id, session_ids)
+    # Two backfills at the same time would ask for everything twice, and store only one
+    # of the results.
+    async with lock_for("backfill", *store.database.identity, namespace):
+        unread = 0
+        for name in remaining:
+            unread += await store.users.count(name, reader=block.reader_of(name))
+        if unread:
+            # Raises a NoModelError where there is none.
+            block.chosen_llm()
+        # Imported here, because it looks for a notebook around it, which takes a while.
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
+
+        counts: Counter[str] = Counter()
+        failures: dict[str, str] = {}
+        failures_in_a_row = 0
+        with tqdm(
+            desc="Extracting facts",
+            total=unread,
+            unit=" messages",
+            disable=not show_progress,
+        ) as bar:
+            while remaining and failures_in_a_row < _MOST_FAILURES:
+                name = remaining.pop(0)
+                try:
+                    await block.jobs.wait(block.job_key(name))
+                    extractor = block.extractor(name, at_once=True)
+                    async for batch in _batches(extractor, again=failed):
+                        bar.update(batch.messages)
+                        counts.update(
+                            messages=batch.messages,
+                            new=len(batch.reply.accepted),
+                            confirmed=len(batch.reply.confirmed),
+                            retired=len(batch.reply.retired),
+                        )
+                        if batch.seconds is not None:
+                            failures_in_a_row = 0
+                    set_aside = await extractor.set_aside()
+                    counts.update(sessions=1, set_aside=len(set_aside))
+                except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
+                    log_failure(
+                        "Facts were not extracted",
+                        name,
+                        error,
+                        "the next backfill goes on there",
+                    )
+                    failures[name] = type(error).__name__
+                    failures_in_a_row += 1
+        return Backfilled(**counts, failed=failures, not_tried=tuple(remaining))
+
+
+async def _sessions_to_read(
+    store: MemoryStore,
+    block: RelevantFactsBlock,
+    session_id: str,
+    session_ids: Sequence[str] | None,
+) -> list[str]:
+    """Return the sessions to read, each once: the named ones in their order, or the user's, oldest first.
+
+    Raises:
+        StoreError: A named session does not exist, or no list of ids was passed.
+    """
+    if session_ids is None:
+        return await _sessions_of_user(store, block, session_id)
+    if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
+        raise StoreError(
+            f"Expected session_ids to be a list of session ids; got {type(session_ids).__name__}."
+        )
+    named = list(dict.fromkeys(session_ids))
+    for name in named:
+        if not isinstance(name, str) or not await store.users.knows(name):
+            raise StoreError(
+                f"There is no session {name!r} in this database, so nothing was read. "
+                "`await memory.sql_store.get_keys()` lists the sessions."
+            )
+    return named
+
+
+async def _sessions_of_user(
+    store: MemoryStore, block: RelevantFactsBlock, session_id: str
+) -> list[str]:
+    """Return the sessions of the user of a session, oldest first; empty sessions come before others."""
+    never = datetime.min.replace(tzinfo=timezone.utc)
+    began = {session_id: never}
+    for info in await store.sessions(
+        block.namespace_of(session_id), session_ids=[session_id]
+    ):
+        began[info.session_id] = info.first_at or never
+    names = set(began)
+    if block.view.own is not None:
+        # Words of the user to another agent are not for this agent.
+        talks = await store.users.read_by(block.reader_of(session_id))
+        names &= {session_id, *talks}
+    return sorted(names, key=lambda name: (began[name], name))
+
+
+async def _batches(extractor: Extractor, *, again: bool) -> AsyncIterator[Extracted]:
+    """Extract the turns that were set aside, if tried ``again``, and then the unread turns.
+
+    A turn that fails again stays set aside. An error of the model is raised.
+    """
+    turns = await extractor.set_aside() if again else ()
+    for turn in turns:
+        try:
+            batch = await extractor.extract_again(turn)
+        except Exception as error:  # noqa: PERF203 - a turn that fails does not keep the others
+            if blame_of(error) in ("model", "length"):
+                raise
+            log_failure(
+                "Facts were not extracted",
+                extractor.session_id,
+                error,
+                "the turn stays set aside",
+            )
+        else:
+            yield batch
+    while True:
+        unread = await extractor.extract_next()
+        if unread is None:
+            return
+        yield unread

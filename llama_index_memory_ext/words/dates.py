@@ -1,0 +1,335 @@
+"""Dates: reads the dates and periods that a text names, and writes days in one way for the index."""
+
+from __future__ import annotations
+
+import re
+from calendar import monthrange
+from datetime import date, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.words import phrases, word_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MONTHS = str.split(
+    "January February March April May June July August September October November December"
+)
+# The English names of the months and their first three letters.
+MONTH_PATTERN = "|".join(f"{month}|{month[:3]}" for month in MONTHS)
+WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+# English and German write months and weekdays with a capital, which sets "May" apart from
+# "may".
+_CAPITALISED = frozenset({"en", "de"})
+# Shorter spellings of months and weekdays are also common words.
+_SHORTEST_NAME = 3
+# "The 20s" are 2020, and "the 30s" 1930.
+_LAST_DECADE = 20
+# The days of a day, a week, a month and a year, in the order of the section "units".
+_UNIT_DAYS = (1, 7, 30, 365)
+# The characters around "may" that decide whether it is the month.
+_NEAR = 40
+
+
+class Day(NamedTuple):
+    """A date or a part of it; an unknown part is None. Weekdays count from Monday, 0."""
+
+    year: int | None = None
+    month: int | None = None
+    day: int | None = None
+    weekday: int | None = None
+
+
+class Found(NamedTuple):
+    """A part of a text that names a date, with all its readings: 1/2 has two."""
+
+    readings: tuple[Day, ...]
+    start: int
+    end: int
+
+
+class Period(NamedTuple):
+    """A time from a first day to a last day, both included."""
+
+    start: date
+    end: date
+
+
+class EnglishDays(NamedTuple):
+    """A text whose days are written in English, and the terms of its days, such as "may8"."""
+
+    text: str
+    terms: list[str]
+
+
+class _Names(NamedTuple):
+    """A pattern of the names of months and weekdays, and the month or weekday of each name."""
+
+    pattern: re.Pattern[str]
+    days: dict[str, Day]
+
+
+# Each sentence of a text is compared with the same source, and many lines of an index
+# have the same day.
+@lru_cache(maxsize=256)
+def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
+    """Return the dates that a text names in digits, and in words of English, German and the language of a code.
+
+    No two dates overlap.
+
+    >>> [mention.readings for mention in dates_in("On 8 May, not on 2026-05-09")]
+    [(Day(year=None, month=5, day=8, weekday=None),), (Day(year=2026, month=5, day=9, weekday=None),)]
+    """
+    patterns = [
+        phrases("calendar", "numeric"),
+        phrases("calendar", "chinese"),
+        phrases("calendar", "pair"),
+        _names(code).pattern,
+        phrases("calendar", "year"),
+        phrases("calendar", "decade"),
+    ]
+    mentions: list[Found] = []
+    is_read = bytearray(len(text))
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            readings = _readings(match, code)
+            if readings and not any(is_read[start:end]):
+                is_read[start:end] = bytes([1]) * (end - start)
+                mentions.append(Found(readings, start, end))
+    return tuple(sorted(mentions, key=lambda mention: mention.start))
+
+
+def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
+    """Return the days that a match can mean; none for a day that no month has, unless its month is named."""
+    parts = match.groupdict()
+    if parts.get("decade"):
+        decade = int(parts["decade"])
+        return (Day((1900 if decade > _LAST_DECADE else 2000) + decade),)
+    year = _number(parts, "y")
+    day = _number(parts, "d")
+    if parts.get("name"):
+        return _named_readings(parts["name"], year, day, code)
+    if "a" not in parts:
+        readings = [Day(year, _number(parts, "m"), day)]
+    else:
+        first = int(parts["a"])
+        second = int(parts["b"])
+        readings = [Day(year, second, first)]
+        # With dots the day is first.
+        if parts["mark"] != "." and first != second:
+            readings.append(Day(year, first, second))
+    return tuple(reading for reading in readings if _exists(reading))
+
+
+def _number(parts: dict[str, str], name: str) -> int | None:
+    """Return the number in a group, or in the groups with 2 and 3 behind its name."""
+    for key in (name, f"{name}2", f"{name}3"):
+        if parts.get(key):
+            return int(parts[key])
+    return None
+
+
+def _named_readings(
+    name: str, year: int | None, day: int | None, code: str
+) -> tuple[Day, ...]:
+    named = _names(code).days[name.lower()]
+    is_weekday = named.weekday is not None
+    is_alone = is_weekday or not (day or year)
+    if is_alone and code in _CAPITALISED and name[0].islower():
+        return ()
+    if is_weekday:
+        return (named,)
+    return (Day(year, named.month, day),)
+
+
+def _exists(day: Day) -> bool:
+    if day.month is None:
+        return True
+    if day.month not in range(1, len(MONTHS) + 1):
+        return False
+    # An unknown year may be a leap year.
+    return 1 <= (day.day or 1) <= monthrange(day.year or 2000, day.month)[1]
+
+
+@lru_cache(maxsize=16)
+def _names(code: str) -> _Names:
+    """Return the names of months and weekdays in a language, English and German."""
+    days: dict[str, Day] = {}
+    if code not in _CAPITALISED:
+        days = _foreign_names(code)
+    lists = word_lists("calendar")
+    for number, names in enumerate(lists["months"], 1):
+        days.update(dict.fromkeys(names, Day(month=number)))
+    for number, names in enumerate(lists["weekdays"]):
+        days.update(dict.fromkeys(names, Day(weekday=number)))
+    either = "|".join(sorted(map(re.escape, days), key=len, reverse=True))
+    pattern = re.compile(
+        rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{either}))\b\.?"
+        rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
+    )
+    return _Names(pattern, days)
+
+
+def _foreign_names(code: str) -> dict[str, Day]:
+    # Imported here, because only background work needs it.
+    from dateparser.languages.loader import default_loader  # type: ignore[import-untyped]
+
+    try:
+        info = default_loader.get_locale(code).info
+    except ValueError:
+        return {}
+    english_days = {name: Day(month=i) for i, name in enumerate(MONTHS, 1)}
+    english_days |= {name: Day(weekday=i) for i, name in enumerate(WEEKDAYS)}
+    days: dict[str, Day] = {}
+    for name, day in english_days.items():
+        for spelling in map(str.lower, info.get(name.lower(), ())):
+            if sum(map(str.isalpha, spelling)) >= _SHORTEST_NAME:
+                days[spelling] = day
+    return days
+
+
+def period_of(day: Day, today: date | None = None) -> Period | None:
+    """Return the period of a day, a month or a year; None if there is no such day.
+
+    Without a year, the last such day until ``today`` counts; None without ``today``.
+
+    >>> period_of(Day(2024, 2))
+    Period(start=datetime.date(2024, 2, 1), end=datetime.date(2024, 2, 29))
+    """
+    year = day.year
+    if year is None:
+        year = _last_year_of(day, today)
+    if year is None:
+        return None
+    try:
+        start = date(year, day.month or 1, day.day or 1)
+    except ValueError:
+        return None
+    if day.day:
+        return Period(start, start)
+    last_month = day.month or len(MONTHS)
+    return Period(start, date(year, last_month, monthrange(year, last_month)[1]))
+
+
+def _last_year_of(day: Day, today: date | None) -> int | None:
+    if not (today and day.month):
+        return None
+    is_ahead = (day.month, day.day or 0) > (today.month, today.day)
+    return today.year - is_ahead
+
+
+def relative_periods(text: str, today: date) -> Iterator[Period]:
+    """Yield the periods that a text in lower case names from today: two years ago, last month, yesterday.
+
+    >>> next(relative_periods("what did we use last year?", date(2026, 11, 20))).start
+    datetime.date(2025, 1, 1)
+    """
+    for match in phrases("calendar", "ago").finditer(text):
+        number, unit = filter(None, match.groups())
+        count = int(number) if number.isdecimal() else _line_of(number, "numbers")
+        if count in range(1, 100):
+            days = _UNIT_DAYS[_line_of(unit, "units") - 1]
+            middle = today - timedelta(days=count * days)
+            half = timedelta(days=days // 2)
+            yield Period(middle - half, middle + half)
+    for match in phrases("calendar", "last").finditer(text):
+        yield _last_period(match, today)
+
+
+def _last_period(match: re.Match[str], today: date) -> Period:
+    """Return the day, week, month or year before today's, or the year before the last."""
+    unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
+    yesterday = today - timedelta(days=1)
+    monday = today - timedelta(days=today.weekday() + 7)
+    month_end = today.replace(day=1) - timedelta(days=1)
+    year = today.year - (2 if match["year_before"] else 1)
+    # In the order of the section "units".
+    periods = (
+        Period(yesterday, yesterday),
+        Period(monday, monday + timedelta(days=6)),
+        Period(month_end.replace(day=1), month_end),
+        Period(date(year, 1, 1), date(year, 12, 31)),
+    )
+    return periods[_line_of(unit, "units") - 1]
+
+
+def _line_of(word: str, section: str) -> int:
+    """Return the number of the line of a section that has a word; 0 for none."""
+    for number, words in enumerate(word_lists("calendar")[section], 1):
+        if word in words:
+            return number
+    return 0
+
+
+def with_english_days(text: str) -> EnglishDays:
+    """Return a text in which days and months are written in one way, and the terms of its days; for the index.
+
+    A day with two readings is written in both. The verb "may" is left out.
+
+    >>> with_english_days("It may rain on 08.05.2026")
+    EnglishDays(text='It  rain on  8 May 2026 ', terms=['may8'])
+    """
+    if "may" in text.lower():
+        text = re.sub(
+            r"(?i)\bmay\b", lambda may: may.group() if _is_month(may) else "", text
+        )
+    # Most texts have no digit, and no date to rewrite.
+    if not re.search(r"\d", text):
+        return EnglishDays(text, [])
+    parts = list[str]()
+    terms = list[str]()
+    end = 0
+    for mention in dates_in(text):
+        days = _days_to_write(mention, text)
+        if days:
+            written = ", ".join(map(_in_english, days))
+            parts += [text[end : mention.start], f" {written} "]
+            terms += [
+                f"{_month_of(day)[:3].lower()}{day.day}" for day in days if day.day
+            ]
+            end = mention.end
+    return EnglishDays("".join([*parts, text[end:]]), terms)
+
+
+def _days_to_write(mention: Found, text: str) -> list[Day]:
+    """Return the readings with a month; none for 1/2, which is rather a half."""
+    days = [day for day in mention.readings if day.month]
+    has_letter = any(map(str.isalpha, text[mention.start : mention.end]))
+    if days and (days[0].year or has_letter):
+        return days
+    return []
+
+
+def _month_of(day: Day) -> str:
+    return MONTHS[(day.month or 1) - 1]
+
+
+def _in_english(day: Day) -> str:
+    return f"{day.day or ''} {_month_of(day)} {day.year or ''}".strip()
+
+
+def _is_month(may: re.Match[str]) -> bool:
+    before = may.string[max(may.start() - _NEAR, 0) : may.start()]
+    after = may.string[may.end() : may.end() + _NEAR]
+    if re.match(r"(?i)\s(?:be|have|not)\b", after):
+        return False
+    is_capitalised = may.group() == "May"
+    is_in_date = phrases("calendar", "before_may").search(before) or phrases(
+        "calendar", "after_may"
+    ).match(after)
+    if is_in_date:
+        return is_capitalised or not before.endswith("this ")
+    # "And May?"
+    return (
+        is_capitalised
+        and before[-2:-1].isalnum()
+        and after.strip()[:1] in ("", "?", ",", ";")
+    )
+
+
+def date_words(day: date) -> str:
+    """Return a day as people write it, "8 May, 2023", so that a query finds it by day, month or year."""
+    return f"{day.day} {MONTHS[day.month - 1]}, {day.year}"

@@ -1,0 +1,383 @@
+"""Words of a text: the terms of an index, and the keywords that statements are compared by."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index_memory_ext.background.loop import thread_lock
+from llama_index_memory_ext.words import pattern, word_lists
+from llama_index_memory_ext.words.dates import with_english_days
+from llama_index_memory_ext.words.forms import (
+    CHARACTER,
+    FUNCTION_WORDS,
+    STOP_CHARACTERS,
+    STOP_PAIRS,
+    STOP_WORDS,
+    are_forms,
+    comparable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+
+
+# Katakana is apart from the other Japanese characters, because a word ends where it
+# begins or ends.
+_KATAKANA = "\u30a0-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
+# Scripts without spaces between words, and Hangul, whose words include their particles.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u309f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# Vowel signs and accents belong to the word, but are no letters to Python.
+_SIGNS = "\u0300-\u036f\u0900-\u0963\u0980-\u0dff"
+_WORD = (
+    rf"(?P<unspaced>[{_KATAKANA}]+|[{_UNSPACED}]+)"
+    rf"|[a-z](?:\+\+|#)(?!\w)"
+    rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
+)
+# "Uses Docker" and "it uses FastAPI" have nothing in common.
+_ANY_VERB = "use"
+# The names of Snowball's algorithms by the ISO 639-1 code of the language.
+LANGUAGES = dict(word_lists("languages")["snowball"])
+# Most Russian texts are written without the first.
+_YO = ("\u0451", "\u0435")
+# A Snowball stemmer keeps its word in itself, so threads must take turns. Its time
+# grows with the square of the length, so longer words are not stemmed.
+_stemmer_lock = thread_lock()
+_LONGEST_STEMMED = 50
+
+
+class Word(NamedTuple):
+    """A word as it is written (in lower case), and the term under which it is indexed."""
+
+    written: str
+    term: str
+
+
+def words_of(text: str) -> Iterator[Word]:
+    """Yield the words of a text that are indexed.
+
+    Stop words, single characters, punctuation and emoji are left out. Scripts with
+    spaces give words of at least two characters. Their terms are stems without accents;
+    an irregular English word has the stem of its base form. Korean and scripts without
+    spaces, such as Chinese, give pairs of neighbouring characters. Days follow at the
+    end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The verb
+    "may" is a stop word, the month is not.
+    """
+    plain, days = with_english_days(unicodedata.normalize("NFKC", text))
+    plain = plain.casefold()
+    for match in pattern(_WORD).finditer(plain):
+        written = match.group()
+        if match.lastgroup == "unspaced":
+            yield from _pairs_of(written)
+        elif written not in STOP_WORDS:
+            yield _word(written)
+    for day in days:
+        yield Word(day, day)
+
+
+def _pairs_of(characters: str) -> Iterator[Word]:
+    """Yield the pairs of neighbouring characters that are no stop words."""
+    for first, second in pairwise(characters):
+        pair = first + second
+        if pair not in STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
+            yield Word(pair, pair)
+
+
+# An index keeps the words of its documents, so equal words share one object.
+@lru_cache(maxsize=100_000)
+def _word(written: str) -> Word:
+    return Word(written, term_of(written))
+
+
+# A text is analyzed as a document and as the context of its neighbours.
+@lru_cache(maxsize=32)
+def indexed_words(text: str) -> tuple[Word, ...]:
+    """Return the words of a text in order, with repetitions, without the verb "use"."""
+    return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
+
+
+def without_accents(word: str) -> str:
+    """Return a word without the accents on its letters: "cafe" for "café"."""
+    if word.isascii():
+        return word
+    decomposed = unicodedata.normalize("NFD", word)
+    plain = re.sub("[\u0300-\u036f]", "", decomposed)
+    return unicodedata.normalize("NFC", plain)
+
+
+@lru_cache(maxsize=100_000)
+def term_of(word: str, code: str = "en") -> str:
+    """Return the term of a word in lower case: its stem without accents.
+
+    ``code`` is a language of ``LANGUAGES``.
+
+    >>> term_of("wohne", "de") == term_of("wohnt", "de"), term_of("люблю", "ru") == term_of("любит", "ru")
+    (True, True)
+    """
+    if len(word) > _LONGEST_STEMMED:
+        return word
+    stemmer = _stemmer(code)
+    if code == "en":
+        plain = without_accents(word)
+    else:
+        plain = word.replace(*_YO)
+    with _stemmer_lock:
+        stem: str = stemmer.snowball.stemWord(stemmer.bases.get(plain, plain))
+    for ending, replacement in stemmer.endings:
+        stem = ending.sub(replacement, stem)
+    return without_accents(stem) or word
+
+
+class _Stemmer(NamedTuple):
+    """The stemmer of a language.
+
+    ``snowball``: the stemmer of the library. ``bases``: the base form of each irregular
+    form. ``endings``: patterns of endings that the library leaves, with replacements.
+    """
+
+    snowball: Any
+    bases: dict[str, str]
+    endings: list[tuple[re.Pattern[str], str]]
+
+
+@cache
+def _stemmer(code: str) -> _Stemmer:
+    import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
+
+    exact = dict[str, str]()
+    for words in word_lists("irregular_forms").get(code, []):
+        base, *forms = [word.replace(*_YO) for word in words]
+        exact.update(dict.fromkeys(forms, base))
+    # A form may be written without its accents, unless that is another form.
+    plain = {without_accents(form): base for form, base in exact.items()}
+    endings = []
+    for ending, *replacement in word_lists("endings").get(code, []):
+        endings.append((re.compile(ending), "".join(replacement)))
+    return _Stemmer(snowballstemmer.stemmer(LANGUAGES[code]), plain | exact, endings)
+
+
+def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return ISO 639-1 codes, each once; None for None.
+
+    Raise a ValueError for an empty list, and for a language without a stemmer.
+
+    >>> checked_languages(["de", "en", "de"])
+    ('de', 'en')
+    """
+    if codes is None:
+        return None
+    if isinstance(codes, list | tuple):
+        named: list[Any] = list(codes)
+    else:
+        named = [codes]
+    unknown = [
+        code for code in named if not isinstance(code, str) or code not in LANGUAGES
+    ]
+    if unknown or not named:
+        raise ValueError(
+            f"expected one or more languages: {', '.join(LANGUAGES)}; "
+            f"saw {unknown[0] if unknown else 'none'!r}. "
+            "Pass None to detect the language of each question. "
+            "Chinese, Japanese and Korean need no code."
+        )
+    return tuple(dict.fromkeys(named))
+
+
+# Only the beginning and the end of a long text are read to detect its language.
+_END = 1_000
+_LETTER_WEIGHT = 0.5
+# A lower score does not tell the language: "in" and "a" are words of many languages.
+_LEAST_SCORE = 0.4
+# Languages with this share of the best score may be the right language, too.
+_PLAUSIBLE = 0.75
+# A language is present in texts if this share of them has this many of its telling
+# terms, which at most ``_MOST_SHARING`` languages have.
+_LEAST_TEXTS = 0.02
+_LEAST_TELLING = 2
+_MOST_SHARING = 2
+
+
+@lru_cache(maxsize=1_000)
+def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Return the languages in which a question may be written, the likeliest first.
+
+    () if that is unclear. Function words and rare letters decide, which takes
+    microseconds, also for the first question of a process.
+
+    Args:
+        text: Any text; only the beginning and the end of a long text are read.
+        among: The possible languages; all of them if the text does not decide.
+
+    >>> languages_of("Wo wohne ich?"), languages_of("Where do I live?"), languages_of("Python?")
+    (('de',), ('en',), ())
+    """
+    if among is not None and len(among) == 1:
+        return among
+    if len(text) > 2 * _END:
+        text = f"{text[:_END]} {text[-_END:]}"
+    scores = _scores(text.casefold())
+    best = max(scores.values(), default=0.0)
+    if best < _LEAST_SCORE:
+        return among or ()
+    codes = [code for code in scores if scores[code] >= _PLAUSIBLE * best]
+    if scores.get("en") == best:
+        codes = ["en"]
+    codes.sort(key=lambda code: (-round(scores[code], 6), code))
+    if among is None:
+        return tuple(codes)
+    return tuple(code for code in codes if code in among) or among
+
+
+def _scores(plain: str) -> Mapping[str, float]:
+    """Return a score for each language, by the function words and rare letters of a text.
+
+    ``plain`` is in lower case.
+    """
+    cyrillic = re.findall("[\u0400-\u04ff]", plain)
+    latin = re.findall("[a-z\u00c0-\u024f]", plain)
+    if len(cyrillic) > len(latin):
+        # Ukrainian, Serbian and Macedonian have other endings than Russian.
+        if re.search("[\u0452-\u045f\u0491]", plain):
+            return {}
+        return {"ru": 1.0}
+    scores = defaultdict[str, float](float)
+    words = set(re.findall(r"[^\W\d_]+", plain))
+    for word in words & _by_word().keys():
+        codes = _by_word()[word]
+        for code in codes:
+            scores[code] += 1 / len(codes)
+    for letter in set(plain) & _by_letter().keys():
+        codes = _by_letter()[letter]
+        for code in codes:
+            scores[code] += _LETTER_WEIGHT / len(codes)
+    return scores
+
+
+def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]:
+    """Return the languages of ``total`` texts, without English.
+
+    ``frequency`` returns the number of texts that have a term. A language is present if
+    2 % of the texts have two of its function words that at most one more language has.
+    """
+    least = max(_LEAST_TEXTS * total, 1)
+    codes = []
+    for code in LANGUAGES:
+        frequent = [term for term in _telling_terms(code) if frequency(term) >= least]
+        if code != "en" and len(frequent) >= _LEAST_TELLING:
+            codes.append(code)
+    return tuple(codes)
+
+
+def is_function_word(word: str, codes: Iterable[str]) -> bool:
+    """Return whether a word in lower case is a function word of one of these languages."""
+    return any(word in FUNCTION_WORDS[code] for code in codes)
+
+
+def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
+    """Yield the words of a text without function words, with their stems as terms.
+
+    The first code is the language of the stems. Without a code, and in English, the
+    words are the same as in ``indexed_words``. Two texts are compared in the same
+    language.
+    """
+    code = codes[0] if codes else "en"
+    for word in indexed_words(text):
+        if code == "en" or not word.written.isalpha():
+            yield word
+        elif not is_function_word(word.written, codes):
+            yield Word(word.written, term_of(word.written, code))
+
+
+def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the terms of ``words_in``."""
+    return tuple(word.term for word in words_in(text, codes))
+
+
+@cache
+def _by_word() -> Mapping[str, list[str]]:
+    """Return the languages of each function word, with and without its accents."""
+    languages = defaultdict[str, list[str]](list)
+    for code in LANGUAGES:
+        exact = FUNCTION_WORDS[code]
+        for word in exact.union(map(without_accents, exact)):
+            languages[word].append(code)
+    return dict(languages)
+
+
+@cache
+def _by_letter() -> Mapping[str, list[str]]:
+    languages = defaultdict[str, list[str]](list)
+    for code, *letters in word_lists("languages")["letters"]:
+        for letter in letters:
+            languages[letter].append(code)
+    return dict(languages)
+
+
+@cache
+def _telling_terms(code: str) -> frozenset[str]:
+    """Return the terms of function words that at most one more language has."""
+    terms = set()
+    for word in FUNCTION_WORDS[code]:
+        if len(_by_word()[word]) <= _MOST_SHARING:
+            terms.add(term_of(word))
+    return frozenset(terms)
+
+
+_NUMBER = r"\d+(?:\.\d+)*"
+
+
+@lru_cache(maxsize=256)
+def keywords(text: str) -> frozenset[str]:
+    """Return the words by which statements are compared: stems without accents, numbers.
+
+    Stop words are left out. Scripts without spaces give pairs of characters, and
+    Chinese gives single characters too.
+    """
+    folded = comparable(text)
+    characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
+    keys = characters.union(pattern(_NUMBER).findall(folded))
+    for word in words_of(folded):
+        if word.term.isascii():
+            keys.add(word.term)
+        else:
+            keys.add(without_accents(word.written))
+        if not (characters and pattern(CHARACTER).search(word.written)):
+            keys.add(word.written)
+    return frozenset(keys)
+
+
+def overlaps(words: Collection[str], others: frozenset[str]) -> bool:
+    """Return whether ``others`` has one of the words in some form.
+
+    Equal words are looked up first, because that is fast.
+    """
+    return not others.isdisjoint(words) or bool(shared(words, others))
+
+
+def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:
+    """Return the words that ``others`` has in some form.
+
+    Forms are other endings, parts of compounds, and misspellings.
+
+    >>> sorted(shared(keywords("Has a Katzenallergie, likes pytest"), keywords("Katzen und Pytests")))
+    ['katzenallergi', 'katzenallergie', 'pytest']
+    """
+    matches = set()
+    for word in words:
+        if word in others or any(are_forms(word, candidate) for candidate in others):
+            matches.add(word)
+    return matches

@@ -1,0 +1,17 @@
+"""Which texts hold a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from llama_index_memory_ext.checks.secrets import holds_secret
+from tests.words import cases
+
+CASES = [(kind, text) for kind, texts in cases("secrets.txt").items() for text in texts]
+
+
+@pytest.mark.parametrize(("kind", "text"), CASES)
+def test_secrets_are_found_and_what_only_looks_like_one_is_not(
+    kind: str, text: str
+) -> None:
+    assert holds_secret(text) is (kind == "secret")

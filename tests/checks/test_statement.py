@@ -1,0 +1,59 @@
+"""Whether the words around a quote say a statement, or only ask, suppose or quote it."""
+
+from __future__ import annotations
+
+import pytest
+
+from llama_index_memory_ext.checks.quotes import Span, find_quote
+from llama_index_memory_ext.checks.rules import denies, unsaid_reason
+from tests.words import rows
+
+
+def reason(statement: str, text: str, quote: str = "") -> str:
+    span = find_quote(quote or text, text)
+    assert span is not None
+    return unsaid_reason(statement, text, span)
+
+
+@pytest.mark.parametrize(("statement", "text", "expected"), rows("unsaid"))
+def test_what_is_asked_or_supposed_is_not_said(
+    statement: str, text: str, expected: str
+) -> None:
+    assert reason(statement, text) == expected
+
+
+@pytest.mark.parametrize(("statement", "text"), rows("said"))
+def test_what_is_said_is_said(statement: str, text: str) -> None:
+    assert reason(statement, text) == ""
+
+
+def test_a_quotation_is_somebody_elses() -> None:
+    assert reason("Loves jazz", "He said: 'I love jazz'.", "I love jazz") == "quoted"
+    assert (
+        reason("Hates Mondays", "> I hate Mondays\nHe wrote that.", "I hate Mondays")
+        == "quoted"
+    )
+
+
+def test_a_question_about_what_one_has_ends_nothing() -> None:
+    text = "Should I sell my car?"
+    assert unsaid_reason("Has a car", text, Span(0, len(text), 1.0)) == ""
+    assert (
+        unsaid_reason("Has a car", text, Span(0, len(text), 1.0), may_presuppose=False)
+        == "asked"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("No.", True),
+        ("dont", True),
+        ("Ich mag keinen Fisch", True),
+        ("不喝酒", True),
+        ("いいえ", True),
+        ("Yes", False),
+    ],
+)
+def test_a_denial_is_a_word_a_form_or_a_character(text: str, expected: bool) -> None:
+    assert denies(text) is expected

@@ -1,0 +1,385 @@
+"""Facts of what was said before anybody asked for facts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.llms import ChatResponse, MockLLM
+
+from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
+from llama_index_memory_ext.learning.prompt import batch_end
+from tests.conversation import assistant, user
+from tests.learning.learning import (
+    Learns,
+    contents,
+    extractions,
+    learner,
+    likes,
+    poisoned,
+    talk,
+)
+from tests.memories import OpenMemory
+from tests.openai_server import Message, fail
+from tests.signals import interruptible
+
+OUT_OF_ORDER = fail(500, "out of order")
+
+
+async def tell(store: MemoryStore, session_id: str, *words: str) -> None:
+    await store.add_messages(session_id, talk(*words))
+
+
+def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> None:
+    """Say of the rows from an id on that they were written on another day."""
+    noon = datetime(day.year, day.month, day.day, 12, tzinfo=timezone.utc)
+    with sqlite3.connect(database_uri.partition("///")[2]) as connection:
+        connection.execute(
+            "UPDATE llama_index_memory SET timestamp = ? + id WHERE key = ? AND id >= ?",
+            (int(noon.timestamp()) * 10**9, session_id, first_id),
+        )
+    connection.close()
+
+
+class OfflineModel(MockLLM):
+    """Says that the user likes tea, and works in any event loop; two callers are answered together."""
+
+    together: Any = None
+
+    async def achat(self, messages: Any, **kwargs: Any) -> Any:
+        await asyncio.to_thread(self.together.wait)
+        fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
+        return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
+
+
+async def test_a_plain_memorys_history_is_read_once(
+    any_database_uri: str | None, learns: Learns
+) -> None:
+    """Its newest turns too, which are still active; even where no facts are extracted otherwise."""
+    memory, server = learns(
+        session_id="old", extract_facts=False, async_database_uri=any_database_uri
+    )
+    await tell(memory.sql_store, "old", "tea", "rain")
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=4, new=2)
+    assert await contents(memory) == ["Likes rain", "Likes tea"]
+    assert [fact.session_id for fact in await memory.facts.alist()] == ["old", "old"]
+    assert await memory.abackfill() == Backfilled(sessions=1)
+    assert likes(server.requests) == [["tea", "rain"]]
+    await tell(memory.sql_store, "old", "snow")
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=2, new=1)
+    await memory.aclose()
+    assert likes(server.requests) == [["tea", "rain"], ["snow"]]
+
+
+async def test_all_sessions_of_the_user_are_read_the_oldest_first(
+    open_memory: OpenMemory, learns: Learns
+) -> None:
+    """Those too in which no facts were extracted on purpose; and not those of others."""
+    for session_id, user_id in (("b", "ann"), ("a", "ann"), ("c", "bob")):
+        memory = open_memory(session_id, user_id=user_id, extract_facts=False)
+        await memory.aput_messages(talk(f"{session_id}1", f"{session_id}2"))
+    memory, server = learns(session_id="new")
+    assert await memory.abackfill() == Backfilled(sessions=3, messages=8, new=4)
+    assert likes(server.requests) == [["b1", "b2"], ["a1", "a2"]]
+    assert await contents(open_memory("c", user_id="bob")) == []
+
+
+async def test_the_sessions_that_are_named_become_the_users_in_their_order(
+    learns: Learns,
+) -> None:
+    memory, server = learns(session_id="new")
+    for session_id in ("a", "b", "c"):
+        await tell(memory.sql_store, session_id, session_id)
+    assert await memory.abackfill(["c", "a", "c"]) == Backfilled(
+        sessions=2, messages=4, new=2
+    )
+    assert likes(server.requests) == [["c"], ["a"]]
+    assert await contents(memory) == ["Likes a", "Likes c"]
+    assert await memory.abackfill([]) == Backfilled()
+
+
+@pytest.mark.parametrize(
+    ("session_ids", "complaint"),
+    [
+        (["a", "nobody's"], 'There is no session "nobody\'s" in this database'),
+        (["a", 7], "There is no session 7"),
+        ("a", "a list of session ids; got str"),
+        (7, "a list of session ids; got int"),
+    ],
+)
+async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
+    session_ids: list[str], complaint: str, learns: Learns
+) -> None:
+    memory, server = learns(session_id="new")
+    await tell(memory.sql_store, "a", "tea")
+    with pytest.raises(StoreError, match=re.escape(complaint)):
+        await memory.abackfill(session_ids)
+    assert server.requests == []
+
+
+async def test_messages_without_a_question_are_left_behind_without_a_request(
+    learns: Learns,
+) -> None:
+    memory, server = learns(session_id="new", user_id=None)
+    await memory.sql_store.add_messages("new", [assistant("Hello!")])
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=1)
+    assert await memory.abackfill() == Backfilled(sessions=1)
+    assert server.requests == []
+
+
+async def test_a_session_that_fails_does_not_stop_the_others(
+    learns: Learns, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is gone on with where it stopped."""
+    memory, server = learns(poisoned(OUT_OF_ORDER, "wine"), "new")
+    for session_id, word in (("a", "tea"), ("b", "wine"), ("c", "rain")):
+        await tell(memory.sql_store, session_id, word)
+    done = await memory.abackfill(["a", "b", "c"])
+    assert done == Backfilled(
+        sessions=2, messages=4, new=2, failed={"b": "InternalServerError"}
+    )
+    assert "session 'b', InternalServerError" in caplog.text
+    assert "wine" not in caplog.text + repr(done)
+    assert likes(server.requests)[-1] == ["rain"]
+    again = learns(session_id="new")[0]
+    assert await again.abackfill(["a", "b", "c"]) == Backfilled(
+        sessions=3, messages=2, new=1
+    )
+    assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
+
+
+async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
+    learns: Learns,
+) -> None:
+    memory, server = learns(lambda messages, tools: fail(401, "no such key"), "new")
+    sessions = [f"s{i}" for i in range(10)]
+    for session_id in sessions:
+        await tell(memory.sql_store, session_id, "tea")
+    done = await memory.abackfill(sessions)
+    assert done.failed == dict.fromkeys(sessions[:3], "AuthenticationError")
+    assert done.not_tried == tuple(sessions[3:])
+    assert (done.sessions, done.messages, len(server.requests)) == (0, 0, 3)
+
+
+async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
+    open_memory: OpenMemory, learns: Learns
+) -> None:
+    asked, loop, may_answer = (
+        asyncio.Event(),
+        asyncio.get_running_loop(),
+        threading.Event(),
+    )
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        loop.call_soon_threadsafe(asked.set)
+        may_answer.wait(20)
+        return learner(messages, tools)
+
+    memory, other = learns(model, extract_facts=False)[0], open_memory(user_id="ann")
+    await memory.aput_messages(talk("tea", "rain"))
+    task = asyncio.create_task(memory.abackfill())
+    await asked.wait()
+    await other.aforget()
+    may_answer.set()
+    assert (await task).new == 0
+    assert await contents(memory) == []
+    assert await memory.sql_store.sessions() == []
+
+
+INTERRUPTED = """
+import sys
+from llama_index.llms.openai import OpenAI
+from llama_index_memory_ext import CondensedMemory
+
+uri, api_base = sys.argv[1:]
+llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
+memory = CondensedMemory.from_defaults("new", user_id="ann", llm=llm, async_database_uri=uri)
+try:
+    memory.backfill(["a", "b"], show_progress=True)
+except KeyboardInterrupt:
+    print("interrupted", [fact.content for fact in memory.facts.list()])
+"""
+
+
+async def test_an_interrupted_program_keeps_what_it_has(
+    learns: Learns, database_uri: str
+) -> None:
+    """By Ctrl+C, in the midst of the second session."""
+    workers: list[subprocess.Popen[str]] = []
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        if "I like rain" in messages[-1]["content"]:
+            workers[0].send_signal(signal.SIGINT)
+            workers[0].wait(60)
+        return learner(messages, tools)
+
+    memory, server = learns(model, "new")
+    await tell(memory.sql_store, "a", "tea")
+    await tell(memory.sql_store, "b", "rain")
+    command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
+    with interruptible():
+        workers.append(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    out, err = await asyncio.to_thread(workers[0].communicate)
+    assert out == "interrupted ['Likes tea']\n"
+    assert "Traceback" not in err
+    assert err.endswith("\n")
+    assert (
+        await memory.sql_store.users.count(
+            "b", reader=memory.facts_block.reader_of("b")
+        )
+        == 2
+    )
+
+
+async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> None:
+    first, server = learns()
+    second = open_memory(user_id="ann", llm=first.facts_block.llm)
+    await tell(first.sql_store, "chat", "tea", "rain")
+    done = await asyncio.gather(first.abackfill(), second.abackfill())
+    assert sorted(one.new for one in done) == [0, 2]
+    assert await contents(first) == ["Likes rain", "Likes tea"]
+    assert len(likes(server.requests)) == 1
+
+
+async def test_two_workers_store_nothing_twice(
+    open_memory: OpenMemory, any_database_uri: str | None
+) -> None:
+    """Each in an event loop of its own, both answered at the same time."""
+    if any_database_uri is None:
+        pytest.skip("a database in memory has one worker")
+    memory = open_memory("chat", user_id="ann", async_database_uri=any_database_uri)
+    await tell(memory.sql_store, "chat", "tea")
+    llm = OfflineModel(max_tokens=None)
+    llm.together = threading.Barrier(2, timeout=20)
+
+    async def work() -> Backfilled:
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", llm=llm, async_database_uri=any_database_uri
+        ) as own:
+            return await own.abackfill()
+
+    done = await asyncio.gather(
+        *(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2))
+    )
+    assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
+    assert await contents(memory) == ["Likes tea"]
+
+
+async def test_what_was_said_on_another_day_is_read_as_of_that_day(
+    database_uri: str, learns: Learns
+) -> None:
+    """One request for each day; a fact is as old as its words."""
+    memory, server = learns(session_id="old", extract_facts=False)
+    await tell(memory.sql_store, "old", "tea", "rain", "snow")
+    set_day(database_uri, "old", 1, date(2024, 2, 28))
+    set_day(database_uri, "old", 5, date(2024, 3, 1))
+    assert (await memory.abackfill()).messages == 6
+    assert likes(server.requests) == [["tea", "rain"], ["snow"]]
+    days = [
+        re.findall(r"took place on (\w+, [\d-]+)", text)
+        for text in extractions(server.requests)
+    ]
+    assert days == [["Wednesday, 2024-02-28"], ["Friday, 2024-03-01"]]
+    learned = {
+        fact.content: fact.created_at.date() for fact in await memory.facts.alist()
+    }
+    first, second = date(2024, 2, 28), date(2024, 3, 1)
+    assert learned == {"Likes snow": second, "Likes rain": first, "Likes tea": first}
+    await memory.aput(user("What do I like?"))
+    assert '<fact date="2024-03-01">Likes snow</fact>' in str(
+        (await memory.aget())[0].content
+    )
+
+
+async def test_an_old_conversation_retires_nothing_that_was_learned_later(
+    database_uri: str, learns: Learns
+) -> None:
+    """It is not shown to the model; but said in the same words it is not stored a second time."""
+    memory, server = learns(session_id="old", extract_facts=False)
+    then = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    known = await memory.facts.aadd("Likes tea", confidence=0.8)
+    await memory.facts.aadd("Likes tea from Assam", created_at=then, updated_at=then)
+    await tell(memory.sql_store, "old", "tea")
+    set_day(database_uri, "old", 1, date(2024, 2, 28))
+    assert await memory.abackfill() == Backfilled(sessions=1, messages=2, confirmed=1)
+    shown = extractions(server.requests)[0].split("</known_facts>")[0]
+    assert "1. Likes tea from Assam\n" in shown
+    assert "2." not in shown
+    surer = {fact.id: fact for fact in await memory.facts.alist()}[known.id]
+    assert surer.confidence > known.confidence
+    assert surer.updated_at == known.updated_at
+
+
+async def test_no_conversation_is_one_of_tomorrow(
+    database_uri: str, learns: Learns
+) -> None:
+    """Where the clock was ahead, today's day counts."""
+    memory, server = learns(extract_facts=False)
+    await tell(memory.sql_store, "chat", "tea")
+    set_day(
+        database_uri, "chat", 1, datetime.now(timezone.utc).date() + timedelta(days=3)
+    )
+    await memory.abackfill()
+    assert "took place" not in extractions(server.requests)[0]
+    (fact,) = await memory.facts.alist()
+    assert fact.created_at <= datetime.now(timezone.utc)
+
+
+ROWS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 3)), max_size=12
+)
+
+
+@given(ROWS)
+def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
+    rows: list[tuple[bool, int, int]],
+) -> None:
+    """But for a turn that is too long by itself; every message is in exactly one."""
+    days_in_order = sorted(day for _, _, day in rows)
+    left = [
+        (starts, tokens, day)
+        for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)
+    ]
+    assert batch_end([], [], [], token_limit=100) == 0
+    while left:
+        starts, tokens, days = zip(
+            *[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True
+        )
+        end = batch_end(starts, tokens, days, token_limit=100)
+        batch, left = left[:end], left[end:]
+        assert batch
+        assert len({day for begins, _, day in batch if begins}) <= 1
+        if sum(one[1] for one in batch) > 100:
+            assert len(batch) == 1
+        elif left and not left[0][0]:
+            # A turn is torn only if it does not fit by itself.
+            assert sum(begins for begins, _, _ in batch) <= 1
+
+
+async def test_a_bar_counts_messages_only_on_request(
+    learns: Learns, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is closed with the last session, however that ends."""
+    memory = learns(poisoned(OUT_OF_ORDER, "wine"), "new")[0]
+    for session_id, word in (("a", "tea"), ("b", "snow"), ("c", "wine")):
+        await tell(memory.sql_store, session_id, word)
+    await memory.abackfill(["a"])
+    assert capfd.readouterr() == ("", "")
+    await memory.abackfill(["a", "b", "c"], show_progress=True)
+    out, err = capfd.readouterr()
+    assert (out, "2/4" in err, err[-1]) == ("", True, "\n")

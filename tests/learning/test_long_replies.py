@@ -1,0 +1,129 @@
+"""A reply of any length is read, or refused, without holding up the event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
+
+from llama_index_memory_ext import CondensedMemory, OfflineModel
+from llama_index_memory_ext.checks.evidence import Source
+from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.learning.prompt import ask_for_facts
+from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.text.messages import (
+    Utterance,
+)
+from llama_index_memory_ext.text.tool_calls import MOST_CHARACTERS, is_longer
+from tests.ticks import ticking
+
+LENGTH = 40_000_000
+NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
+SAID = (Utterance(1, "user", "I like green tea."),)
+FACT = {"content": "Likes green tea", "quote": "I like green tea", "confidence": 0.9}
+
+
+class Answering(OfflineModel):
+    """A model with one answer."""
+
+    answer: ChatMessage
+
+    async def achat(self, messages: Any, **_: Any) -> ChatResponse:
+        return ChatResponse(message=self.answer)
+
+
+def answered(text: str) -> ChatMessage:
+    return ChatMessage(role="assistant", content=text)
+
+
+def called(arguments: Any) -> ChatMessage:
+    return ChatMessage(
+        blocks=[ToolCallBlock(tool_name="report_facts", tool_kwargs=arguments)],
+        role="assistant",
+    )
+
+
+LONG: dict[str, Callable[[], ChatMessage]] = {
+    "quotes": lambda: answered(
+        json.dumps({"new_facts": [{**FACT, "quote": "tea " * 250_000}] * 40})
+    ),
+    "a content": lambda: answered(
+        json.dumps({"new_facts": [{**FACT, "content": "w" * LENGTH}]})
+    ),
+    "nesting": lambda: answered('{"a":' * (LENGTH // 5)),
+    "a number": lambda: answered('{"confirmed": [' + "9" * LENGTH),
+    "arguments": lambda: called({"confirmed": [1] * (LENGTH // 8)}),
+    "entries": lambda: called({"new_facts": [{**FACT} for _ in range(100_000)]}),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+async def test_the_event_loop_goes_on_while_a_reply_of_40_mb_is_refused(
+    kind: str,
+) -> None:
+    model = Answering(answer=LONG[kind]())
+    async with CondensedMemory.from_defaults("s", user_id="ann", llm=model) as memory:
+        await memory.aput_messages(
+            [ChatMessage("I like green tea."), answered("Nice.")]
+        )
+        async with ticking() as ticks:
+            await memory.aflush()
+        assert not await memory.facts.alist()
+    # What is measured alone takes less than a tenth of this; other processes run beside the tests.
+    assert ticks.longest < 1
+
+
+async def test_a_reply_that_is_too_long_is_told_apart() -> None:
+    text = json.dumps({"new_facts": [FACT]}) + " " * MOST_CHARACTERS
+    with pytest.raises(FactReplyError, match="more than 400,000 characters"):
+        await ask_for_facts(Answering(answer=answered(text)), [ChatMessage("?")])
+    thoughts = (
+        f"<think>{'Hm. ' * MOST_CHARACTERS}</think>{json.dumps({'new_facts': [FACT]})}"
+    )
+    reply, _ = await ask_for_facts(
+        Answering(answer=answered(thoughts)), [ChatMessage("?")]
+    )
+    assert [fact.content for fact in reply.new_facts] == ["Likes green tea"]
+
+
+async def test_arguments_too_deep_for_json_cannot_be_read() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(FactReplyError):
+        await ask_for_facts(Answering(answer=called(deep)), [ChatMessage("?")])
+
+
+def test_a_value_is_counted_with_all_that_is_in_it() -> None:
+    assert is_longer([["ab"], {"c": "d"}], 7)
+    assert not is_longer([["ab"], {"c": "d"}], 8)
+
+
+@pytest.mark.parametrize(
+    "quote",
+    ["I like green tea " * 120, "I like green tea, " + "as my mother does " * 8],
+)
+def test_a_quote_that_is_longer_than_the_messages_is_not_found(quote: str) -> None:
+    assert Source(SAID, (), "", NOW.date(), ()).find(quote) is None
+
+
+def test_a_quote_in_the_third_person_may_be_longer_than_its_message() -> None:
+    assert Source(SAID, (), "", NOW.date(), ()).find("They like green tea.")
+
+
+def validated(**entries: Any) -> ValidatedReply:
+    return validate_reply(ExtractionReply.model_validate(entries), SAID, (), now=NOW)
+
+
+def test_what_there_is_no_time_for_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_index_memory_ext.learning.validation._MOST_SECONDS", -1)
+    valid = validated(
+        new_facts=[FACT], retired=[{"number": 1, "quote": "I like green tea"}]
+    )
+    assert valid.rejections == {"too_long": 2}
+    assert not valid.accepted

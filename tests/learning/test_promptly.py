@@ -1,0 +1,200 @@
+"""What was just said is learned soon: once, with all that it needs loaded, and before another session asks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from llama_index.core.embeddings import MockEmbedding
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers import BaseEventHandler
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.store.facts import Facts
+from llama_index_memory_ext.words import loading
+from tests.conversation import assistant, sent_text, user
+from tests.learning.learning import Learns, learner, shown, talk
+from tests.memories import OpenMemory
+from tests.openai_server import Message
+from tests.scripted_models import StartModel
+
+
+async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
+    any_database_uri: str | None, start_model: StartModel
+) -> None:
+    """The memories have stores of their own on one database. The model answers when the question is being asked."""
+    if any_database_uri is None:
+        pytest.skip("two databases in memory share nothing")
+    go_on = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        assert go_on.wait(60)
+        return learner(messages, tools)
+
+    llm, _ = start_model(slow)
+    options: dict[str, Any] = {
+        "user_id": "ann",
+        "llm": llm,
+        "async_database_uri": any_database_uri,
+    }
+    monday = CondensedMemory.from_defaults("monday", **options)
+    friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)
+    await monday.aput_messages(talk("tea"))
+    await friday.aput(user("What do I like?"))
+    asking = asyncio.create_task(friday.aget())
+    assert (await asyncio.wait([asking], timeout=0.05))[0] == set()
+    go_on.set()
+    assert shown(sent_text(await asking)) == ["Likes tea"]
+    await friday.aclose()
+    await monday.aclose()
+
+
+async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
+    learns: Learns,
+) -> None:
+    go_on = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        assert go_on.wait(60)
+        return learner(messages, tools)
+
+    memory = learns(slow, wait_for_facts=60)[0]
+    other = learns(learner, session_id="other", wait_for_facts=0)[0]
+    await memory.aput_messages(talk("tea"))
+    for asked in (memory, other):
+        await asked.aput(user("What do I like?"))
+        assert shown(sent_text(await asyncio.wait_for(asked.aget(), 30))) == []
+    go_on.set()
+    await memory.aclose()
+
+
+async def test_each_turn_starts_one_extraction(
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its answer; the next question, which moves the turn into the record, starts none."""
+    memory = learns()[0]
+    unread, reads = memory.sql_store.readers.unread, []
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        reads.append(args)
+        return await unread(*args, **options)
+
+    monkeypatch.setattr(memory.sql_store.readers, "unread", counted)
+    for word in ("tea", "rain"):
+        await memory.aput(user(f"I like {word}."))
+        await memory.facts_block.await_jobs("chat")
+        assert reads == []
+        await memory.aput(assistant("Fine."))
+        await memory.facts_block.await_jobs("chat")
+        # The batch, and that nothing is left.
+        assert len(reads) == 2
+        reads.clear()
+
+
+async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(
+    learns: Learns,
+) -> None:
+    """As where each turn has an event loop of its own; the answers are the same."""
+    memory = learns()[0]
+    for message in talk("tea"):
+        await memory.aput(message)
+    await memory.facts_block.jobs.stop()
+    await memory.aput(user("And now?"))
+    await memory.facts_block.await_jobs("chat")
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+
+
+class Hearing(BaseEventHandler):
+    @classmethod
+    def class_name(cls) -> str:
+        return "Hearing"
+
+    def handle(self, event: Any, **_: Any) -> None:
+        """Nothing to do."""
+
+
+async def test_facts_are_read_once_after_they_were_stored(
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the event, the embedding and the next question together; once before, to see what is known."""
+    memory = learns(embed_model=MockEmbedding(embed_dim=8))[0]
+    await memory.aput_messages(talk("rain"))
+    await memory.facts_block.await_jobs("chat")
+    await memory.aput(user("I like tea."))
+    await memory.aget()
+    read, reads = Facts.read, []
+
+    async def counted(self: Facts, *args: Any, **options: Any) -> Any:
+        reads.append(args)
+        return await read(self, *args, **options)
+
+    monkeypatch.setattr(Facts, "read", counted)
+    handlers = get_dispatcher().event_handlers
+    handlers.append(Hearing())
+    await memory.aput(assistant("Fine."))
+    await memory.facts_block.await_jobs("chat")
+    assert len(reads) == 2
+    await memory.aput(user("What do I like?"))
+    assert sorted(shown(sent_text(await memory.aget()))) == ["Likes rain", "Likes tea"]
+    handlers.pop()
+    assert len(reads) == 2
+
+
+async def test_what_extraction_needs_is_loaded_behind_the_first_prompt(
+    open_memory: OpenMemory, learns: Learns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread that ends with the program; not where no facts are extracted, nor when a memory is made."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(loading, "_threads", threads)
+    for memory in (open_memory("without"), learns()[0]):
+        await memory.aput(user("Hello."))
+        assert threads == []
+        await memory.aget()
+    (thread,) = threads
+    assert thread.daemon
+    await memory.aget()
+    assert len(threads) == 1
+    await asyncio.wait_for(loading.wait_until_loaded(), 60)
+    assert not thread.is_alive()
+
+
+async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
+    store = MemoryStore(database_uri)
+    await asyncio.wait_for(store.awarm_up(), 60)
+    assert "py3langid" in sys.modules
+    assert await store.read_schema_version() is not None
+    await store.aclose()
+
+
+PROGRAM = """
+import asyncio, os
+from llama_index_memory_ext.words import loading
+loading.start_loading()
+child = os.fork()
+if not child:
+    loading.start_loading()
+    asyncio.run(loading.wait_until_loaded())
+    from llama_index_memory_ext.checks.numbers import names_of_numbers
+    os._exit(len(names_of_numbers("en")) < 100)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
+def test_a_fork_while_it_is_loaded_and_the_end_of_the_program_are_not_held_up() -> None:
+    """The child loads it anew."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+        "-c",
+        PROGRAM,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

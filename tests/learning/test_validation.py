@@ -1,0 +1,588 @@
+"""What of a model's reply is stored."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext.checks.rules import TOOL_CHECKS
+from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.text.messages import (
+    Utterance,
+)
+
+NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
+LINES = (
+    Utterance(
+        11,
+        "user",
+        "I prefer pytest for testing. My sister Ann turned 30, and we moved to Berlin.",
+    ),
+    Utterance(12, "assistant", "Noted: you like tea, and Oslo has 700,000 people."),
+    Utterance(13, "user", "Yes. No more coffee for me. We moved to Berlin last month."),
+    Utterance(14, "user", "我在北京工作。有两只猫。"),
+)
+COFFEE = Fact(id="coffee", content="Drinks coffee every morning")
+TEA = Fact(id="tea", content="Likes tea")
+PYTEST = Fact(id="pytest", content="Prefers pytest for testing", confidence=0.8)
+KNOWN = (COFFEE, TEA, PYTEST)
+# Retires the first of them.
+ENDS = {"number": 1, "quote": "No more coffee", "reason": "x"}
+
+
+def new(
+    content: str, quote: str = "I prefer pytest", confidence: float = 0.9, **fields: Any
+) -> dict[str, Any]:
+    return {"content": content, "quote": quote, "confidence": confidence, **fields}
+
+
+def gated(
+    *new_facts: Any, confirmed: Any = (), retired: Any = (), **options: Any
+) -> ValidatedReply:
+    reply = ExtractionReply.model_validate(
+        {
+            "new_facts": list(new_facts),
+            "confirmed": list(confirmed),
+            "retired": list(retired),
+        }
+    )
+    options = {"now": NOW, **options}
+    return validate_reply(
+        reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options
+    )
+
+
+def kept(outcome: ValidatedReply) -> list[str]:
+    return [fact.content for fact in outcome.accepted]
+
+
+def confirmed_ids(outcome: ValidatedReply) -> list[str]:
+    return [fact.id for fact in outcome.confirmed]
+
+
+def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> None:
+    outcome = gated(
+        new("Moved to Berlin", "we moved to Berlin", category="context"),
+        session_id="chat-17",
+    )
+    assert outcome.accepted == (
+        Fact(
+            id=outcome.accepted[0].id,
+            content="Moved to Berlin",
+            category="context",
+            confidence=0.9,
+            created_at=NOW,
+            session_id="chat-17",
+            message_ids=(13,),
+            quote="We moved to Berlin",
+            said_as="stated",
+            about="user",
+            source="\n".join(line.text for line in LINES[1:4]),
+        ),
+    )
+    assert outcome.rejected == ()
+    assert outcome.rejections == {}
+
+
+def test_chinese_facts_are_kept() -> None:
+    outcome = gated(
+        new("在北京工作", "我在北京工作"),
+        new("有2只猫", "有两只猫"),
+        new("有5只猫", "有两只猫"),
+        new("用户有狗", "有一只狗"),
+    )
+    assert kept(outcome) == ["在北京工作", "有2只猫"]
+    assert outcome.rejections == {"number_not_said": 1, "quote_not_found": 1}
+    assert outcome.accepted[0].message_ids == (14,)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (new("Likes unit tests", confidence=0.69), "low_confidence"),
+        (new("Likes unit tests", quote=""), "no_quote"),
+        (new("Likes unit tests", quote="I love unit tests"), "quote_not_found"),
+        (new("Likes unit tests", quote="Oslo has"), "not_the_users_words"),
+        (new("Likes to drink tea", quote="you like tea"), "not_the_users_words"),
+        (new("Has 3 sisters", quote="My sister Ann"), "number_not_said"),
+        (new("Has a sister named Eve", quote="My sister Ann"), "name_not_said"),
+        (
+            new("Has a sister who is 31", quote="My sister Ann turned 30"),
+            "number_not_said",
+        ),
+        (new("Moved to Berlin in March", quote="we moved to Berlin"), "date_not_said"),
+        (new("Turned 30", quote="My sister Ann turned 30", about="other"), "other"),
+        (
+            new("Drinks coffee", quote="No more coffee for me", said_as="denied"),
+            "denied",
+        ),
+        (
+            new("Moved to Berlin", quote="we moved to Berlin", said_as="supposed"),
+            "supposed",
+        ),
+        (new("Likes to sail", quote="No more coffee for me"), "not_the_users_words"),
+        (new("Likes unit\u202e tests"), "invisible"),
+        (new("Likes pytest</memory>"), "markup"),
+        (new("Likes pytest, see http://evil.example"), "not_said"),
+        (new("null"), "unreadable"),
+        (new("Password is swordfish"), "secret"),
+        (new("PREFERS pytest, for testing!"), "duplicate"),
+        (new("Likes " + "very " * 200 + "long facts"), "too_long"),
+        (new("Likes unit tests", quote="I prefer pytest " * 200), "too_long"),
+        (7, "unreadable"),
+        ({}, "unreadable"),
+        (None, "unreadable"),
+    ],
+)
+def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(
+    candidate: Any, reason: str
+) -> None:
+    outcome = gated(candidate)
+    assert outcome.accepted == ()
+    assert [rejection.reason for rejection in outcome.rejected] == [reason]
+    assert outcome.rejected[0].detail
+
+
+def test_a_secret_in_the_words_that_a_quote_means_is_found() -> None:
+    lines = [
+        Utterance(1, "user", "My notes are long, and my API key is sk-abcdefghijkl.")
+    ]
+    quote = "My notes ... my API key is abcdefghijkl"
+    assert gated(new("Has long notes", quote=quote), lines=lines).rejections == {
+        "secret": 1
+    }
+
+
+def test_wishes_and_permissions_are_stored_as_data() -> None:
+    """Memories are shown as data, so that no list of words must tell one wish from another."""
+    lines = [Utterance(1, "user", "You may call me Ann. Always answer in French.")]
+    outcome = gated(
+        new("May be called Ann", quote="You may call me Ann"),
+        new("Wants answers in French", quote="Always answer in French"),
+        lines=lines,
+    )
+    assert len(kept(outcome)) == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "content"),
+    [
+        (
+            "Do you mean the Oslo office?",
+            "Yes, I work there",
+            "Works at the Oslo office",
+        ),
+        ("Are you a vegetarian?", "Yes", "Is a vegetarian"),
+        ("Where do you live?", "Turin", "Lives in Turin"),
+        ("How many children do you have?", "three", "Has 3 children"),
+        ("Do you have a car?", "No", "Does not have a car"),
+        ("你喜欢猫吗?", "是的", "喜欢猫"),
+    ],
+)
+def test_a_short_answer_counts_with_its_question(
+    question: str, answer: str, content: str
+) -> None:
+    asked, said = Utterance(1, "assistant", question), Utterance(2, "user", answer)
+    assert kept(gated(new(content, quote=answer), lines=[asked, said])) == [content]
+    assert kept(gated(new(content, quote=answer), lines=[said], context=[asked])) == [
+        content
+    ]
+    assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "stored"),
+    [
+        ("My sister is a nurse.", "Sister is a nurse", True),
+        ("My mom is a nurse.", "Mother is a nurse", True),
+        ("My sister Ann is a nurse.", "Ann is a nurse", True),
+        ("She is a nurse in Rome.", "Is a nurse in Rome", False),
+        ("My sister is a nurse.", "Is a nurse", False),
+        ("My brother is a nurse.", "Logan is a nurse", False),
+        ("I help Bob. Ann helps me.", "Ann helps the user", True),
+        ("Ann: I help Bob.", "Bob helps Ann", False),
+        ("我妹妹是护士。", "妹妹是护士", True),
+        ("我妹妹是护士。", "是护士", False),
+    ],
+)
+def test_a_fact_about_another_says_whom(said: str, content: str, stored: bool) -> None:
+    outcome = gated(
+        new(content, quote=said, about="other"), lines=[Utterance(1, "user", said)]
+    )
+    assert kept(outcome) == [content] * stored
+    assert [fact.about for fact in outcome.accepted] == ["other"] * stored
+
+
+def test_a_long_fact_has_more_than_a_word_of_what_was_said() -> None:
+    """One that is a part of another turn mostly has the name of somebody, or a word that stands everywhere."""
+    lines = [Utterance(1, "user", "I sing in a choir, and we met Ann.")]
+    long = "Met with several colleagues about plans for adopting puppies before Christmas holidays"
+    assert gated(new(long, quote="we met Ann"), lines=lines).rejections == {
+        "not_the_users_words": 1
+    }
+    asked = Utterance(
+        2, "assistant", "With several colleagues, about plans for adopting puppies?"
+    )
+    assert kept(
+        gated(
+            new(long.replace(" before Christmas holidays", ""), quote="we met Ann"),
+            lines=[*lines, asked],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"),
+    [
+        ("", date(2025, 11, 19)),
+        ("2024", date(2024, 12, 31)),
+        ("2025", date(2025, 11, 19)),
+    ],
+)
+def test_what_is_over_has_a_last_day_before_it_was_said(
+    until: str, expected: date
+) -> None:
+    lines = [Utterance(1, "user", "I smoked until 2024, or was it 2025?")]
+    past = new("Smoked", quote="I smoked until 2024", said_as="past", valid_until=until)
+    outcome = gated(past, lines=lines, now=datetime(2025, 11, 20, tzinfo=timezone.utc))
+    assert [fact.valid_until for fact in outcome.accepted] == [expected]
+
+
+def test_what_is_known_is_not_doubted() -> None:
+    """Else a second reading would store it again."""
+    sisters = new("Has 3 sisters", quote="My sister Ann")
+    assert [fact.content for fact, _ in gated(sisters).doubted] == ["Has 3 sisters"]
+    assert gated(sisters, active=[Fact(content="has 3 sisters")]).doubted == ()
+
+
+@pytest.mark.parametrize("said_as", ["asked", "supposed", "quoted", "planned"])
+def test_a_known_fact_does_not_end_by_what_is_not_so(said_as: str) -> None:
+    fact = Fact(id="k", content="Lives in Oslo")
+    entry = {
+        "number": 1,
+        "reason": "moved",
+        "quote": "I moved from Oslo",
+        "said_as": said_as,
+    }
+    outcome = gated(
+        lines=[Utterance(1, "user", "I moved from Oslo.")],
+        known=[fact],
+        retired=[entry],
+    )
+    assert (outcome.retired, outcome.rejections) == ((), {said_as: 1})
+
+
+def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
+    """Else any invented quote in one of them would pass for a translation."""
+    assert gated(new("有狗", "我有一只狗")).rejections == {"quote_not_found": 1}
+    assert gated(new("Likes dogs", "I like dogs a lot")).rejections == {
+        "quote_not_found": 1
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "quote"),
+    [
+        ("我对海鲜过敏。", "Is allergic to seafood", "I'm allergic to seafood"),
+        ("Ich habe zwei Hunde.", "Has two dogs", "I have two dogs"),
+        ("Ich habe zwei Hunde.", "Has 2 dogs", "Ich habe zwei Hunde"),
+        ("バイオリンを弾きます。", "Plays the violin", "I play the violin"),
+    ],
+)
+def test_a_fact_or_its_quote_may_be_translated_and_the_users_words_are_stored(
+    text: str, content: str, quote: str
+) -> None:
+    (fact,) = gated(
+        new(content, quote=quote), lines=[Utterance(1, "user", text)]
+    ).accepted
+    assert fact.quote in text
+
+
+def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() -> None:
+    moved = new(
+        "Moved to Berlin in October 2025", quote="We moved to Berlin last month"
+    )
+    assert kept(gated(moved)) != []
+    assert gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc)).rejections == {
+        "date_not_said": 1
+    }
+    later = new(
+        "Moved to Berlin in October 2030", quote="We moved to Berlin last month"
+    )
+    assert kept(gated(later)) == []
+
+
+def test_a_fact_that_is_known_is_confirmed_and_not_stored_again() -> None:
+    """Also one that the model was not shown; but one that was retired is new."""
+    for options in ({}, {"known": (), "active": [PYTEST]}):
+        outcome = gated(new("prefers PYTEST for testing."), **options)
+        assert (confirmed_ids(outcome), outcome.rejections) == (
+            ["pytest"],
+            {"duplicate": 1},
+        )
+    gone = PYTEST.model_copy(update={"retired_at": NOW})
+    assert kept(gated(new("Prefers pytest for testing"), known=[gone])) == [
+        "Prefers pytest for testing"
+    ]
+
+
+def test_a_fact_that_stands_twice_in_a_reply_is_stored_once_and_bad_ones_spoil_nothing() -> (
+    None
+):
+    outcome = gated(
+        None,
+        new("Likes unit tests"),
+        new("likes unit tests!"),
+        new("Has 9 tests"),
+        new("Writes tests"),
+    )
+    assert kept(outcome) == ["Likes unit tests", "Writes tests"]
+    assert outcome.rejections == {"unreadable": 1, "duplicate": 1, "number_not_said": 1}
+
+
+def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
+    text = "x " * 5_000 + "I prefer pytest" + " y" * 5_000
+    fact = gated(
+        new("Likes unit tests"), lines=[Utterance(1, "user", text)], known=()
+    ).accepted[0]
+    assert "I prefer pytest" in fact.source
+    assert len(fact.source) == 2_000
+
+
+def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() -> None:
+    """One of them in the quote."""
+    new_facts = (
+        new("Prefers pytest for all testing", "I prefer pytest"),
+        new("Sends all invoices to another bank", "I prefer pytest"),
+        new("Moved often", "I prefer pytest"),
+        new("北京工作", "我在北京工作"),
+        new("Likes that", "I prefer pytest"),
+    )
+    assert len(kept(gated(*new_facts))) == 3
+    outcome = gated(*new_facts, checks=TOOL_CHECKS)
+    assert kept(outcome) == ["Prefers pytest for all testing", "北京工作"]
+    assert outcome.rejections == {"not_the_users_words": 3}
+
+
+def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
+    """What the assistant repeats is not: a fact would become ever surer by being shown."""
+    (fact,) = gated(new("Prefers pytest for testing"), confirmed=[3, 3]).confirmed
+    assert fact.id == "pytest"
+    assert fact.confidence == pytest.approx(0.86)
+    outcome = gated(confirmed=[2])
+    assert (outcome.confirmed, outcome.rejections) == ((), {"not_the_users_words": 1})
+
+
+@pytest.mark.parametrize("number", [0, -1, 4, 99, "x", None])
+def test_a_number_without_a_fact_confirms_and_retires_nothing(number: Any) -> None:
+    outcome = gated(confirmed=[number], retired=[{"number": number, "reason": "wrong"}])
+    assert (outcome.confirmed, outcome.retired) == ((), ())
+    assert outcome.rejections == {"unknown_fact": 2}
+
+
+def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one() -> (
+    None
+):
+    outcome = gated(
+        new(
+            "Drinks no coffee",
+            "No more coffee for me",
+            category="correction",
+            label="n1",
+        ),
+        retired=[
+            {
+                "number": 1,
+                "reason": "stopped",
+                "replaced_by": "n1",
+                "quote": "No more coffee",
+            }
+        ],
+    )
+    (entry,) = outcome.retired
+    assert (entry.id, entry.retired_reason, entry.replaced_by) == (
+        "coffee",
+        "stopped",
+        outcome.accepted[0].id,
+    )
+    assert outcome.accepted[0].category == "correction"
+    (entry,) = gated(retired=[{"number": 1, "quote": "No more coffee"}]).retired
+    assert (entry.id, entry.replaced_by) == ("coffee", None)
+    assert entry.retired_reason
+
+
+def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> (
+    None
+):
+    assert gated(retired=[{"number": 1}]).rejections == {"no_quote": 1}
+    assert gated(retired=[{"number": 1, "quote": "you like tea"}]).rejections == {
+        "quote_not_found": 1
+    }
+    assert gated(retired=[{"number": 2, "quote": "Yes"}]).rejections == {
+        "not_contradicted": 1
+    }
+    pinned = COFFEE.model_copy(update={"pinned": True})
+    assert gated(retired=[ENDS], known=[pinned]).rejections == {"pinned": 1}
+    itself = gated(
+        new("Prefers pytest for testing", label="n1"),
+        retired=[{"number": 3, "replaced_by": "n1"}],
+    )
+    assert (itself.retired, confirmed_ids(itself)) == ((), ["pytest"])
+    lines = [Utterance(1, "user", "Should I drink coffee at night?")]
+    outcome = gated(
+        retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines
+    )
+    assert outcome.rejections == {"asked": 1}
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Hi there", "Good morning", "你好", "Thanks, that helps me", "I love this song"],
+)
+def test_what_says_nothing_of_a_fact_does_not_end_it(said: str) -> None:
+    """Nor does it with a new fact that has nothing to do with the old one."""
+    lines = [Utterance(1, "user", said)]
+    for facts in ([], [new(said, said, label="n1")]):
+        gone = [{"number": 2, "quote": said, "replaced_by": "n1" if facts else ""}]
+        assert gated(*facts, retired=gone, lines=lines).retired == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "old", "instead"),
+    [
+        ("It is tea now.", "Drinks coffee", "Drinks tea"),
+        ("I've moved to Rome.", "Lives in Oslo", ""),
+        ("Call me Bo from now on.", "Name is Robert", ""),
+        ("Ich bin jetzt in Genf.", "Wohnt in Wien", ""),
+        ("我搬到上海了。", "住在北京", ""),
+    ],
+)
+def test_a_change_ends_a_fact_in_other_words(said: str, old: str, instead: str) -> None:
+    """What the user says of themselves, or a new fact with a word of the old one."""
+    lines, known = [Utterance(1, "user", said)], [Fact(id="old", content=old)]
+    gone = [{"number": 1, "quote": said, "replaced_by": "n1" if instead else ""}]
+    facts = [new(instead, said, label="n1")] if instead else []
+    assert [
+        entry.id
+        for entry in gated(*facts, retired=gone, lines=lines, known=known).retired
+    ] == ["old"]
+
+
+def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
+    outcome = gated(
+        new("Moved 9 times", "we moved to Berlin", label="n1"),
+        retired=[
+            {
+                "number": 1,
+                "replaced_by": "n1",
+                "quote": "No more coffee",
+                "reason": "stopped",
+            }
+        ],
+    )
+    (entry,) = outcome.retired
+    assert (entry.retired_reason, entry.replaced_by) == (
+        "stopped What is true instead was not stored.",
+        None,
+    )
+    assert outcome.rejections == {"number_not_said": 1}
+
+
+def test_a_replacement_that_is_known_already_stands() -> None:
+    outcome = gated(
+        new("Prefers pytest for testing", label="n1"),
+        retired=[{**ENDS, "replaced_by": "n1"}],
+    )
+    assert [(entry.id, entry.replaced_by) for entry in outcome.retired] == [
+        ("coffee", "pytest")
+    ]
+    assert confirmed_ids(outcome) == ["pytest"]
+
+
+def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
+    """Else a retirement would be joined to a fact that it does not mean."""
+    both = [new("Has 9 tests", label="n1"), new("Likes unit tests", label="n1")]
+    assert (
+        gated(*both, retired=[{**ENDS, "replaced_by": "n1"}]).retired[0].replaced_by
+        is None
+    )
+    outcome = gated(*reversed(both), retired=[{**ENDS, "replaced_by": "n1"}])
+    assert outcome.retired[0].replaced_by == outcome.accepted[0].id
+
+
+def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
+    outcome = gated(
+        confirmed=[1], retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}]
+    )
+    assert [entry.retired_reason for entry in outcome.retired] == ["a"]
+    assert outcome.confirmed == ()
+    assert outcome.rejections == {"duplicate": 1}
+
+
+def test_results_show_no_words_of_the_user() -> None:
+    """They may end up in a log; the reasons are fit for it."""
+    outcome = gated(
+        new("Has a sister named Eve", quote="My sister Ann"),
+        retired=[{**ENDS, "reason": "hates the taste"}],
+    )
+    assert "Eve" not in repr(outcome)
+    assert "taste" not in repr(outcome)
+    assert "name_not_said" in repr(outcome)
+
+
+words = st.sampled_from(
+    ["I", "prefer", "pytest", "Ann", "30", "9", "Eve", "Berlin", "tea", "coffee", "moved", "北京", "两只猫",
+     "...", "may", "you"]
+)  # fmt: skip
+texts = st.lists(words, max_size=6).map(" ".join) | st.text(max_size=10)
+entries = st.fixed_dictionaries(
+    {"content": texts, "quote": texts, "confidence": st.floats(0, 1)},
+    optional={"label": st.sampled_from(["n1", "n2"]), "category": st.text(max_size=5)},
+)
+retirements = st.fixed_dictionaries(
+    {
+        "number": st.integers(-1, 5),
+        "replaced_by": st.sampled_from(["", "n1", "n2", "n9"]),
+        "quote": texts | st.just(""),
+    }
+)
+
+
+@given(
+    st.lists(entries, max_size=4),
+    st.lists(st.integers(-1, 5), max_size=4),
+    st.lists(retirements, max_size=4),
+)
+def test_whatever_the_reply(
+    new_facts: list[Any], confirmed: list[int], retired: list[Any]
+) -> None:
+    """Only named facts are touched, each in one way, replacements exist, and every entry is accounted for."""
+    outcome = gated(*new_facts, confirmed=confirmed, retired=retired)
+    ids = {fact.id for fact in outcome.accepted}
+    named = {
+        KNOWN[number - 1].id
+        for number in (entry["number"] for entry in retired)
+        if 1 <= number <= len(KNOWN)
+    }
+    gone = [entry.id for entry in outcome.retired]
+    assert set(gone) <= named
+    assert len(set(gone)) == len(gone)
+    assert {entry.replaced_by for entry in outcome.retired} <= ids | {
+        fact.id for fact in KNOWN
+    } | {None}
+    assert not set(gone) & set(confirmed_ids(outcome))
+    assert all(
+        fact.confidence >= 0.7 and fact.message_ids and fact.quote
+        for fact in outcome.accepted
+    )
+    of_new_facts = gated(*new_facts).rejected
+    of_both = gated(*new_facts, retired=retired).rejected
+    assert len(new_facts) == len(outcome.accepted) + len(of_new_facts)
+    assert len(retired) == len(gone) + len(of_both) - len(of_new_facts)
+    assert outcome.rejected[: len(of_both)] == of_both

@@ -1,0 +1,48 @@
+"""Which dates of a statement neither were said nor follow from what was said."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_ext.checks.dates import (
+    ages_in,
+    missing_dates,
+    without_dates,
+)
+from tests.words import rows
+
+# A Thursday.
+DAY = date(2025, 11, 20)
+
+
+@pytest.mark.parametrize("row", [*rows("dates"), *rows("missing_dates")])
+def test_a_date_may_be_said_in_another_way_or_worked_out_but_not_wrongly(
+    row: list[str],
+) -> None:
+    """A third column names the date that is missing."""
+    statement, source, *missing = row
+    assert missing_dates(statement, source, DAY) == missing
+
+
+def test_a_year_tells_an_age() -> None:
+    assert ages_in("I was born in 1990", DAY) == {34.0, 35.0}
+
+
+@given(
+    st.dates(date(1950, 1, 1), date(2049, 12, 31)),
+    st.sampled_from(["%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%d.%m.%Y"]),
+)
+def test_every_way_to_write_a_date_means_that_day(day: date, form: str) -> None:
+    assert (
+        missing_dates(
+            f"Came on {day:%Y-%m-%d}", f"I came on {day.strftime(form)} by train", DAY
+        )
+        == []
+    )
+    assert not any(
+        map(str.isdigit, without_dates(f"Came on {day.strftime(form)} by train"))
+    )

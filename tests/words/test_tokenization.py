@@ -1,0 +1,80 @@
+"""The terms under which texts of many scripts are indexed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import pytest
+import snowballstemmer  # type: ignore[import-untyped]
+
+from llama_index_memory_ext.words.tokens import terms_in, words_of
+
+
+def test_words_of_many_scripts_are_found() -> None:
+    assert terms_in("I've used C++, C# and Next.js") == ("c++", "c#", "next", "js")
+    assert terms_in("我喜欢吃什么") == ("我喜", "喜欢", "欢吃", "吃什")
+    assert terms_in("コーヒーが好きです") == (
+        "コー",
+        "ーヒ",
+        "ヒー",
+        "が好",
+        "好き",
+        "きで",
+    )
+    assert terms_in("हिन्दी में") == ("हिन्दी", "में")
+    assert terms_in("\uff50\uff39thon Café") == ("python", "cafe")
+
+
+def test_a_word_comes_with_its_term_and_as_it_is_written() -> None:
+    assert list(words_of("Went to the Cafés")) == [("went", "go"), ("cafés", "cafe")]
+
+
+@pytest.mark.parametrize(
+    ("fact", "question"),
+    [("Lives in Rome", "Where do I live?"), ("Leaves at 8", "When do I leave?")],
+)
+def test_a_verb_in_the_third_person_is_found_by_its_other_forms(
+    fact: str, question: str
+) -> None:
+    """They are seldom the plurals of "life" and "leaf"."""
+    assert set(terms_in(fact)) & set(terms_in(question))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " \n", "😀😀", "a", "?", "猫", "What is it that you do?", "我的是什么呢"],
+)
+def test_stop_words_and_single_characters_are_no_terms(text: str) -> None:
+    assert terms_in(text) == ()
+
+
+def test_a_very_long_word_is_a_term_as_it_is() -> None:
+    """The stemmer's time grows with the square of the length."""
+    word = "ay" * 100_000
+    assert terms_in(word) == (word,)
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Lets threads change after each few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_threads_do_not_mix_up_the_words_they_stem() -> None:
+    words = [
+        "".join(letters)
+        for letters in product(
+            "bcd", "ao", "rst", "tn", ("ing", "ed", "ization", "fulness")
+        )
+    ]
+    stems = snowballstemmer.stemmer("english").stemWords(words)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(terms_in, words * 4))
+    assert found == [(stem,) for stem in stems * 4]
