@@ -149,14 +149,17 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
         if not part.startswith(tags) or part.endswith(_TODAY)
     ]
     removable.sort(key=importance)
+    most_tokens = sum(counter.count(part) for part in parts)
     tokens = tokens_to_truncate
-    while True:
+    while tokens <= most_tokens:
         rest = _without_parts(parts, removable, tokens, counter)
         # The rest may have other tokens than within the whole, by any tokenizer.
         missing = tokens_to_truncate - counter.count(text) + counter.count(rest)
-        if missing <= 0 or not rest:
+        if missing <= 0:
             return rest
         tokens += missing
+    # No part is left but headings and tags.
+    return ""
 
 
 def _without_parts(

@@ -268,7 +268,15 @@ def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no record", "\n", EARLIER_OPENING + EARLIER_CLOSING]
+    "text",
+    [
+        "",
+        "no record",
+        "\n",
+        EARLIER_OPENING + EARLIER_CLOSING,
+        EARLIER_OPENING,
+        EARLIER_CLOSING,
+    ],
 )
 def test_what_is_no_record_is_one_part_of_which_all_goes_or_nothing(text: str) -> None:
     assert truncated(text, 1, COUNTER) == ""
