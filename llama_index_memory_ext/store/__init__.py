@@ -21,7 +21,7 @@ from sqlalchemy import Connection, func, or_, select
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
-from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
@@ -31,14 +31,14 @@ from llama_index_memory_ext.store.cursors import Readers
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
+from llama_index_memory_ext.store.owners import Owners
 from llama_index_memory_ext.store.runner import Database, reads, writes_session
-from llama_index_memory_ext.store.sessions import Users
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
     LAST_ID,
     Row,
-    name_of,
+    display_name,
     written_at,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -134,7 +134,7 @@ class MemoryStore(SQLAlchemyChatStore):
     readers: Readers = Field(
         default=_UNSET, description="Reads them for readers with cursors."
     )
-    users: Users = Field(
+    owners: Owners = Field(
         default=_UNSET, description="The owners of the sessions, and counts."
     )
     deletion: Deletion = Field(
@@ -190,9 +190,9 @@ class MemoryStore(SQLAlchemyChatStore):
         self.address = database.shown_uri.partition("?")[0]
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
-        self.users = Users(database, self.readers, self.facts)
+        self.owners = Owners(database, self.readers, self.facts)
         self.deletion = Deletion(database, self.readers, self.facts)
-        self.log = Log(database, self.readers, self.users, self.deletion)
+        self.log = Log(database, self.readers, self.owners, self.deletion)
 
     @classmethod
     def class_name(cls) -> str:
@@ -264,7 +264,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         start_loading()
         await TokenCounter().load()
-        await self.users.knows("")
+        await self.readers.has_session("")
         await wait_until_loaded()
 
     async def aclose(self) -> None:
@@ -422,7 +422,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE
     ) -> int:
         """Return the number of messages of a session with a status; None: of any."""
-        return await self.users.count(key, status=status)
+        return await self.readers.count_messages(key, status=status)
 
     @reads
     def get_keys(self, conn: Connection) -> list[str]:
@@ -466,7 +466,7 @@ class MemoryStore(SQLAlchemyChatStore):
             )
         users: dict[str, list[str]] = {}
         for owner in conn.execute(owned):
-            users.setdefault(owner.key, []).append(name_of(owner.user_id))
+            users.setdefault(owner.key, []).append(display_name(owner.user_id))
         return [
             SessionInfo(
                 session_id=session.key,
@@ -517,9 +517,11 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
-        sessions = sorted({*session_ids, *await self.users.keys(user_id)})
+        sessions = sorted({*session_ids, *await self.owners.sessions_of_user(user_id)})
         # A session without a user has facts in a separate namespace.
-        namespaces = sorted({user_id, *await self.users.own_users(sessions)})
+        namespaces = sorted(
+            {user_id, *await self.owners.anonymous_namespaces(sessions)}
+        )
         counts = await self.database.run(
             self.deletion.forget_within,
             sessions,
@@ -572,7 +574,8 @@ class MemoryStore(SQLAlchemyChatStore):
         if not in_range or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
-                f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
+                f"saw {describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
+                "Nothing was deleted."
             )
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)

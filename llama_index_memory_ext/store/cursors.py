@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     bindparam,
     case,
+    exists,
     func,
     literal,
     null,
@@ -33,11 +34,12 @@ from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     LogRow,
-    Opening,
-    Seen,
+    ReadPosition,
+    SessionAccess,
     Snapshot,
     Statement,
     Tables,
+    exists_within,
     upsert,
 )
 from llama_index_memory_ext.text.messages import (
@@ -129,7 +131,7 @@ class Readers:
         reader: str,
         last_id: int,
         watch: str,
-        opening: Opening,
+        access: SessionAccess,
     ) -> Snapshot:
         """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
 
@@ -141,8 +143,8 @@ class Readers:
             "reader": reader,
             "watch": watch,
             "last_id": last_id or LAST_ID,
-            "user": opening.user_in(key),
-            "closed": OWN if opening.shared else SHARED,
+            "user": access.user_in(key),
+            "closed": OWN if access.shared else SHARED,
         }
         result = conn.execute(self._select_glance, parameters).all()
         session = result[0]
@@ -170,7 +172,7 @@ class Readers:
         conn: Connection,
         key: str,
         reader: str,
-        seen: Seen,
+        seen: ReadPosition,
         *,
         before: int | None = None,
         limit: int,
@@ -328,6 +330,58 @@ class Readers:
         query = select(cursors.c.reader).where(cursors.c.key == key)
         return list(conn.scalars(query.order_by(cursors.c.reader)))
 
+    @reads
+    def has_session(self, conn: Connection, key: str) -> bool:
+        """Return whether a message was ever stored in a session."""
+        return exists_within(
+            conn, key, self.database.tables.sessions, self.database.tables.rows
+        )
+
+    @reads
+    def sessions_of_reader(
+        self, conn: Connection, reader: str, *, pending: bool = False
+    ) -> list[str]:
+        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
+        rows = self.database.tables.rows
+        cursors = self.database.tables.cursors
+        query = select(cursors.c.key).where(cursors.c.reader == reader)
+        if pending:
+            unread = (rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
+            query = query.where(exists().where(*unread))
+        return list(conn.scalars(query))
+
+    @reads
+    def count_messages(
+        self,
+        conn: Connection,
+        key: str,
+        *,
+        status: str | None = None,
+        reader: str = "",
+        after: int = 0,
+        last: int = LAST_ID,
+    ) -> int:
+        """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
+
+        Without a ``status``, messages of any status count.
+        """
+        rows = self.database.tables.rows
+        cursors = self.database.tables.cursors
+        position = (
+            select(cursors.c.position)
+            .where(cursors.c.key == key, cursors.c.reader == reader)
+            .scalar_subquery()
+        )
+        query = select(func.count()).where(
+            rows.c.key == key,
+            rows.c.id > func.coalesce(position, after),
+            rows.c.id > after,
+            rows.c.id <= last,
+        )
+        if status:
+            query = query.where(rows.c.status == status)
+        return conn.execute(query).scalar_one()
+
     def facts_readers_within(
         self, conn: Connection, key: str, user_id: str
     ) -> list[str]:
@@ -339,7 +393,7 @@ class Readers:
     def register_within(
         self, conn: Connection, key: str, readers: Sequence[str]
     ) -> None:
-        """Store the cursors of readers, so that ``Users.read_by`` returns their session."""
+        """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
         if readers:
             cursors = [
                 {"key": key, "reader": reader, "position": 0, "state": None}

@@ -16,8 +16,8 @@ from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
     LogRow,
-    Opening,
     Row,
+    SessionAccess,
     Statement,
     one_of,
     upsert,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.cursors import Readers
     from llama_index_memory_ext.store.deletion import Deletion
-    from llama_index_memory_ext.store.sessions import Users
+    from llama_index_memory_ext.store.owners import Owners
     from llama_index_memory_ext.text.tool_calls import Json
 
     # Takes messages, oldest first, and returns how many of the oldest go into the log;
@@ -52,11 +52,11 @@ class Log:
     """Writes the rows of the chat table. The rows of a session are written and archived in the order of their ids."""
 
     def __init__(
-        self, database: Database, readers: Readers, users: Users, deletion: Deletion
+        self, database: Database, readers: Readers, owners: Owners, deletion: Deletion
     ) -> None:
         self.database = database
         self._readers = readers
-        self._users = users
+        self._owners = owners
         self._deletion = deletion
         rows = database.tables.rows
         ids = database.tables.message_ids
@@ -94,7 +94,7 @@ class Log:
         plan_flush: Plan,
         *,
         replace: bool = False,
-        opening: Opening | None = None,
+        access: SessionAccess | None = None,
         readers: Sequence[str] = (),
     ) -> list[ChatMessage]:
         """Write messages after the active messages, and move messages from short-term memory into the log.
@@ -111,11 +111,11 @@ class Log:
             replace: Whether the session then has no other messages. Its first messages
                 that are the same keep their rows, with ids and times. All later rows
                 are deleted.
-            opening: The user who becomes an owner of the session.
-                ``Users.claim_within`` may refuse it.
+            access: The user who becomes an owner of the session.
+                ``Owners.claim_within`` may refuse it.
             readers: The readers that are registered for the session.
         """
-        speakers = _speakers_in(messages, opening)
+        speakers = _speakers_in(messages, access)
         stored: list[LogRow] = []
         replaced: list[LogRow] = []
         if not replace:
@@ -125,7 +125,7 @@ class Log:
             if not (messages or stored):
                 conn.rollback()
                 return []
-        user_id = self._claim(conn, key, opening, speakers, readers)
+        user_id = self._claim(conn, key, access, speakers, readers)
         if replace:
             rows = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE])
             same = _count_same(rows, messages)
@@ -153,15 +153,15 @@ class Log:
         self,
         conn: Connection,
         key: str,
-        opening: Opening | None,
+        access: SessionAccess | None,
         speakers: Collection[str],
         readers: Sequence[str],
     ) -> str | None:
         """Make the user an owner of the session; return the user if the session has several, else None."""
-        if opening is None:
+        if access is None:
             return None
-        has_several = self._users.claim_within(conn, key, opening, speakers, readers)
-        return opening.user_id if has_several else None
+        has_several = self._owners.claim_within(conn, key, access, speakers, readers)
+        return access.user_id if has_several else None
 
     def _set_statuses(
         self, conn: Connection, key: str, stored: Sequence[LogRow], *, archived: int
@@ -340,18 +340,20 @@ def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
     return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id
 
 
-def _speakers_in(messages: Sequence[ChatMessage], opening: Opening | None) -> set[str]:
+def _speakers_in(
+    messages: Sequence[ChatMessage], access: SessionAccess | None
+) -> set[str]:
     """Return the users whom messages name, except the user who opens the session.
 
     Without a user, no message names one. A MessageError if a message names another user
     in a session that is not shared.
     """
-    if opening is None or opening.user_id is None:
+    if access is None or access.user_id is None:
         return set()
-    user_id = opening.user_id
+    user_id = access.user_id
     speakers = {_speaker_of(message, user_id) for message in messages}
     speakers -= {user_id, None}
-    if speakers and not opening.shared:
+    if speakers and not access.shared:
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
             "one, whose words would become facts of that user. Open the session with shared=True."

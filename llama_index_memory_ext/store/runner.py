@@ -28,7 +28,7 @@ from llama_index_memory_ext.background.loop import (
     thread_lock,
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.settings import checked, without_second
+from llama_index_memory_ext.settings import build_checked, without_second
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import (
     DONE,
@@ -269,7 +269,7 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        checked(
+        build_checked(
             address.Settings,
             address.Settings,
             StoreError,

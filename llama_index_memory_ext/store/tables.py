@@ -168,15 +168,15 @@ def _number(name: str) -> sa.Column[int]:
 _ANONYMOUS = " session "
 
 
-def anonymous(key: str) -> str:
+def namespace_of_session(key: str) -> str:
     """Return the namespace of a session without a user, which no ``user_id`` can have."""
     return f"{_ANONYMOUS}{key}"
 
 
-def name_of(namespace: str) -> str:
+def display_name(namespace: str) -> str:
     """Return the user of a namespace, as people read it; for a session without a user, the session's id.
 
-    >>> name_of(anonymous("chat-17")), name_of("ann")
+    >>> display_name(namespace_of_session("chat-17")), display_name("ann")
     ('chat-17', 'ann')
     """
     return namespace.removeprefix(_ANONYMOUS)
@@ -215,6 +215,12 @@ def one_of(column: Statement, backend: str) -> Statement:
         return column == sa.any_(sa.bindparam("names", type_=sa.ARRAY(sa.String)))
     each = sa.func.json_each(sa.bindparam("names", type_=sa.JSON)).table_valued("value")
     return column.in_(sa.select(each.c.value))
+
+
+def exists_within(conn: sa.Connection, key: str, *tables: Statement) -> bool:
+    """Return whether one of the tables has a row of a session."""
+    in_tables = [sa.exists().where(table.c.key == key) for table in tables]
+    return bool(conn.execute(sa.select(sa.or_(*in_tables))).scalar_one())
 
 
 def version_of(conn: sa.Connection, tables: Tables) -> int | None:
@@ -420,7 +426,7 @@ def _rename_facts_readers(
     )
 
 
-class Opening(NamedTuple):
+class SessionAccess(NamedTuple):
     """How a memory opens a session.
 
     ``user_id``: None for a memory without a user. ``shared``: other users may read and
@@ -433,7 +439,7 @@ class Opening(NamedTuple):
     def user_in(self, key: str) -> str:
         """Return the user, or the namespace of a session without a user."""
         if self.user_id is None:
-            return anonymous(key)
+            return namespace_of_session(key)
         return self.user_id
 
     @property
@@ -536,7 +542,7 @@ class LogRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReadPosition:
     """The position of a reader in a session: the epoch, its cursor, and the last row that it has read."""
 
     epoch: int = 0
@@ -567,7 +573,7 @@ class LogPage:
 
     ``position``: the reader's cursor, the last row that it has processed; 0 at the
     beginning. ``epoch``: changes when rows are deleted. ``fresh``: false, and the page
-    is empty, if rows were deleted since ``Seen``; the reader must then begin again.
+    is empty, if rows were deleted since ``ReadPosition``; the reader must then begin again.
     ``more``: there are older rows before the page. ``registered``: the cursor is
     stored. ``facts``: the version of the watched facts. ``state``: the state of the
     cursor, read by ``unread`` only.
@@ -601,7 +607,7 @@ class Snapshot:
     active: tuple[LogRow, ...]
     log: tuple[LogRow, ...]
 
-    def log_behind(self, seen: Seen) -> list[LogRow] | None:
+    def log_behind(self, seen: ReadPosition) -> list[LogRow] | None:
         """Return the rows of the log behind the last one that was read, oldest first; None if the log must be read."""
         last_id = seen.last_id
         is_complete = self.is_empty

@@ -10,11 +10,8 @@ from sqlalchemy import (
     Connection,
     bindparam,
     delete,
-    exists,
-    func,
     insert,
     literal,
-    or_,
     select,
     update,
 )
@@ -25,15 +22,15 @@ from llama_index_memory_ext.store.tables import (
     ARCHIVED,
     DONE,
     EPOCHS,
-    LAST_ID,
     OF_NOBODY,
     OWN,
     ROWS,
     SHARED,
-    Opening,
+    SessionAccess,
     Statement,
     Tables,
-    anonymous,
+    exists_within,
+    namespace_of_session,
     one_of,
     upsert,
 )
@@ -49,8 +46,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
 
 
-class Users:
-    """The sessions of users. Methods named ``..._within`` work in a transaction that has locked the session."""
+class Owners:
+    """The owners of the sessions. Methods named ``..._within`` work in a transaction that has locked the session."""
 
     def __init__(self, database: Database, readers: Readers, facts: Facts) -> None:
         self.database = database
@@ -69,7 +66,7 @@ class Users:
         self,
         conn: Connection,
         key: str,
-        opening: Opening,
+        access: SessionAccess,
         speakers: Collection[str],
         readers: Sequence[str],
     ) -> bool:
@@ -83,18 +80,18 @@ class Users:
                 shared.
         """
         epoch = conn.info[EPOCHS].get(key)
-        if not opening.shared:
+        if not access.shared:
             # A claim that this process has stored in this epoch is still true.
-            claim = (key, epoch, opening, *readers)
+            claim = (key, epoch, access, *readers)
             if epoch is not None and claim in self.database.done:
                 return False
             conn.info[DONE].append(claim)
-        kinds = self.owners_within(conn, key, opening)
-        user_id = opening.user_in(key)
-        kind = opening.kind or kinds.get(key, OF_NOBODY)
+        kinds = self.owners_within(conn, key, access)
+        user_id = access.user_in(key)
+        kind = access.kind or kinds.get(key, OF_NOBODY)
         users = {user_id, *speakers}
         self._store_owners(conn, key, users, kinds, kind)
-        if kinds.get(anonymous(key)) == OF_NOBODY:
+        if kinds.get(namespace_of_session(key)) == OF_NOBODY:
             self._take_over(conn, key, user_id)
         earlier = [owner for owner in kinds if kinds[owner] != OF_NOBODY]
         users.update(earlier)
@@ -105,7 +102,7 @@ class Users:
         return has_several
 
     def owners_within(
-        self, conn: Connection, key: str, opening: Opening
+        self, conn: Connection, key: str, access: SessionAccess
     ) -> dict[str, str]:
         """Return how each owner has opened a session.
 
@@ -114,8 +111,8 @@ class Users:
                 shared.
         """
         kinds = self._kinds_within(conn, key)
-        closed = {OWN} if opening.shared else {OWN, SHARED}
-        user_id = opening.user_in(key)
+        closed = {OWN} if access.shared else {OWN, SHARED}
+        user_id = access.user_in(key)
         for owner, kind in kinds.items():
             if owner != user_id and kind in closed:
                 raise SessionOwnerError(
@@ -162,7 +159,7 @@ class Users:
 
     def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
         """Give the facts and cursors of a session without a user to its first user."""
-        namespace = anonymous(key)
+        namespace = namespace_of_session(key)
         if user_id == namespace:
             return
         owners = self._tables.owners
@@ -197,7 +194,7 @@ class Users:
         self,
         conn: Connection,
         key: str,
-        opening: Opening,
+        access: SessionAccess,
         *,
         readers: Sequence[str],
         epoch: int,
@@ -207,90 +204,32 @@ class Users:
             conn.rollback()
             return
         kinds = self._kinds_within(conn, key)
-        is_shared = kinds.get(opening.user_id or "") == SHARED
-        self.claim_within(conn, key, opening._replace(shared=is_shared), (), readers)
+        is_shared = kinds.get(access.user_id or "") == SHARED
+        self.claim_within(conn, key, access._replace(shared=is_shared), (), readers)
 
     @reads
-    def owners(self, conn: Connection, key: str) -> list[str]:
+    def users_of_session(self, conn: Connection, key: str) -> list[str]:
         """Return the users who own a session; [] for a session without a user."""
         kinds = self._kinds_within(conn, key)
         return [owner for owner in kinds if kinds[owner] != OF_NOBODY]
 
     @reads
-    def keys(self, conn: Connection, user_id: str) -> list[str]:
+    def sessions_of_user(self, conn: Connection, user_id: str) -> list[str]:
         """Return the sessions of a user, also those without a message."""
         owners = self._tables.owners
         query = select(owners.c.key).where(owners.c.user_id == user_id)
         return list(conn.scalars(query))
 
     @reads
-    def own_users(self, conn: Connection, sessions: Sequence[str]) -> list[str]:
+    def anonymous_namespaces(
+        self, conn: Connection, sessions: Sequence[str]
+    ) -> list[str]:
         """Return the namespaces of the given sessions that were begun without a user."""
         owners = self._tables.owners
         query = select(owners.c.user_id).where(
             owners.c.kind == OF_NOBODY, one_of(owners.c.key, self.database.backend)
         )
         return list(conn.scalars(query, {"names": sessions}))
-
-    # ---- counts ----
-
-    @reads
-    def knows(self, conn: Connection, key: str) -> bool:
-        """Return whether a message was ever stored in a session."""
-        return _exists(conn, key, self._tables.sessions, self._tables.rows)
-
-    @reads
-    def facts_of_each(self, conn: Connection) -> dict[str, int]:
-        """Return how many facts each user has, retired ones too; users without a fact are left out."""
-        facts = self._tables.facts
-        query = select(facts.c.namespace, func.count().label("facts"))
-        result = conn.execute(query.group_by(facts.c.namespace))
-        return {row.namespace: row.facts for row in result}
-
-    @reads
-    def read_by(
-        self, conn: Connection, reader: str, *, pending: bool = False
-    ) -> list[str]:
-        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
-        rows = self._tables.rows
-        cursors = self._tables.cursors
-        query = select(cursors.c.key).where(cursors.c.reader == reader)
-        if pending:
-            unread = (rows.c.key == cursors.c.key, rows.c.id > cursors.c.position)
-            query = query.where(exists().where(*unread))
-        return list(conn.scalars(query))
-
-    @reads
-    def count(
-        self,
-        conn: Connection,
-        key: str,
-        *,
-        status: str | None = None,
-        reader: str = "",
-        after: int = 0,
-        last: int = LAST_ID,
-    ) -> int:
-        """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
-
-        Without a ``status``, messages of any status count.
-        """
-        rows = self._tables.rows
-        cursors = self._tables.cursors
-        position = (
-            select(cursors.c.position)
-            .where(cursors.c.key == key, cursors.c.reader == reader)
-            .scalar_subquery()
-        )
-        query = select(func.count()).where(
-            rows.c.key == key,
-            rows.c.id > func.coalesce(position, after),
-            rows.c.id > after,
-            rows.c.id <= last,
-        )
-        if status:
-            query = query.where(rows.c.status == status)
-        return conn.execute(query).scalar_one()
 
     # ---- copies ----
 
@@ -300,7 +239,7 @@ class Users:
         conn: Connection,
         key: str,
         new: str,
-        opening: Opening,
+        access: SessionAccess,
         end: str | int | None,
         *,
         with_end: bool,
@@ -314,8 +253,8 @@ class Users:
         tables = self._tables
         rows = tables.rows
         self.database.lock(conn, [new], ())
-        self.owners_within(conn, key, opening)
-        if _exists(conn, new, rows, tables.owners):
+        self.owners_within(conn, key, access)
+        if exists_within(conn, new, rows, tables.owners):
             raise StoreError(
                 f"Expected a new session; {new!r} was used before. Nothing was copied. Name another one."
             )
@@ -336,12 +275,6 @@ class Users:
             insert(owners).from_select(["key", "user_id", "kind"], copied_owners)
         )
         _copy_cursors(conn, tables, key, new, row_ids)
-
-
-def _exists(conn: Connection, key: str, *tables: Statement) -> bool:
-    """Return whether one of the tables has a row of a session."""
-    in_tables = [exists().where(table.c.key == key) for table in tables]
-    return bool(conn.execute(select(or_(*in_tables))).scalar_one())
 
 
 def _row_of_message(
