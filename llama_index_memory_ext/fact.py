@@ -502,13 +502,6 @@ class AgentView:
     agents: tuple[str | None, ...] | None = (None,)
     own: str | None = None
 
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """The agents as the database names them, "" for the shared facts; None for all facts."""
-        if self.agents is None:
-            return None
-        return tuple(agent or "" for agent in self.agents)
-
     def sees(self, agent_id: str | None) -> bool:
         """Return whether a fact of this agent is seen; None: a shared fact."""
         return self.agents is None or agent_id in self.agents

@@ -749,8 +749,8 @@ class CondensedMemory(Memory):
         access = SessionAccess(self.user_id, self.shared)
         end = until if before is None else before
         async with self._calls():
-            owners = self.sql_store.owners
-            await owners.branch(
+            copies = self.sql_store.copies
+            await copies.branch(
                 self.session_id, new_session_id, access, end, with_end=before is None
             )
         copy = self.model_copy(update={"session_id": new_session_id})

@@ -1,49 +1,52 @@
-"""Keeps the owners of each session, counts messages and facts, and copies a session."""
+"""The owners of each session: claims of users, and the sessions of a user."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import (
-    Connection,
-    bindparam,
-    delete,
-    insert,
-    literal,
-    select,
-    update,
+from llama_index_memory_ext.errors import SessionOwnerError
+from llama_index_memory_ext.store.database import (
+    Database,
+    reads,
+    transaction_of,
+    writes_session,
 )
-
-from llama_index_memory_ext.errors import SessionOwnerError, StoreError
-from llama_index_memory_ext.store.runner import Database, reads, writes_session
 from llama_index_memory_ext.store.tables import (
-    ARCHIVED,
-    DONE,
-    EPOCHS,
     OF_NOBODY,
     OWN,
-    ROWS,
     SHARED,
     SessionAccess,
-    Statement,
-    Tables,
-    exists_within,
     namespace_of_session,
-    one_of,
-    upsert,
-)
-from llama_index_memory_ext.text.messages import (
-    ID_KEY,
-    message_id_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from llama_index_memory_ext.store.cursors import Readers
+    from sqlalchemy import Connection
+
     from llama_index_memory_ext.store.facts import Facts
+    from llama_index_memory_ext.store.log import Readers
+
+_SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
+_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
+_SELECT_ANONYMOUS = (
+    "SELECT user_id FROM {owners} WHERE kind = 'nobody' AND key {in_keys}"
+)
+_PUT_OWNER = """
+INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
+ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
+"""
+_DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
+# The user of the messages that name no speaker.
+_NAME_SPEAKER = """
+UPDATE {rows} SET user_id = :user_id WHERE key = :key AND role = 'user' AND user_id IS NULL
+"""
+# Unless another reader has the new name.
+_RENAME_READER = """
+UPDATE {cursors} SET reader = :new_name
+WHERE key = :key AND reader = :reader
+  AND NOT EXISTS (SELECT 1 FROM {cursors} WHERE key = :key AND reader = :new_name)
+"""
 
 
 class Owners:
@@ -51,16 +54,9 @@ class Owners:
 
     def __init__(self, database: Database, readers: Readers, facts: Facts) -> None:
         self.database = database
-        self._tables = database.tables
+        self._sql = database.tables.sql
         self._readers = readers
         self._facts = facts
-        owners = self._tables.owners
-        self._select_owners = select(owners.c.user_id, owners.c.kind).where(
-            owners.c.key == bindparam("session")
-        )
-        self._put_owners = upsert(owners, database.backend, "kind")
-
-    # ---- owners ----
 
     def claim_within(
         self,
@@ -79,27 +75,52 @@ class Owners:
             SessionOwnerError: Another user owns it, and not both have opened it as
                 shared.
         """
-        epoch = conn.info[EPOCHS].get(key)
+        transaction = transaction_of(conn)
+        epoch = transaction.epochs.get(key)
         if not access.shared:
             # A claim that this process has stored in this epoch is still true.
             claim = (key, epoch, access, *readers)
-            if epoch is not None and claim in self.database.done:
+            if epoch is not None and claim in self.database.claims:
                 return False
-            conn.info[DONE].append(claim)
+            transaction.claims.append(claim)
         kinds = self.owners_within(conn, key, access)
         user_id = access.user_in(key)
-        kind = access.kind or kinds.get(key, OF_NOBODY)
         users = {user_id, *speakers}
-        self._store_owners(conn, key, users, kinds, kind)
+        new_owners = [
+            {"key": key, "user_id": user, "kind": access.kind}
+            for user in users
+            if kinds.get(user) != access.kind
+        ]
+        if new_owners:
+            conn.execute(self._sql(_PUT_OWNER), new_owners)
         if kinds.get(namespace_of_session(key)) == OF_NOBODY:
             self._take_over(conn, key, user_id)
-        earlier = [owner for owner in kinds if kinds[owner] != OF_NOBODY]
+        earlier = _users_in(kinds)
         users.update(earlier)
         has_several = len(users) > 1
         if has_several and len(earlier) <= 1:
-            self._name_speaker(conn, key, next(iter(earlier), user_id))
+            speaker = earlier[0] if earlier else user_id
+            conn.execute(self._sql(_NAME_SPEAKER), {"key": key, "user_id": speaker})
+            # Readers begin again to show the name.
+            self._readers.renew_within(conn, key)
         self._readers.register_within(conn, key, readers)
         return has_several
+
+    def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
+        """Give the facts and cursors of a session without a user to its first user."""
+        namespace = namespace_of_session(key)
+        if user_id == namespace:
+            return
+        conn.execute(self._sql(_DELETE_OWNER), {"key": key, "user_id": namespace})
+        for reader in self.facts_readers_within(conn, key, namespace):
+            renamed = {
+                "key": key,
+                "reader": reader,
+                "new_name": reader.removesuffix(namespace) + user_id,
+            }
+            conn.execute(self._sql(_RENAME_READER), renamed)
+        self._facts.move_within(conn, namespace, user_id)
+        self._readers.renew_within(conn, key)
 
     def owners_within(
         self, conn: Connection, key: str, access: SessionAccess
@@ -110,7 +131,7 @@ class Owners:
             SessionOwnerError: Another user owns it, and not both have opened it as
                 shared.
         """
-        kinds = self._kinds_within(conn, key)
+        kinds = self.kinds_within(conn, key)
         closed = {OWN} if access.shared else {OWN, SHARED}
         user_id = access.user_in(key)
         for owner, kind in kinds.items():
@@ -124,70 +145,10 @@ class Owners:
 
     check = reads(owners_within)
 
-    def _kinds_within(self, conn: Connection, key: str) -> dict[str, str]:
+    def kinds_within(self, conn: Connection, key: str) -> dict[str, str]:
         """Return how each owner has opened a session, for any user."""
-        result = conn.execute(self._select_owners, {"session": key})
+        result = conn.execute(self._sql(_SELECT_OWNERS), {"key": key})
         return {row.user_id: row.kind for row in result}
-
-    def _store_owners(
-        self,
-        conn: Connection,
-        key: str,
-        users: Collection[str],
-        kinds: Mapping[str, str],
-        kind: str,
-    ) -> None:
-        """Store how users have opened a session, where that is not stored yet."""
-        owners = [
-            {"key": key, "user_id": user_id, "kind": kind}
-            for user_id in users
-            if kinds.get(user_id) != kind
-        ]
-        if owners:
-            conn.execute(self._put_owners, owners)
-
-    def _name_speaker(self, conn: Connection, key: str, user_id: str) -> None:
-        """Write a user beside the messages that name no speaker; readers begin again to show the name."""
-        rows = self._tables.rows
-        unnamed = (
-            rows.c.key == key,
-            rows.c.role == MessageRole.USER.value,
-            rows.c.user_id.is_(None),
-        )
-        conn.execute(update(rows).where(*unnamed).values(user_id=user_id))
-        self._readers.renew_within(conn, key)
-
-    def _take_over(self, conn: Connection, key: str, user_id: str) -> None:
-        """Give the facts and cursors of a session without a user to its first user."""
-        namespace = namespace_of_session(key)
-        if user_id == namespace:
-            return
-        owners = self._tables.owners
-        facts = self._tables.facts
-        conn.execute(
-            delete(owners).where(owners.c.key == key, owners.c.user_id == namespace)
-        )
-        for reader in self._readers.facts_readers_within(conn, key, namespace):
-            new_name = reader.removesuffix(namespace) + user_id
-            self._rename_reader(conn, key, reader, new_name)
-        self._facts.move_within(conn, namespace, user_id)
-        conn.execute(
-            update(facts).where(facts.c.said_by == namespace).values(said_by=user_id)
-        )
-        self._readers.renew_within(conn, key)
-
-    def _rename_reader(
-        self, conn: Connection, key: str, reader: str, new_name: str
-    ) -> None:
-        """Rename a reader of a session, unless another reader has the new name."""
-        cursors = self._tables.cursors
-        of_session = cursors.c.key == key
-        has_name = select(cursors.c.reader).where(
-            of_session, cursors.c.reader == new_name
-        )
-        if conn.execute(has_name).first() is None:
-            statement = update(cursors).where(of_session, cursors.c.reader == reader)
-            conn.execute(statement.values(reader=new_name))
 
     @writes_session
     def claim(
@@ -203,156 +164,52 @@ class Owners:
         if not self._readers.is_current_within(conn, key, epoch):
             conn.rollback()
             return
-        kinds = self._kinds_within(conn, key)
+        kinds = self.kinds_within(conn, key)
         is_shared = kinds.get(access.user_id or "") == SHARED
         self.claim_within(conn, key, access._replace(shared=is_shared), (), readers)
 
     @reads
     def users_of_session(self, conn: Connection, key: str) -> list[str]:
         """Return the users who own a session; [] for a session without a user."""
-        kinds = self._kinds_within(conn, key)
-        return [owner for owner in kinds if kinds[owner] != OF_NOBODY]
+        return _users_in(self.kinds_within(conn, key))
 
-    @reads
-    def sessions_of_user(self, conn: Connection, user_id: str) -> list[str]:
+    def sessions_within(self, conn: Connection, user_id: str) -> list[str]:
         """Return the sessions of a user, also those without a message."""
-        owners = self._tables.owners
-        query = select(owners.c.key).where(owners.c.user_id == user_id)
-        return list(conn.scalars(query))
+        return list(conn.scalars(self._sql(_SELECT_SESSIONS), {"user_id": user_id}))
 
-    @reads
-    def anonymous_namespaces(
-        self, conn: Connection, sessions: Sequence[str]
-    ) -> list[str]:
+    sessions_of_user = reads(sessions_within)
+
+    def anonymous_within(self, conn: Connection, keys: Collection[str]) -> list[str]:
         """Return the namespaces of the given sessions that were begun without a user."""
-        owners = self._tables.owners
-        query = select(owners.c.user_id).where(
-            owners.c.kind == OF_NOBODY, one_of(owners.c.key, self.database.backend)
-        )
-        return list(conn.scalars(query, {"names": sessions}))
+        return list(conn.scalars(self._sql(_SELECT_ANONYMOUS), {"keys": list(keys)}))
 
-    # ---- copies ----
+    anonymous_namespaces = reads(anonymous_within)
 
-    @writes_session
-    def branch(
-        self,
-        conn: Connection,
-        key: str,
-        new: str,
-        access: SessionAccess,
-        end: str | int | None,
-        *,
-        with_end: bool,
-    ) -> None:
-        """Copy a session into a new one, up to the message with the id ``end``, and ``with_end`` that too; None: all.
-
-        The copy has the same owners and is all log. Each reader's cursor is at the
-        corresponding row. The stored state of single rows is not copied.
-        ``CondensedMemory.abranch`` lists the errors.
-        """
-        tables = self._tables
-        rows = tables.rows
-        self.database.lock(conn, [new], ())
-        self.owners_within(conn, key, access)
-        if exists_within(conn, new, rows, tables.owners):
-            raise StoreError(
-                f"Expected a new session; {new!r} was used before. Nothing was copied. Name another one."
-            )
-        copied = [rows.c.key == key]
-        if end is not None:
-            last = _row_of_message(conn, tables, key, end)
-            copied.append(rows.c.id <= last if with_end else rows.c.id < last)
-        row_ids = _copy_rows(conn, tables, new, copied)
-        if not row_ids:
-            conn.rollback()
-            return
-        _copy_message_ids(conn, tables, key, new, row_ids)
-        owners = tables.owners
-        copied_owners = select(literal(new), *owners.c["user_id", "kind"]).where(
-            owners.c.key == key, owners.c.kind != OF_NOBODY
-        )
-        conn.execute(
-            insert(owners).from_select(["key", "user_id", "kind"], copied_owners)
-        )
-        _copy_cursors(conn, tables, key, new, row_ids)
+    def facts_readers_within(
+        self, conn: Connection, key: str, user_id: str
+    ) -> list[str]:
+        """Return the names of the readers that extract a user's facts from a session."""
+        namespaces = {user_id, *self.kinds_within(conn, key)}
+        return [
+            reader
+            for reader in self._readers.names_within(conn, key)
+            if namespace_of_reader(reader, namespaces) == user_id
+        ]
 
 
-def _row_of_message(
-    conn: Connection, tables: Tables, key: str, message_id: str | int
-) -> int:
-    """Return the row of a message of a session; a StoreError if no message has this id."""
-    rows = tables.rows
-    ids = tables.message_ids
-    query = select(rows.c.id).where(
-        rows.c.key == key,
-        ids.c.key == key,
-        ids.c.message_id == message_id_of({ID_KEY: message_id}),
-        rows.c.id == ids.c.row_id,
-    )
-    row_id: int | None = conn.execute(query).scalar()
-    if row_id is None:
-        raise StoreError(
-            f"Expected the message_id of a message of {key!r}; saw {message_id!r}. Nothing was copied."
-        )
-    return row_id
+def _users_in(kinds: Mapping[str, str]) -> list[str]:
+    """Return the owners who are users, without the namespace of a session without a user."""
+    return [owner for owner, kind in kinds.items() if kind != OF_NOBODY]
 
 
-def _copy_rows(
-    conn: Connection, tables: Tables, new: str, copied: Sequence[Statement]
-) -> dict[int, int]:
-    """Copy rows into the log of a new session; return the id of each copy by the id of its row, in their order."""
-    rows = tables.rows
-    old_ids = conn.scalars(select(rows.c.id).where(*copied).order_by(rows.c.id)).all()
-    if not old_ids:
-        return {}
-    same = ("timestamp", "role", "data", "user_id")
-    copies = (
-        select(literal(new), literal(ARCHIVED), *rows.c[same])
-        .where(*copied)
-        .order_by(rows.c.id)
-    )
-    conn.execute(insert(rows).from_select(["key", "status", *same], copies))
-    new_ids = conn.scalars(
-        select(rows.c.id).where(rows.c.key == new).order_by(rows.c.id)
-    )
-    return dict(zip(old_ids, new_ids, strict=True))
+def namespace_of_reader(reader: str, namespaces: Iterable[str]) -> str | None:
+    """Return the namespace for which a reader extracts facts; None for a reader of something else.
 
+    The name of such a reader ends with " of " and the namespace. The id of a user may
+    hold " of ", too, so the longest namespace counts.
 
-def _copy_message_ids(
-    conn: Connection, tables: Tables, key: str, new: str, row_ids: Mapping[int, int]
-) -> None:
-    ids = tables.message_ids
-    query = select(ids.c.message_id, ids.c.row_id).where(ids.c.key == key)
-    copies = [
-        {"key": new, "message_id": row.message_id, "row_id": row_ids[row.row_id]}
-        for row in conn.execute(query).all()
-        if row.row_id in row_ids
-    ]
-    if copies:
-        conn.execute(insert(ids), copies)
-
-
-def _copy_cursors(
-    conn: Connection, tables: Tables, key: str, new: str, row_ids: Mapping[int, int]
-) -> None:
-    """Copy the cursors of a session to the copies of their rows."""
-    cursors = tables.cursors
-    old_ids = list(row_ids)
-    positions = [0, *row_ids.values()]
-    query = select(*cursors.c["reader", "position", "state"]).where(
-        cursors.c.key == key
-    )
-    for cursor in conn.execute(query).all():
-        position = positions[bisect_right(old_ids, cursor.position)]
-        state = cursor.state
-        if state is not None and ROWS in state:
-            state = None
-        if state and cursor.position > old_ids[-1]:
-            # The state covers messages that are not in the copy.
-            position = 0
-            state = None
-        conn.execute(
-            insert(cursors).values(
-                key=new, reader=cursor.reader, position=position, state=state
-            )
-        )
+    >>> namespace_of_reader("facts of x of bob", ["bob", "x of bob"])
+    'x of bob'
+    """
+    matching = [name for name in namespaces if reader.endswith(f" of {name}")]
+    return max(matching, key=len, default=None)
