@@ -179,7 +179,7 @@ def send(event: MemoryEvent) -> None:
         )
 
 
-def is_heard() -> bool:
+def has_listeners() -> bool:
     """Return whether there is a handler for events; some events need queries to build them."""
     current = dispatcher
     while all(

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.settings import check_id, checked
+from llama_index_memory_ext.settings import build_checked, check_id
 from llama_index_memory_ext.text.messages import (
     cleaned,
 )
@@ -272,7 +272,7 @@ class Fact(BaseModel):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            checked(type(self), super().__init__, FactError, **values)
+            build_checked(type(self), super().__init__, FactError, **values)
 
         # Without it, pydantic reads each stored fact by this method, which takes half as
         # long again.
@@ -501,13 +501,6 @@ class AgentView:
 
     agents: tuple[str | None, ...] | None = (None,)
     own: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """The agents as the database names them, "" for the shared facts; None for all facts."""
-        if self.agents is None:
-            return None
-        return tuple(agent or "" for agent in self.agents)
 
     def sees(self, agent_id: str | None) -> bool:
         """Return whether a fact of this agent is seen; None: a shared fact."""

@@ -109,7 +109,7 @@ _ERRORS_WITHOUT_SECRETS = ("int_", "float_", "bool_", "enum", "literal_")
 _MOST_CHARACTERS = 20
 
 
-def checked(
+def build_checked(
     kind: type[BaseModel],
     make: Callable[..., T],
     raised: type[MemoryExtError] = SettingError,
@@ -147,11 +147,11 @@ def check_id(name: str, value: object) -> None:
     if not isinstance(value, str) or not value or value != value.strip():
         raise SettingError(
             f"{name} must be a text, must not be empty, and must have no blanks around it; saw "
-            f"{shown(value, with_text=True)}. Data under such an id can be deleted: MemoryStore.forget_user."
+            f"{describe_value(value, with_text=True)}. Data under such an id can be deleted: MemoryStore.forget_user."
         )
 
 
-def shown(value: object, *, with_text: bool = False) -> str:
+def describe_value(value: object, *, with_text: bool = False) -> str:
     """Return a description of a wrong value: a number as it is, ``with_text`` a short text too, else the type."""
     is_text = with_text and isinstance(value, str) and len(value) <= _MOST_CHARACTERS
     if is_text or isinstance(value, int | float | None):
@@ -215,7 +215,7 @@ def _seen(problems: Sequence[ErrorDetails]) -> str:
         return "nothing"
     types = [problem["type"] for problem in problems]
     has_no_secret = all(kind.startswith(_ERRORS_WITHOUT_SECRETS) for kind in types)
-    return shown(problems[0]["input"], with_text=has_no_secret)
+    return describe_value(problems[0]["input"], with_text=has_no_secret)
 
 
 def _advice(field: FieldInfo) -> str:

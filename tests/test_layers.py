@@ -41,7 +41,7 @@ checks      rules > riders evidence > names > dates > numbers quotes secrets    
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
-store       __init__ > log > sessions deletion > facts > cursors > runner >
+store       __init__ > log > owners deletion > facts > cursors > runner >
             address tables                                                # tables, threads
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                            # messages of other programs, as JSON
@@ -229,7 +229,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings prompt_caches responses",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address cursors deletion facts log runner sessions tables",
+    "store": "address cursors deletion facts log runner owners tables",
     "text": "limits messages tokens tool_calls",
     "words": "dates detection forms loading related tokens",
 }

@@ -78,7 +78,7 @@ async def restore_context(
     )
     # LlamaIndex's agents keep the question of the last run in the context.
     has_run = await ctx.store.get("user_msg_str", default=None) is not None
-    if has_run and not await memory.sql_store.users.knows(memory.session_id):
+    if has_run and not await memory.sql_store.readers.has_session(memory.session_id):
         raise StoreError(
             f"This context comes from a run, and its memory holds no message of session {memory.session_id!r} in "
             f"{memory.sql_store.address}. Give the memory the session_id and the async_database_uri of that run; a "

@@ -18,7 +18,7 @@ from llama_index_memory_ext.facts.book import FactFilter
 from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
-from llama_index_memory_ext.settings import checked, unpacked
+from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
@@ -143,9 +143,9 @@ class MemoryRetriever(BaseRetriever):
         self.token_limit = token_limit
         self._facts = facts
         self._messages = messages
-        self._wanted = checked(FactFilter, FactFilter, FactError, **wanted).model_dump(
-            exclude_unset=True
-        )
+        self._wanted = build_checked(
+            FactFilter, FactFilter, FactError, **wanted
+        ).model_dump(exclude_unset=True)
         self._node_limit = LONGEST_MESSAGE_TOKENS
         if token_limit is not None:
             share = max(1, int(token_limit * _NODE_SHARE))

@@ -24,7 +24,7 @@ from llama_index.core.settings import Settings
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.models.ask import without_history
-from llama_index_memory_ext.settings import checked
+from llama_index_memory_ext.settings import build_checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.words.tokens import checked_languages
@@ -108,7 +108,7 @@ class LogBlock(BaseMemoryBlock[str]):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            checked(type(self), super().__init__, **values)
+            build_checked(type(self), super().__init__, **values)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make a private store where none is given."""

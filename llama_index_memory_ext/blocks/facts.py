@@ -20,7 +20,7 @@ from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.events import (
     ExtractionFailedEvent,
     FactsInjectedEvent,
-    is_heard,
+    has_listeners,
     send,
 )
 from llama_index_memory_ext.fact import (
@@ -47,10 +47,10 @@ from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import (
     LogPage,
-    Seen,
+    ReadPosition,
     Snapshot,
-    anonymous,
-    name_of,
+    display_name,
+    namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import (
     Utterance,
@@ -116,7 +116,7 @@ class _Talk(NamedTuple):
     """
 
     lines: tuple[Utterance, ...] = ()
-    seen: Seen = Seen()
+    seen: ReadPosition = ReadPosition()
     epoch: int = 0
     changes: tuple[int, int] | None = None
 
@@ -329,11 +329,11 @@ class RelevantFactsBlock(LogBlock):
             text = self._fitting_text(showable, question, context)
             if is_prepared:
                 self._texts.put(key, text)
-        if text and is_heard():
+        if text and has_listeners():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
-                    user_id=name_of(user_facts.namespace),
+                    user_id=display_name(user_facts.namespace),
                     agent_id=self.view.own,
                     fact_ids=[entry.fact.id for entry, _ in text.shown],
                     known=len(showable.facts),
@@ -401,7 +401,7 @@ class RelevantFactsBlock(LogBlock):
         if self._own_namespace is not None:
             return self._own_namespace
         if self.user_id is None:
-            return anonymous(session_id)
+            return namespace_of_session(session_id)
         return self.user_id
 
     def belong_to(self, namespace: str) -> Self:
@@ -522,7 +522,7 @@ class RelevantFactsBlock(LogBlock):
         """Extract facts from unread messages of the user's other sessions, in the background."""
         if not self._extracts():
             return
-        session_ids = await self._store.users.read_by(
+        session_ids = await self._store.readers.sessions_of_reader(
             self.reader_of(session_id), pending=True
         )
         for name in session_ids:
@@ -699,7 +699,7 @@ class RelevantFactsBlock(LogBlock):
         lines = list(talk.lines)
         seen = talk.seen
         for row in rows:
-            seen = Seen(source.epoch, 0, row.id)
+            seen = ReadPosition(source.epoch, 0, row.id)
             text = spoken(row.message)
             if text:
                 lines.append(Utterance(row.id, row.role, text))
@@ -707,7 +707,7 @@ class RelevantFactsBlock(LogBlock):
         self._talks.put(session_id, talk)
         return talk
 
-    async def _newest_page(self, session_id: str, seen: Seen) -> LogPage:
+    async def _newest_page(self, session_id: str, seen: ReadPosition) -> LogPage:
         """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
         return await self._store.readers.page(
             session_id,

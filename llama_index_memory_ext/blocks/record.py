@@ -27,7 +27,7 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import (
     MessagesRecalledEvent,
     SummaryFailedEvent,
-    is_heard,
+    has_listeners,
     send,
 )
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
@@ -282,7 +282,7 @@ class CondensedMemoryBlock(LogBlock):
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
         if (
             session_id not in self._search.reader.windows
-            and not await self._store.users.knows(session_id)
+            and not await self._store.readers.has_session(session_id)
         ):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
@@ -386,7 +386,7 @@ class CondensedMemoryBlock(LogBlock):
     ) -> None:
         """Send an event about the recalled messages, if there are any."""
         recalled = earlier.text.shown
-        if not (recalled and is_heard()):
+        if not (recalled and has_listeners()):
             return
         send(
             MessagesRecalledEvent(

@@ -168,7 +168,7 @@ async def _read_stored(
 
     infos = await store.sessions(user, session_ids=[] if session is None else [session])
     # A session without a user owns its facts.
-    users = await store.users.own_users([info.session_id for info in infos])
+    users = await store.owners.anonymous_namespaces([info.session_id for info in infos])
     if user is not None:
         users = list(dict.fromkeys([user, *users]))
     facts: list[ext.Fact] = []

@@ -27,8 +27,8 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
-from llama_index_memory_ext.settings import checked, unpacked
-from llama_index_memory_ext.store.tables import name_of
+from llama_index_memory_ext.settings import build_checked, unpacked
+from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ class FactBook:
             FactError: No fact has this id.
         """
         return await asyncio.to_thread(
-            history_of, await self._all(), fact_id, name_of(self.namespace)
+            history_of, await self._all(), fact_id, display_name(self.namespace)
         )
 
     async def aforget(self, *fact_ids: str) -> int:
@@ -408,7 +408,7 @@ class FactBook:
 
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """Return the filter; a FactError if it can select no fact."""
-        selection = checked(FactFilter, FactFilter, FactError, **wanted)
+        selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
         since = selection.since
         until = selection.until
         if since and until and since > until:
@@ -501,7 +501,7 @@ class FactBook:
         if not facts:
             count = len(await self._all())
             raise FactError(
-                f"There is no fact {fact_id!r} of {name_of(self.namespace)!r} among {count}. List them first."
+                f"There is no fact {fact_id!r} of {display_name(self.namespace)!r} among {count}. List them first."
             )
         return facts[0]
 

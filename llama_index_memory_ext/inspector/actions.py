@@ -12,7 +12,7 @@ from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
-from llama_index_memory_ext.store.tables import anonymous, name_of
+from llama_index_memory_ext.store.tables import display_name, namespace_of_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ async def ask(store: MemoryStore, action: Action) -> Confirmation:
         NotFoundError: No such action, fact, session or user exists.
     """
     if action.name == "add":
-        subject = name_of(action.user)
+        subject = display_name(action.user)
         query = {"user": action.user}
         return Confirmation(action, subject, _ADDED, "facts", query, text="")
     if action.name in _FACT_OUTCOMES:
@@ -103,7 +103,7 @@ async def _ask_about_session(store: MemoryStore, action: Action) -> Confirmation
     if not sessions:
         raise NotFoundError
     facts = "The facts that were learned from the session stay with its user."
-    if await store.users.own_users([action.item]):
+    if await store.owners.anonymous_namespaces([action.item]):
         facts = "It belongs to no user, so its facts are deleted with it."
     outcome = f"Its {sessions[0].messages} messages are deleted for good. {facts}"
     return Confirmation(action, action.item, outcome, "sessions", {})
@@ -119,7 +119,7 @@ async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
         f"All data of this user is deleted for good: {len(facts)} facts, {len(sessions)} sessions and their "
         f"{messages} messages, those of other users in these sessions too."
     )
-    return Confirmation(action, name_of(action.user), outcome, "users", {})
+    return Confirmation(action, display_name(action.user), outcome, "users", {})
 
 
 async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
@@ -148,9 +148,9 @@ async def do(store: MemoryStore, action: Action, text: str = "") -> None:
         await _change_fact(store, action, text)
     elif action.name == "forget-user":
         await store.forget_user(action.user, vacuum=False)
-    elif await store.users.own_users([action.item]):
+    elif await store.owners.anonymous_namespaces([action.item]):
         # A session without a user owns its facts.
-        await store.forget_user(anonymous(action.item), vacuum=False)
+        await store.forget_user(namespace_of_session(action.item), vacuum=False)
     else:
         await store.forget(action.item)
     if action.name.startswith("forget"):

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.store.tables import name_of
+from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import (
     body_of,
 )
@@ -123,7 +123,7 @@ _ENVIRONMENT.filters.update(
     number="{:,}".format,
     share=_share,
     body=body_of,
-    whose=name_of,
+    whose=display_name,
 )
 # The file is part of the package and holds no tag.
 _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704

@@ -18,7 +18,12 @@ from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, anonymous, name_of
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
+    display_name,
+    namespace_of_session,
+)
 from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
 
 if TYPE_CHECKING:
@@ -109,7 +114,7 @@ class Views:
 
     async def users(self, query: Mapping[str, str]) -> Context:
         """Return the users by name, each with its sessions and facts and its last message."""
-        facts = await self.store.users.facts_of_each()
+        facts = await self.store.facts.count_by_user()
         sessions: dict[str, list[SessionInfo]] = {name: [] for name in facts}
         infos = await self.store.sessions()
         namespaces = await read_namespaces(self.store, infos)
@@ -117,8 +122,8 @@ class Views:
             for name in namespaces[info.session_id]:
                 sessions.setdefault(name, []).append(info)
         part = query.get("q", "")
-        names = [name for name in sessions if _is_in(part, name_of(name))]
-        names.sort(key=name_of)
+        names = [name for name in sessions if _is_in(part, display_name(name))]
+        names.sort(key=display_name)
         page = ListPage.of(query.get("page", ""), len(names))
         rows = []
         for name in page.cut(names):
@@ -205,7 +210,7 @@ class Views:
             )
         namespaces = await read_namespaces(self.store, infos)
         # Without any user, the session itself owns its facts.
-        users = namespaces[session_id] or (anonymous(session_id),)
+        users = namespaces[session_id] or (namespace_of_session(session_id),)
         user = query.get("user", "")
         if user not in users:
             user = users[0]
@@ -220,7 +225,7 @@ class Views:
         for reader in preview.readers:
             _, state = await self.store.readers.state(session_id, reader)
             progress = progress_of(state)
-            count = await self.store.users.count(session_id, reader=reader)
+            count = await self.store.readers.count_messages(session_id, reader=reader)
             unread[_reader_name(reader)] = count
             set_aside += progress.set_aside
             days += [(day, *counts) for day, counts in progress.days.items()]
@@ -244,7 +249,7 @@ def _is_in(part: str, *texts: str) -> bool:
 def _reader_name(reader: str) -> str:
     """Return the name of a reader, with the user's name instead of the namespace."""
     block, of, namespace = reader.partition(" of ")
-    return f"{block}{of}{name_of(namespace)}"
+    return f"{block}{of}{display_name(namespace)}"
 
 
 async def read_namespaces(
@@ -252,8 +257,8 @@ async def read_namespaces(
 ) -> dict[str, tuple[str, ...]]:
     """Return the users of each session; for an anonymous session its namespace, () if only the host wrote to it."""
     namespaces = {info.session_id: info.user_ids for info in infos}
-    for namespace in await store.users.own_users([*namespaces]):
-        namespaces[name_of(namespace)] = (namespace,)
+    for namespace in await store.owners.anonymous_namespaces([*namespaces]):
+        namespaces[display_name(namespace)] = (namespace,)
     return namespaces
 
 
@@ -345,7 +350,7 @@ def memory_on(
     # The host may have stored ids that a memory does not accept.
     name = session_id.strip() or _UNNAMED
     user = None
-    if user_id != anonymous(session_id):
+    if user_id != namespace_of_session(session_id):
         user = user_id.strip() or _UNNAMED
     options: Any = {"extract_facts": False, **limits}
     return CondensedMemory.from_defaults(

@@ -25,7 +25,7 @@ from llama_index_memory_ext.errors import (
     TruncatedReplyError,
     blame_of,
 )
-from llama_index_memory_ext.events import FactsExtractedEvent, is_heard, send
+from llama_index_memory_ext.events import FactsExtractedEvent, has_listeners, send
 from llama_index_memory_ext.fact import (
     CATEGORIES,
     ENDING,
@@ -45,10 +45,10 @@ from llama_index_memory_ext.store.tables import (
     ROWS,
     LogPage,
     LogRow,
-    Opening,
-    Seen,
-    anonymous,
-    name_of,
+    ReadPosition,
+    SessionAccess,
+    display_name,
+    namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import (
     OTHER_ROLE,
@@ -362,7 +362,9 @@ class Extractor:
     async def recent(self) -> RecentLines:
         """Return the last lines of the session and its tools' results, the current turn included."""
         readers = self.user_facts.store.readers
-        page = await readers.page(self.session_id, "", Seen(), limit=_BATCH_ROWS)
+        page = await readers.page(
+            self.session_id, "", ReadPosition(), limit=_BATCH_ROWS
+        )
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(
             self.session_id, "", with_active=True, after=after
@@ -422,7 +424,7 @@ class Extractor:
                 user_facts.namespace, changed, changes, view=user_facts.view
             ):
                 await self._send_event(Extracted(changed, valid), before)
-                await self.user_facts.refresh(is_read=is_heard())
+                await self.user_facts.refresh(is_read=has_listeners())
                 return Applied(valid, changed)
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
@@ -460,7 +462,7 @@ class Extractor:
         """
         store = self.user_facts.store
         user: str | None = self.user_facts.namespace
-        if user == anonymous(self.session_id):
+        if user == namespace_of_session(self.session_id):
             user = None
         while True:
             unread = await store.readers.unread(
@@ -468,9 +470,9 @@ class Extractor:
             )
             if unread.registered or not unread.rows:
                 return unread
-            await store.users.claim(
+            await store.owners.claim(
                 self.session_id,
-                Opening(user),
+                SessionAccess(user),
                 readers=[self.reader],
                 epoch=unread.epoch,
             )
@@ -482,7 +484,7 @@ class Extractor:
         its users. A message that LlamaIndex's own memory has written is the user's.
         """
         user = self.user_facts.namespace
-        owners = await self.user_facts.store.users.owners(self.session_id)
+        owners = await self.user_facts.store.owners.users_of_session(self.session_id)
         user_ids: set[str | None] | None = None
         if self.is_own or user in owners:
             user_ids = {user}
@@ -538,7 +540,7 @@ class Extractor:
         rows = unread.rows
         now = utc_now()
         page = await self.user_facts.store.readers.page(
-            self.session_id, "", Seen(), before=rows[0].id, limit=_CONTEXT_ROWS
+            self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
         )
         before = [
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
@@ -595,7 +597,7 @@ class Extractor:
             learned = learned._replace(messages=len(batch.unread.rows))
             await self._send_event(learned, before)
         if learned.changed:
-            await self.user_facts.refresh(is_read=is_stored and is_heard())
+            await self.user_facts.refresh(is_read=is_stored and has_listeners())
         if is_stored:
             return learned
         return Extracted(seconds=learned.seconds)
@@ -879,7 +881,7 @@ class Extractor:
         return is_stored and action != "stop" and (self.at_once or action != "pause")
 
     async def _send_event(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
-        if not is_heard():
+        if not has_listeners():
             return
         stored_facts = (await self.user_facts.read()).facts
         new = []
@@ -902,7 +904,7 @@ class Extractor:
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
-                user_id=name_of(self.user_facts.namespace),
+                user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=learned.messages,
                 new=new,

@@ -77,7 +77,9 @@ async def backfill(
     async with lock_for("backfill", *store.database.identity, namespace):
         unread = 0
         for name in remaining:
-            unread += await store.users.count(name, reader=block.reader_of(name))
+            unread += await store.readers.count_messages(
+                name, reader=block.reader_of(name)
+            )
         if unread:
             # Raises a NoModelError where there is none.
             block.chosen_llm()
@@ -141,7 +143,7 @@ async def _sessions_to_read(
         )
     named = list(dict.fromkeys(session_ids))
     for name in named:
-        if not isinstance(name, str) or not await store.users.knows(name):
+        if not isinstance(name, str) or not await store.readers.has_session(name):
             raise StoreError(
                 f"There is no session {name!r} in this database, so nothing was read. "
                 "`await memory.sql_store.get_keys()` lists the sessions."
@@ -162,7 +164,7 @@ async def _sessions_of_user(
     names = set(began)
     if block.view.own is not None:
         # Words of the user to another agent are not for this agent.
-        talks = await store.users.read_by(block.reader_of(session_id))
+        talks = await store.readers.sessions_of_reader(block.reader_of(session_id))
         names &= {session_id, *talks}
     return sorted(names, key=lambda name: (began[name], name))
 

@@ -44,14 +44,14 @@ from llama_index_memory_ext.record.text import EARLIER_OPENING
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import (
     Switch,
+    build_checked,
     check_id,
     check_names,
-    checked,
-    shown,
+    describe_value,
     unpacked,
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
-from llama_index_memory_ext.store.tables import Opening, Seen
+from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
 from llama_index_memory_ext.text.messages import (
     HINT,
     MEDIA_TOKENS,
@@ -182,7 +182,7 @@ class CondensedMemory(Memory):
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
         def __init__(self, **values: Any) -> None:
-            checked(type(self), super().__init__, **values)
+            build_checked(type(self), super().__init__, **values)
 
     @model_validator(mode="before")
     @classmethod
@@ -329,7 +329,7 @@ class CondensedMemory(Memory):
         )
         if token_flush_size is not None:
             warnings.warn(
-                f"token_flush_size={shown(token_flush_size)} has no effect in a CondensedMemory: "
+                f"token_flush_size={describe_value(token_flush_size)} has no effect in a CondensedMemory: "
                 "chat_history_token_ratio decides how many whole turns move into the record. Leave it out.",
                 UserWarning,
                 stacklevel=2,
@@ -388,7 +388,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory.facts_block.belong_to(Opening(user_id).user_in(session_id))
+        memory.facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(memory.facts_block.known_llm())
         memory._is_used = False
@@ -502,8 +502,8 @@ class CondensedMemory(Memory):
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
         self._is_used = True
-        await self.sql_store.users.check(
-            self.session_id, Opening(self.user_id, self.shared)
+        await self.sql_store.owners.check(
+            self.session_id, SessionAccess(self.user_id, self.shared)
         )
 
     async def astats(self) -> MemoryStats:
@@ -746,12 +746,12 @@ class CondensedMemory(Memory):
             raise SettingError(
                 "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
             )
-        opening = Opening(self.user_id, self.shared)
+        access = SessionAccess(self.user_id, self.shared)
         end = until if before is None else before
         async with self._calls():
-            users = self.sql_store.users
-            await users.branch(
-                self.session_id, new_session_id, opening, end, with_end=before is None
+            copies = self.sql_store.copies
+            await copies.branch(
+                self.session_id, new_session_id, access, end, with_end=before is None
             )
         copy = self.model_copy(update={"session_id": new_session_id})
         copy._owns_store = False  # noqa: SLF001 - of the same class
@@ -760,7 +760,7 @@ class CondensedMemory(Memory):
         if self.user_id is None:
             facts_block = self.facts_block.model_copy(
                 update={"user_id": new_session_id}
-            ).belong_to(opening.user_in(new_session_id))
+            ).belong_to(access.user_in(new_session_id))
             copy.memory_blocks = [
                 facts_block if block is self.facts_block else block
                 for block in self.memory_blocks
@@ -793,7 +793,7 @@ class CondensedMemory(Memory):
         async with self._calls():
             store = self.sql_store
             user_id = self.facts_block.namespace_of(self.session_id)
-            sessions = {self.session_id, *await store.users.keys(user_id)}
+            sessions = {self.session_id, *await store.owners.sessions_of_user(user_id)}
             await store.jobs.stop({user_id, *sessions})
             store.jobs.unread.difference_update(sessions)
             return await store.forget_user(
@@ -929,7 +929,7 @@ class CondensedMemory(Memory):
             messages,
             plan,
             replace=replace,
-            opening=Opening(self.user_id, self.shared),
+            access=SessionAccess(self.user_id, self.shared),
             readers=readers,
         )
         if not flushed:
@@ -981,7 +981,9 @@ class CondensedMemory(Memory):
 
     async def _is_in_log(self, question: ChatMessage) -> bool:
         """Return whether the newest row of the log is this question: a flush moves an open turn into the log."""
-        page = await self.sql_store.readers.page(self.session_id, "", Seen(), limit=1)
+        page = await self.sql_store.readers.page(
+            self.session_id, "", ReadPosition(), limit=1
+        )
         return template.holds_question([row.message for row in page.rows], question)
 
     async def _read_snapshot(self) -> Snapshot:
@@ -991,7 +993,7 @@ class CondensedMemory(Memory):
             record.name,
             record.last_seen(self.session_id),
             self.facts_block.namespace_of(self.session_id),
-            Opening(self.user_id, self.shared),
+            SessionAccess(self.user_id, self.shared),
         )
         if snapshot.is_closed:
             await self.acheck_session()
@@ -1224,7 +1226,9 @@ def _with_further_blocks(
     all_blocks = [*blocks, *further]
     names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
     if len(names) < len(all_blocks):
-        descriptions = [str(getattr(block, "name", shown(block))) for block in further]
+        descriptions = [
+            str(getattr(block, "name", describe_value(block))) for block in further
+        ]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
             f"saw {', '.join(descriptions)}. "

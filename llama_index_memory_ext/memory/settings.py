@@ -20,7 +20,7 @@ from llama_index_memory_ext.models.prompt_caches import (
     warn_without_cache_points,
 )
 from llama_index_memory_ext.record.text import MIN_ROOM
-from llama_index_memory_ext.settings import check_id, shown
+from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def limits_for(
 def _check_whole_number(name: str, limit: object) -> None:
     if type(limit) not in {int, type(None)}:
         raise LimitError(
-            f"{name} must be a whole number of tokens; saw {shown(limit, with_text=True)}. "
+            f"{name} must be a whole number of tokens; saw {describe_value(limit, with_text=True)}. "
             "Leave it out for the default."
         )
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.fact import SetAside, utc_now
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, name_of
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
@@ -140,14 +140,14 @@ async def read_stats(
     namespace = facts.namespace_of(session_id)
     size = await record.ameasure(session_id)
     reader = facts.reader_of(session_id)
-    count = store.users.count
+    count = store.readers.count_messages
     now = utc_now()
     position, _ = await store.readers.state(session_id, record.name)
     _, state = await store.readers.state(session_id, reader)
     visible_facts = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
-        user_id=name_of(namespace),
+        user_id=display_name(namespace),
         database=store.address,
         **size._asdict(),
         messages=await count(session_id),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
     from llama_index_memory_ext.record.window import RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow, Seen
+    from llama_index_memory_ext.store.tables import LogRow, ReadPosition
     from llama_index_memory_ext.text.messages import (
         Entry,
     )
@@ -503,7 +503,9 @@ class MessageSearch:
             self.recalled.put(session_id, _Recalled(request, text))
         return RecalledText(text)
 
-    async def _current_index(self, session_id: str, seen: Seen) -> MessageIndex | None:
+    async def _current_index(
+        self, session_id: str, seen: ReadPosition
+    ) -> MessageIndex | None:
         """Return the index of the log, up to the last row of the record if time allows; None if it is void."""
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:

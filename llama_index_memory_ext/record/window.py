@@ -21,7 +21,7 @@ from llama_index.core.base.llms.types import (
 from typing_extensions import Self
 
 from llama_index_memory_ext.background.loop import Recent
-from llama_index_memory_ext.events import HistoryCondensedEvent, is_heard, send
+from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
@@ -32,7 +32,7 @@ from llama_index_memory_ext.record.text import (
     summary_element,
 )
 from llama_index_memory_ext.settings import Switch
-from llama_index_memory_ext.store.tables import LogPage, LogRow, Seen, Snapshot
+from llama_index_memory_ext.store.tables import LogPage, LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import (
     INSTRUCTION_ROLES,
@@ -145,7 +145,7 @@ class Window:
         results_from: The results of tools before this row are shown in a line.
     """
 
-    seen: Seen
+    seen: ReadPosition
     limits: Limits
     counter: TokenCounter
     instructions: tuple[Entry, ...] = ()
@@ -482,11 +482,11 @@ class RecordReader:
         remembered = None
         if results_from is None:
             remembered = self.windows.get(session_id)
-        seen = remembered.seen if remembered else Seen()
+        seen = remembered.seen if remembered else ReadPosition()
         page = await self._page(session_id, seen, snapshot=snapshot)
         if remembered and not remembered.is_continued_by(page):
             remembered = None
-            page = await self._page(session_id, Seen())
+            page = await self._page(session_id, ReadPosition())
         window = remembered or await self._empty(session_id, page)
         if window is None:
             # Another process has moved the cursor since.
@@ -582,10 +582,12 @@ class RecordReader:
         old = before.seen.position
         new = after.seen.position
         seconds = perf_counter() - started
-        if new > old and is_heard():
+        if new > old and has_listeners():
             event = HistoryCondensedEvent(
                 session_id=session_id,
-                messages=await self.store.users.count(session_id, after=old, last=new),
+                messages=await self.store.readers.count_messages(
+                    session_id, after=old, last=new
+                ),
                 tokens_before=self.tokens(before),
                 tokens_after=self.tokens(after),
                 summarised=self.summarize,
@@ -628,7 +630,7 @@ class RecordReader:
             keep_messages=max(self.limits.keep_messages - number, 1),
         )
         return Window(
-            Seen(page.epoch, page.position),
+            ReadPosition(page.epoch, page.position),
             limits,
             self.counter,
             instructions,
@@ -653,7 +655,7 @@ class RecordReader:
     async def _page(
         self,
         session_id: str,
-        seen: Seen,
+        seen: ReadPosition,
         before: int | None = None,
         snapshot: Snapshot | None = None,
     ) -> LogPage:

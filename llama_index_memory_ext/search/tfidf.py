@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.words.related import related_terms
 from llama_index_memory_ext.words.tokens import (
     Word,
@@ -284,8 +284,9 @@ class TfidfRanker:
             isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")
         ):
             raise SettingError(
-                f"vectorizer must be a vectorizer of scikit-learn; saw {shown(vectorizer, with_text=True)}. Give it an "
-                "object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', or leave it out."
+                f"vectorizer must be a vectorizer of scikit-learn; saw {describe_value(vectorizer, with_text=True)}. "
+                "Give it an object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', "
+                "or leave it out."
             )
         self._words: Callable[[str], Sequence[Word]] = indexed_words
         if vectorizer is not None:

@@ -16,29 +16,27 @@ from llama_index.core.storage.chat_store.sql import (
     DEFAULT_ASYNC_DATABASE_URI,
     SQLAlchemyChatStore,
 )
-from sqlalchemy import Connection, func, or_, select
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
-from llama_index_memory_ext.settings import shown
+from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
     is_missing,
 )
-from llama_index_memory_ext.store.cursors import Readers
+from llama_index_memory_ext.store.copies import Copies
+from llama_index_memory_ext.store.database import Database, reads, writes_session
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.log import Log
-from llama_index_memory_ext.store.runner import Database, reads, writes_session
-from llama_index_memory_ext.store.sessions import Users
+from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers
+from llama_index_memory_ext.store.owners import Owners
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    ARCHIVED,
     LAST_ID,
     Row,
-    name_of,
+    display_name,
     written_at,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
@@ -82,6 +81,20 @@ class SessionInfo:
     user_ids: tuple[str, ...]
     first_at: datetime | None
     last_at: datetime | None
+
+
+_SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
+_SELECT_KEYS = "SELECT DISTINCT key FROM {rows}"
+_SELECT_SESSIONS = """
+SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
+FROM {rows} GROUP BY key ORDER BY last_written DESC, key
+"""
+_SELECT_SESSIONS_BY_KEY = """
+SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
+FROM {rows} WHERE key {in_keys} GROUP BY key ORDER BY last_written DESC, key
+"""
+_SELECT_OWNERS = "SELECT key, user_id FROM {owners}"
+_SELECT_OWNERS_BY_KEY = "SELECT key, user_id FROM {owners} WHERE key {in_keys}"
 
 
 class _Page(NamedTuple):
@@ -134,9 +147,8 @@ class MemoryStore(SQLAlchemyChatStore):
     readers: Readers = Field(
         default=_UNSET, description="Reads them for readers with cursors."
     )
-    users: Users = Field(
-        default=_UNSET, description="The owners of the sessions, and counts."
-    )
+    owners: Owners = Field(default=_UNSET, description="The owners of the sessions.")
+    copies: Copies = Field(default=_UNSET, description="Copies sessions.")
     deletion: Deletion = Field(
         default=_UNSET, description="Deletes messages, sessions and users."
     )
@@ -190,9 +202,12 @@ class MemoryStore(SQLAlchemyChatStore):
         self.address = database.shown_uri.partition("?")[0]
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
-        self.users = Users(database, self.readers, self.facts)
-        self.deletion = Deletion(database, self.readers, self.facts)
-        self.log = Log(database, self.readers, self.users, self.deletion)
+        self.owners = Owners(database, self.readers, self.facts)
+        self.copies = Copies(database, self.readers, self.owners)
+        self.log = Log(database, self.readers, self.owners.claim_within)
+        self.deletion = Deletion(
+            database, self.readers, self.facts, self.owners, self.log
+        )
 
     @classmethod
     def class_name(cls) -> str:
@@ -236,10 +251,7 @@ class MemoryStore(SQLAlchemyChatStore):
         )
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
-            rows = self.database.tables.rows
-            query = select(
-                *rows.c["key", "timestamp", "role", "status", "data"]
-            ).order_by(rows.c.id)
+            query = self.database.tables.sql(_SELECT_DATA)
             read = self.database.run(
                 lambda conn: [dict(row) for row in conn.execute(query).mappings()],
                 writes=False,
@@ -264,7 +276,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         start_loading()
         await TokenCounter().load()
-        await self.users.knows("")
+        await self.readers.has_session("")
         await wait_until_loaded()
 
     async def aclose(self) -> None:
@@ -306,7 +318,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         Messages that are written meanwhile come, too; deleted messages do not.
         """
-        statuses = [status.value] if status else [ARCHIVED, ACTIVE]
+        statuses = _statuses_of(status)
 
         def read(conn: Connection, after: int, limit: int, offset: int) -> _Page:
             rows = self.readers.find_within(
@@ -382,7 +394,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if not rows:
             conn.rollback()
             return None
-        self.deletion.delete_within(conn, key, self.database.tables.rows.c.id == idx)
+        self.log.delete_within(conn, key, [idx])
         return rows[0].as_put
 
     @writes_session
@@ -390,10 +402,8 @@ class MemoryStore(SQLAlchemyChatStore):
         self, conn: Connection, key: str, status: MessageStatus | None = None
     ) -> None:
         """Delete the messages of a session."""
-        conditions = []
-        if status:
-            conditions = [self.database.tables.rows.c.status == status.value]
-        self.deletion.delete_within(conn, key, *conditions)
+        ids = self.log.ids_within(conn, key, _statuses_of(status))
+        self.log.delete_within(conn, key, ids)
 
     @writes_session
     def delete_oldest_messages(
@@ -401,11 +411,8 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
         oldest = self.readers.find_within(conn, key, [ACTIVE], limit=n)
-        rows = self.database.tables.rows
         if oldest:
-            self.deletion.delete_within(
-                conn, key, rows.c.status == ACTIVE, rows.c.id <= oldest[-1].id
-            )
+            self.log.delete_within(conn, key, [row.id for row in oldest])
         return [row.as_put for row in oldest]
 
     @writes_session
@@ -422,13 +429,13 @@ class MemoryStore(SQLAlchemyChatStore):
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE
     ) -> int:
         """Return the number of messages of a session with a status; None: of any."""
-        return await self.users.count(key, status=status)
+        value = None if status is None else status.value
+        return await self.readers.count_messages(key, status=value)
 
     @reads
     def get_keys(self, conn: Connection) -> list[str]:
         """Return the sessions that have messages."""
-        key = self.database.tables.rows.c.key
-        return list(conn.scalars(select(key).distinct()))
+        return list(conn.scalars(self.database.tables.sql(_SELECT_KEYS)))
 
     @reads
     def sessions(
@@ -442,40 +449,27 @@ class MemoryStore(SQLAlchemyChatStore):
 
         With a ``user_id``, only the sessions of this user, and the ``session_ids``.
         """
-        rows = self.database.tables.rows
-        owners = self.database.tables.owners
-        last = func.max(rows.c.timestamp)
-        sessions = (
-            select(
-                rows.c.key,
-                func.count().label("messages"),
-                func.min(rows.c.timestamp).label("first"),
-                last.label("last"),
-            )
-            .group_by(rows.c.key)
-            .order_by(last.desc(), rows.c.key)
-        )
-        owned = select(owners.c.key, owners.c.user_id)
+        sql = self.database.tables.sql
+        selection: Row = {}
+        select_sessions = _SELECT_SESSIONS
+        select_owners = _SELECT_OWNERS
         if user_id is not None or session_ids:
-            of_user = select(owners.c.key).where(owners.c.user_id == user_id)
-            sessions = sessions.where(
-                or_(rows.c.key.in_(session_ids), rows.c.key.in_(of_user))
-            )
-            owned = owned.where(
-                or_(owners.c.key.in_(session_ids), owners.c.key.in_(of_user))
-            )
+            keys = {*session_ids, *self.owners.sessions_within(conn, user_id or "")}
+            selection = {"keys": list(keys)}
+            select_sessions = _SELECT_SESSIONS_BY_KEY
+            select_owners = _SELECT_OWNERS_BY_KEY
         users: dict[str, list[str]] = {}
-        for owner in conn.execute(owned):
-            users.setdefault(owner.key, []).append(name_of(owner.user_id))
+        for owner in conn.execute(sql(select_owners), selection):
+            users.setdefault(owner.key, []).append(display_name(owner.user_id))
         return [
             SessionInfo(
                 session_id=session.key,
                 messages=session.messages,
                 user_ids=tuple(sorted(users.get(session.key, ()))),
-                first_at=written_at(session.first),
-                last_at=written_at(session.last),
+                first_at=written_at(session.first_written),
+                last_at=written_at(session.last_written),
             )
-            for session in conn.execute(sessions)
+            for session in conn.execute(sql(select_sessions), selection)
         ]
 
     async def forget(self, key: str) -> dict[str, int]:
@@ -484,7 +478,7 @@ class MemoryStore(SQLAlchemyChatStore):
         Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
         """
         counts = await self.database.run(
-            self.deletion.forget_within, [key], (), None, sessions=[key]
+            self.deletion.forget_session_within, key, sessions=[key]
         )
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
@@ -517,15 +511,8 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
-        sessions = sorted({*session_ids, *await self.users.keys(user_id)})
-        # A session without a user has facts in a separate namespace.
-        namespaces = sorted({user_id, *await self.users.own_users(sessions)})
         counts = await self.database.run(
-            self.deletion.forget_within,
-            sessions,
-            namespaces,
-            user_id,
-            sessions=sessions,
+            self.deletion.forget_user_within, user_id, session_ids
         )
         if vacuum:
             await self.vacuum()
@@ -572,7 +559,8 @@ class MemoryStore(SQLAlchemyChatStore):
         if not in_range or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
-                f"saw {shown(days)}, {shown(messages)} and {shown(session_ids)}. Nothing was deleted."
+                f"saw {describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
+                "Nothing was deleted."
             )
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
@@ -617,6 +605,11 @@ class MemoryStore(SQLAlchemyChatStore):
                 error,
             )
             return False
+
+
+def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
+    """Return a status as a list of statuses; all of them for None."""
+    return ALL_STATUSES if status is None else [status.value]
 
 
 def _is_due(

@@ -6,18 +6,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    String,
-    bindparam,
-    delete,
-    or_,
-    select,
-    update,
-)
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
@@ -30,26 +19,25 @@ from llama_index_memory_ext.fact import (
     utc_now,
     without_reasons,
 )
-from llama_index_memory_ext.store.runner import Database, reads, writes_user
+from llama_index_memory_ext.store.database import Database, reads, writes_user
 from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     Row,
-    Statement,
-    one_of,
-    speaker_of,
-    upsert,
     vectors_namespace,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from llama_index_memory_ext.store.cursors import Readers
+    from sqlalchemy import Connection
+
+    from llama_index_memory_ext.store.log import Readers
     from llama_index_memory_ext.text.tool_calls import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
+ALL_AGENTS = AgentView(agents=None)
 # One statement writes at most so many facts: a server ends a transaction that sends
 # nothing for a while.
 PAGE_FACTS = 500
@@ -103,36 +91,59 @@ class Leaving:
         return not any(namespace in users for users in self.sessions.values())
 
 
+_SELECT_VERSION = "SELECT epoch, change FROM {users} WHERE namespace = :namespace"
+_COUNT_FACTS = "SELECT namespace, COUNT(*) AS facts FROM {facts} GROUP BY namespace"
+_SELECT_FACTS = """
+SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
+WHERE namespace = :namespace AND change > :seen
+ORDER BY change
+"""
+_SELECT_FACTS_BY_ID = """
+SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
+WHERE namespace = :namespace AND id {in_ids}
+ORDER BY change
+"""
+_SELECT_FACTS_OF_SESSION = """
+SELECT namespace, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+"""
+# The facts of the namespaces ``own``, and the facts of any namespace that were learned
+# from their users' words.
+_SELECT_SAID = (
+    "SELECT id, data FROM {facts} WHERE said_by {in_own} OR namespace {in_own}"
+)
+# The other namespaces that may hold the words of these users.
+_SELECT_REACHED = """
+SELECT DISTINCT namespace FROM {facts}
+WHERE (said_by {in_own} OR session_id {in_sessions} OR id {in_copies} OR namespace {in_read_by})
+  AND NOT (namespace {in_own})
+"""
+# The speaker is read from the message; in a session of one user, it is that user. An
+# update keeps the speaker of the words that the fact was learned from.
+_PUT_FACT = """
+INSERT INTO {facts} (namespace, id, change, agent_id, session_id, data, said_by)
+VALUES (:namespace, :id, :change, :agent_id, :session_id, :data, (
+    SELECT COALESCE(user_id, (SELECT MIN(user_id) FROM {owners} WHERE key = :session_id))
+    FROM {rows} WHERE key = :session_id AND id = :row_id
+))
+ON CONFLICT (namespace, id)
+DO UPDATE SET change = excluded.change, agent_id = excluded.agent_id, data = excluded.data
+"""
+_SET_CHANGE = "UPDATE {users} SET change = :change WHERE namespace = :namespace"
+_SET_EPOCH = "UPDATE {users} SET epoch = :epoch WHERE namespace = :namespace"
+_DELETE_FACTS = "DELETE FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
+_DELETE_VECTORS = (
+    "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
+)
+_RENAME_SPEAKER = "UPDATE {facts} SET said_by = :new WHERE said_by = :old"
+
+
 class Facts:
     """The facts of a store. A ``view`` selects agents; facts of another agent are neither read nor changed."""
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database = database
+        self._sql = database.tables.sql
         self._readers = readers
-        self._tables = database.tables
-        facts = self._tables.facts
-        users = self._tables.users
-        of_user = users.c.namespace == bindparam("ns")
-        self._select_version = select(users.c.epoch, users.c.change).where(of_user)
-        self._set_version = update(users).where(of_user)
-        self._select_all = select(*facts.c["id", "agent_id", "change", "data"]).where(
-            facts.c.namespace == bindparam("ns")
-        )
-        self._select_changed = self._select_all.where(
-            facts.c.change > bindparam("seen")
-        ).order_by(facts.c.change)
-        self._select_by_id = self._select_all.where(
-            one_of(facts.c.id, database.backend)
-        )
-        speaker = speaker_of(
-            self._tables,
-            bindparam("said_in", type_=String),
-            bindparam("row_id", type_=BigInteger),
-        )
-        # An update keeps the speaker of the words that the fact was learned from.
-        self._put = upsert(
-            facts, database.backend, "change", "agent_id", "data"
-        ).values(said_by=speaker)
 
     @reads
     def read(
@@ -152,16 +163,9 @@ class Facts:
         if fresh and version.change == seen.change:
             return FactChanges(*version, fresh=True, facts=[])
         last_seen = seen.change if fresh else 0
-        result = conn.execute(
-            self._in_view(self._select_changed, view),
-            {"ns": namespace, "seen": last_seen},
-        )
-        change = version.change
-        facts: list[Fact] = []
-        for row in result:
-            change = max(change, row.change)
-            facts.append(Fact.model_validate(row.data))
-        return FactChanges(version.epoch, change, fresh, facts)
+        rows = self._select(conn, namespace, view, seen=last_seen)
+        change = max([version.change, *(row.change for row in rows)])
+        return FactChanges(version.epoch, change, fresh, list(_parsed(rows).values()))
 
     async def write(
         self,
@@ -206,9 +210,8 @@ class Facts:
                 conn.rollback()
                 return False
             return self._merge(conn, namespace, facts, seen, view)
-        ids = [fact.id for fact in facts]
-        result = conn.execute(self._select_by_id, {"ns": namespace, "names": ids})
-        agents = {row.id: row.agent_id or None for row in result}
+        rows = self._select(conn, namespace, ids=[fact.id for fact in facts])
+        agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
             raise FactError(
@@ -244,13 +247,7 @@ class Facts:
         ``changed`` is called with the stored facts that have these ``ids``, by their
         ids; None: all facts. If it raises an error, nothing is written.
         """
-        query = self._select_changed
-        parameters: Row = {"ns": namespace, "seen": 0}
-        if ids is not None:
-            query = self._select_by_id
-            parameters = {"ns": namespace, "names": list(ids)}
-        result = conn.execute(self._in_view(query, view), parameters)
-        stored = {row.id: Fact.model_validate(row.data) for row in result}
+        stored = _parsed(self._select(conn, namespace, view, ids=ids))
         facts = changed(stored)
         moved = any(
             stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts
@@ -303,32 +300,25 @@ class Facts:
         view: AgentView = SHARED,
     ) -> int:
         """Delete facts and their embeddings for good, and return the number of facts; None: all facts of the view."""
-        facts = self._tables.facts
-        in_view = self._in_view(
-            select(facts.c.id).where(facts.c.namespace == namespace), view
-        )
-        count = 0
-        # An embedding does not name its agent, so it is deleted before its fact.
-        for table in (self._tables.embeddings, facts):
-            query = delete(table).where(
-                table.c.namespace == namespace, table.c.id.in_(in_view)
-            )
-            if ids is not None:
-                query = query.where(table.c.id.in_(ids))
-            count = conn.execute(query).rowcount
-        self._renew(conn, namespace)
-        return count
+        rows = self._select(conn, namespace, view, ids=ids)
+        return self._delete(conn, namespace, [row.id for row in rows])["facts"]
 
     def move_within(self, conn: Connection, old: str, new: str) -> None:
         """Move the facts of one namespace to another, which keeps its own facts of the same words."""
-        result = conn.execute(self._select_changed, {"ns": old, "seen": 0})
-        facts = [Fact.model_validate(row.data) for row in result.all()]
+        facts = _parsed(self._select(conn, old))
         if facts:
             self.database.lock(conn, (), (old, new))
-            self._merge(conn, new, facts, NOTHING_READ, SHARED)
-            for table in (self._tables.embeddings, self._tables.facts):
-                conn.execute(delete(table).where(table.c.namespace == old))
-            self._renew(conn, old)
+            self._merge(conn, new, list(facts.values()), NOTHING_READ, SHARED)
+            self._delete(conn, old, facts)
+        conn.execute(self._sql(_RENAME_SPEAKER), {"old": old, "new": new})
+
+    @reads
+    def count_by_user(self, conn: Connection) -> dict[str, int]:
+        """Return how many facts each user has, retired ones too; users without a fact are left out."""
+        result = conn.execute(self._sql(_COUNT_FACTS))
+        return {row.namespace: row.facts for row in result}
+
+    # ---- deleted words ----
 
     def lose_words_within(
         self, conn: Connection, session_id: str, first_left: int, first_words: int
@@ -339,23 +329,17 @@ class Facts:
         first row with words, ``first_words``, loses that text, too. A fact without a
         remaining row has no session.
         """
-        facts = self._tables.facts
-        learned = facts.c.session_id == session_id
-        namespaces = conn.scalars(
-            select(facts.c.namespace).where(learned).distinct()
-        ).all()
-        self.database.lock(conn, (), namespaces)
-        count = 0
-        for namespace in namespaces:
-            result = conn.execute(self._select_all.where(learned), {"ns": namespace})
-            changed: list[Fact] = []
-            for row in result:
-                fact = Fact.model_validate(row.data)
-                if fact.message_ids and min(fact.message_ids) <= first_words:
-                    changed.append(_without_words(fact, session_id, first_left))
-            self._put_all(conn, namespace, changed)
-            count += len(changed)
-        return count
+        learned = {"session_id": session_id}
+        changed: dict[str, list[Fact]] = {}
+        for row in conn.execute(self._sql(_SELECT_FACTS_OF_SESSION), learned):
+            fact = Fact.model_validate(row.data)
+            facts = changed.setdefault(row.namespace, [])
+            if fact.message_ids and min(fact.message_ids) <= first_words:
+                facts.append(_without_words(fact, session_id, first_left))
+        self.database.lock(conn, (), changed)
+        for namespace, facts in changed.items():
+            self._put_all(conn, namespace, facts)
+        return sum(map(len, changed.values()))
 
     def forget_words_within(
         self,
@@ -370,24 +354,19 @@ class Facts:
         each with the users who stay there. ``read_by``: the namespaces that have read
         these sessions; the user's words may have ended their facts.
         """
-        facts = self._tables.facts
         leaving = Leaving(own, sessions)
-        is_said = or_(facts.c.said_by.in_(own), facts.c.namespace.in_(own))
         # A copy, as by an import, has the same id, but may not name its session or
         # speaker.
         contents: dict[str, str] = {}
-        for row in conn.execute(select(facts.c.id, facts.c.data).where(is_said)):
+        for row in conn.execute(self._sql(_SELECT_SAID), {"own": list(own)}):
             contents[row.id] = row.data["content"]
-        reached = select(facts.c.namespace).where(
-            or_(
-                facts.c.said_by.in_(own),
-                one_of(facts.c.session_id, self.database.backend),
-                facts.c.id.in_(select(facts.c.id).where(is_said)),
-                facts.c.namespace.in_(read_by),
-            ),
-            facts.c.namespace.not_in(own),
-        )
-        namespaces = conn.scalars(reached.distinct(), {"names": list(sessions)}).all()
+        reached = {
+            "own": list(own),
+            "sessions": list(sessions),
+            "copies": list(contents),
+            "read_by": list(read_by),
+        }
+        namespaces = conn.scalars(self._sql(_SELECT_REACHED), reached).all()
         self.database.lock(conn, (), {*own, *namespaces})
         lines: dict[str, frozenset[str]] = {}
         if namespaces:
@@ -413,10 +392,8 @@ class Facts:
         ``contents``: the facts of these words, by their ids. ``lines``: the lines that
         remain in each session of the user.
         """
-        facts = self._tables.facts
-        query = self._select_all.add_columns(facts.c.session_id, facts.c.said_by)
-        rows = conn.execute(query, {"ns": namespace}).all()
-        stored = {row.id: Fact.model_validate(row.data) for row in rows}
+        rows = self._select(conn, namespace)
+        stored = _parsed(rows)
         deleted: set[str] = set()
         for row in rows:
             is_copy = contents.get(row.id) == stored[row.id].content
@@ -440,31 +417,39 @@ class Facts:
         self, conn: Connection, namespace: str, ids: Collection[str]
     ) -> Counter[str]:
         """Delete facts with their embeddings; return the numbers of both."""
-        counts: Counter[str] = Counter()
-        for kind, table in (
-            ("embeddings", self._tables.embeddings),
-            ("facts", self._tables.facts),
-        ):
-            statement = delete(table).where(
-                table.c.namespace == namespace,
-                one_of(table.c.id, self.database.backend),
-            )
-            counts[kind] = conn.execute(statement, {"names": list(ids)}).rowcount
+        parameters = {"namespace": namespace, "ids": list(ids)}
+        vectors = conn.execute(self._sql(_DELETE_VECTORS), parameters).rowcount
+        facts = conn.execute(self._sql(_DELETE_FACTS), parameters).rowcount
         self._renew(conn, namespace)
-        return counts
+        return Counter(facts=facts, embeddings=vectors)
 
     def _renew(self, conn: Connection, namespace: str) -> None:
         """Give a namespace a new epoch, so that its readers read all facts again."""
-        conn.execute(self._set_version, {"ns": namespace, "epoch": time.time_ns()})
+        parameters = {"namespace": namespace, "epoch": time.time_ns()}
+        conn.execute(self._sql(_SET_EPOCH), parameters)
 
-    def _in_view(self, query: Statement, view: AgentView) -> Statement:
-        if view.names is None:
-            return query
-        return query.where(self._tables.facts.c.agent_id.in_(view.names))
+    def _select(
+        self,
+        conn: Connection,
+        namespace: str,
+        view: AgentView = ALL_AGENTS,
+        *,
+        seen: int = 0,
+        ids: Collection[str] | None = None,
+    ) -> list[Any]:
+        """Return the rows of the facts that changed since ``seen``, or of the facts with these ``ids``."""
+        if ids is None:
+            query = self._sql(_SELECT_FACTS)
+            result = conn.execute(query, {"namespace": namespace, "seen": seen})
+        else:
+            query = self._sql(_SELECT_FACTS_BY_ID)
+            result = conn.execute(query, {"namespace": namespace, "ids": list(ids)})
+        return [row for row in result if view.sees(row.agent_id or None)]
 
     def _version_of(self, conn: Connection, namespace: str) -> FactsVersion:
         """Return the version of the facts of a namespace; 0 and 0 before the first fact."""
-        row = conn.execute(self._select_version, {"ns": namespace}).first()
+        query = self._sql(_SELECT_VERSION)
+        row = conn.execute(query, {"namespace": namespace}).first()
         if row is None:
             return FactsVersion(epoch=0, change=0)
         return FactsVersion(row.epoch, row.change)
@@ -482,11 +467,7 @@ class Facts:
         if seen.epoch not in (0, epoch):
             conn.rollback()
             return False
-        result = conn.execute(
-            self._in_view(self._select_changed, view),
-            {"ns": namespace, "seen": seen.change},
-        )
-        newer = {row.id: Fact.model_validate(row.data) for row in result}
+        newer = _parsed(self._select(conn, namespace, view, seen=seen.change))
         self._put_all(conn, namespace, _merged(facts, newer))
         return True
 
@@ -514,17 +495,21 @@ class Facts:
                         "change": change,
                         "agent_id": fact.agent_id or "",
                         "session_id": fact.session_id,
-                        "said_in": fact.session_id,
                         "row_id": next(iter(fact.message_ids), None),
                         "data": stored.model_dump(mode="json"),
                     }
                 )
-            conn.execute(self._put, rows)
-        version = {"ns": namespace, "change": change}
+            conn.execute(self._sql(_PUT_FACT), rows)
+        version = {"namespace": namespace, "change": change}
+        conn.execute(self._sql(_SET_CHANGE), version)
         if moved:
             # The earlier agent's readers must lose the fact, as if it were deleted.
-            version["epoch"] = time.time_ns()
-        conn.execute(self._set_version, version)
+            self._renew(conn, namespace)
+
+
+def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
+    """Return the facts of rows, by their ids."""
+    return {row.id: Fact.model_validate(row.data) for row in rows}
 
 
 def _without_words(fact: Fact, session_id: str, first_left: int) -> Fact:
@@ -596,6 +581,18 @@ def _retires(fact: Fact, stored: Fact) -> bool:
     return not stored.retired or fact.retired_by == "request"
 
 
+_SELECT_FACT_IDS = "SELECT id FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
+_SELECT_VECTORS = """
+SELECT id, digest, vector FROM {embeddings}
+WHERE namespace = :namespace AND model = :model AND id {in_ids}
+"""
+_PUT_VECTOR = """
+INSERT INTO {embeddings} (namespace, id, model, digest, vector)
+VALUES (:namespace, :id, :model, :digest, :vector)
+ON CONFLICT (namespace, id, model) DO UPDATE SET digest = excluded.digest, vector = excluded.vector
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptVectors:
     """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
@@ -640,13 +637,12 @@ class KeptVectors:
         self, conn: Connection, ids: Sequence[str]
     ) -> dict[str, tuple[str, bytes]]:
         """Return the digest and the vector of each of these facts that has a vector."""
-        table = self.database.tables.embeddings
-        query = select(*table.c["id", "digest", "vector"]).where(
-            table.c.namespace == self.namespace,
-            table.c.model == self.model,
-            one_of(table.c.id, self.database.backend),
-        )
-        result = conn.execute(query, {"names": ids})
+        parameters = {
+            "namespace": self.namespace,
+            "model": self.model,
+            "ids": list(ids),
+        }
+        result = conn.execute(self.database.tables.sql(_SELECT_VECTORS), parameters)
         return {row.id: (row.digest, row.vector) for row in result}
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
@@ -666,14 +662,11 @@ class KeptVectors:
     def _write(
         self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]
     ) -> bool:
-        backend = self.database.backend
+        sql = self.database.tables.sql
         ids = list(vectors)
         if self.readers is None:
-            facts = self.database.tables.facts
-            stored_facts = select(facts.c.id).where(
-                facts.c.namespace == self.namespace, one_of(facts.c.id, backend)
-            )
-            ids = list(conn.scalars(stored_facts, {"names": ids}))
+            parameters = {"namespace": self.namespace, "ids": ids}
+            ids = list(conn.scalars(sql(_SELECT_FACT_IDS), parameters))
         elif not self.readers.is_current_within(
             conn, self.session_id or "", self.epoch
         ):
@@ -695,6 +688,5 @@ class KeptVectors:
                 }
             )
         # Two processes that embed the same content store the same vector.
-        table = self.database.tables.embeddings
-        conn.execute(upsert(table, backend, "digest", "vector"), rows)
+        conn.execute(sql(_PUT_VECTOR), rows)
         return True

@@ -1,26 +1,38 @@
-"""Writes the messages of each session, and moves them from short-term memory into the log."""
+"""The log: writes the messages of each session, reads them for readers, and keeps the readers' cursors."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from json import dumps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from sqlalchemy import Connection, bindparam, insert, select, update
 
-from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.store.runner import Database, writes_session
+from llama_index_memory_ext.errors import MessageError, StoreError
+from llama_index_memory_ext.store.database import (
+    Database,
+    reads,
+    transaction_of,
+    writes_session,
+)
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
+    LAST_ID,
+    OWN,
+    ROWS,
+    SHARED,
+    CursorState,
+    FactsVersion,
+    LogPage,
     LogRow,
-    Opening,
+    ReadPosition,
     Row,
-    Statement,
-    one_of,
-    upsert,
+    SessionAccess,
+    Snapshot,
+    vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
@@ -30,60 +42,526 @@ from llama_index_memory_ext.text.messages import (
     is_printed,
     is_same,
     message_id_of,
+    spoken,
     storable,
 )
+from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from llama_index_memory_ext.store.cursors import Readers
-    from llama_index_memory_ext.store.deletion import Deletion
-    from llama_index_memory_ext.store.sessions import Users
+    from sqlalchemy import Connection
+
     from llama_index_memory_ext.text.tool_calls import Json
 
     # Takes messages, oldest first, and returns how many of the oldest go into the log;
     # None: none.
     Plan = Callable[[Sequence[ChatMessage]], int] | None
+    # ``Owners.claim_within``.
+    Claim = Callable[
+        [Connection, str, SessionAccess, Collection[str], Sequence[str]], bool
+    ]
 
 logger = logging.getLogger(__name__)
+
+ALL_STATUSES = (ARCHIVED, ACTIVE)
+
+_SELECT_ROWS = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key AND status IN :statuses AND id > :after
+ORDER BY id LIMIT :limit OFFSET :offset
+"""
+_SELECT_ROWS_BY_ID = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key AND id {in_row_ids}
+ORDER BY id
+"""
+_SELECT_LAST_ROW = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key ORDER BY id DESC LIMIT 1
+"""
+_SELECT_CURSOR = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, cursors.position, cursors.state
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+"""
+# The newest rows of the log behind a cursor, or one row with the cursor alone. The plain
+# host deletes rows without a new epoch. So the query also returns the row that the
+# reader has read last, without its message, if that row still exists.
+_SELECT_PAGE = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
+       COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
+       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+LEFT JOIN {users} AS users ON users.namespace = :watch
+LEFT JOIN (
+    SELECT id, role, timestamp, status, user_id, CASE WHEN id <> :last_id THEN data END AS data
+    FROM {rows}
+    WHERE key = :key AND status = 'archived' AND id >= :last_id AND id <= :newest
+      AND id > COALESCE((SELECT position FROM {cursors} WHERE key = :key AND reader = :reader), 0)
+    ORDER BY id DESC LIMIT :limit
+) AS message ON 1 = 1
+ORDER BY message.id
+"""
+# A prompt reads at most 40 rows of the log in one query. For more rows, a reader asks
+# for pages that fit its limit. The active rows and the log are two queries, each along
+# the index: SQLite reads the whole session for one with an OR. ``other_owners``: those
+# who close the session, because not both have opened it as shared.
+_SELECT_SNAPSHOT = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
+       COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
+       (SELECT MAX(id) FROM {rows} WHERE key = :key AND status = 'archived') AS newest,
+       (SELECT COUNT(*) FROM {owners}
+        WHERE key = :key AND user_id <> :user_id AND kind IN ('own', :closed)) AS other_owners,
+       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+LEFT JOIN {users} AS users ON users.namespace = :watch
+LEFT JOIN (
+    SELECT id, role, data, timestamp, status, user_id FROM {rows}
+    WHERE key = :key AND status = 'active'
+    UNION ALL
+    SELECT id, role, CASE WHEN id <> :last_id THEN data END AS data, timestamp, status, user_id
+    FROM {rows}
+    WHERE key = :key AND status = 'archived' AND id >= :last_id AND id > COALESCE((
+        SELECT id FROM {rows} WHERE key = :key AND status = 'archived'
+        ORDER BY id DESC LIMIT 1 OFFSET 40
+    ), 0)
+) AS message ON 1 = 1
+ORDER BY message.id
+"""
+_SELECT_READERS = "SELECT reader FROM {cursors} WHERE key = :key ORDER BY reader"
+_SELECT_SESSIONS_OF_READER = "SELECT key FROM {cursors} WHERE reader = :reader"
+_SELECT_UNREAD_SESSIONS_OF_READER = """
+SELECT key FROM {cursors} AS cursors
+WHERE reader = :reader
+  AND EXISTS (SELECT 1 FROM {rows} AS rows WHERE rows.key = cursors.key AND rows.id > cursors.position)
+"""
+_COUNT_UNREAD = """
+SELECT COUNT(*) AS messages FROM {rows}
+WHERE key = :key AND status IN :statuses AND id > :after AND id <= :last
+  AND id > COALESCE((SELECT position FROM {cursors} WHERE key = :key AND reader = :reader), 0)
+"""
+_HAS_SESSION = """
+SELECT EXISTS (SELECT 1 FROM {sessions} WHERE key = :key) OR EXISTS (SELECT 1 FROM {rows} WHERE key = :key)
+"""
+_PUT_CURSOR = """
+INSERT INTO {cursors} (key, reader, position, state) VALUES (:key, :reader, :position, :state)
+ON CONFLICT (key, reader) DO UPDATE SET position = excluded.position, state = excluded.state
+"""
+_REGISTER_READER = """
+INSERT INTO {cursors} (key, reader, position) VALUES (:key, :reader, 0)
+ON CONFLICT (key, reader) DO NOTHING
+"""
+_RENEW_SESSION = "UPDATE {sessions} SET epoch = :epoch WHERE key = :key"
+
+
+class Readers:
+    """The rows and the cursors of a store.
+
+    The log of a session is its rows with the status ``archived``: they have left
+    short-term memory. A reader of any name begins at the first row. Methods named
+    ``..._within`` work in a transaction that has locked the session.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._sql = database.tables.sql
+
+    # ---- rows ----
+
+    def find_within(
+        self,
+        conn: Connection,
+        key: str,
+        statuses: Sequence[str] = ALL_STATUSES,
+        after: int = 0,
+        *,
+        limit: int = LAST_ID,
+        offset: int = 0,
+    ) -> list[LogRow]:
+        """Return the oldest rows of a session with these statuses, oldest first."""
+        page = {
+            "key": key,
+            "statuses": statuses,
+            "after": after,
+            "limit": limit,
+            "offset": offset,
+        }
+        result = conn.execute(self._sql(_SELECT_ROWS), page)
+        return [LogRow.from_query(row) for row in result]
+
+    find = reads(find_within)
+
+    def rows_within(
+        self, conn: Connection, key: str, ids: Sequence[int]
+    ) -> list[LogRow]:
+        """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
+        parameters = {"key": key, "row_ids": list(ids)}
+        result = conn.execute(self._sql(_SELECT_ROWS_BY_ID), parameters)
+        return [LogRow.from_query(row) for row in result]
+
+    rows = reads(rows_within)
+
+    @reads
+    def rows_in(
+        self, conn: Connection, key: str, ids: Sequence[int], epoch: int
+    ) -> list[LogRow] | None:
+        """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
+        rows = self.rows_within(conn, key, ids)
+        if self._cursor_of(conn, key, "").epoch == epoch:
+            return rows
+        return None
+
+    def lines_within(self, conn: Connection, key: str) -> frozenset[str]:
+        """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
+        lines: set[str] = set()
+        for row in self.find_within(conn, key):
+            lines.update(visible(spoken(row.message)).splitlines())
+        return frozenset(lines)
+
+    @reads
+    def glance(
+        self,
+        conn: Connection,
+        key: str,
+        reader: str,
+        last_id: int,
+        watch: str,
+        access: SessionAccess,
+    ) -> Snapshot:
+        """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
+
+        Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
+        the earlier rows needs no other query for a prompt.
+        """
+        parameters = {
+            "key": key,
+            "reader": reader,
+            "watch": watch,
+            "last_id": last_id or LAST_ID,
+            "user_id": access.user_in(key),
+            "closed": OWN if access.shared else SHARED,
+        }
+        result = conn.execute(self._sql(_SELECT_SNAPSHOT), parameters).all()
+        session = result[0]
+        active: list[LogRow] = []
+        log: list[LogRow] = []
+        for row in result:
+            if row.status == ACTIVE:
+                active.append(LogRow.from_query(row))
+            elif row.id is not None:
+                log.append(LogRow.from_query(row))
+        return Snapshot(
+            epoch=session.epoch,
+            position=session.position,
+            facts=FactsVersion(session.facts_epoch, session.facts_change),
+            is_empty=session.newest is None,
+            is_closed=bool(session.other_owners),
+            active=tuple(active),
+            log=tuple(log),
+        )
+
+    @reads
+    def page(
+        self,
+        conn: Connection,
+        key: str,
+        reader: str,
+        seen: ReadPosition,
+        *,
+        before: int | None = None,
+        limit: int,
+        watch: str = "",
+    ) -> LogPage:
+        """Return the newest rows of the log behind the reader's cursor that it has not read, at most ``limit``.
+
+        ``before`` turns the page: only rows with a smaller id. ``watch`` is a namespace
+        of facts: the page has the version of its facts, which saves a query.
+        """
+        last_id = seen.last_id
+        parameters = {
+            "key": key,
+            "reader": reader,
+            "watch": watch,
+            "last_id": last_id,
+            "newest": LAST_ID if before is None else before - 1,
+            "limit": limit + 1,
+        }
+        result = conn.execute(self._sql(_SELECT_PAGE), parameters).all()
+        session = result[0]
+        is_last_stored = False
+        rows: list[LogRow] = []
+        for row in result:
+            if row.id == last_id:
+                is_last_stored = True
+            elif row.id is not None:
+                rows.append(LogRow.from_query(row))
+        has_more = len(rows) > limit
+        is_whole = is_last_stored or has_more or last_id <= session.position
+        is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
+        return LogPage(
+            position=session.position,
+            epoch=session.epoch,
+            rows=rows[-limit:] if is_fresh else [],
+            fresh=is_fresh,
+            more=is_fresh and has_more,
+            facts=FactsVersion(session.facts_epoch, session.facts_change),
+        )
+
+    @reads
+    def unread(
+        self,
+        conn: Connection,
+        key: str,
+        reader: str,
+        *,
+        with_active: bool = False,
+        after: int | None = None,
+        limit: int = LAST_ID,
+    ) -> LogPage:
+        """Return the oldest rows of the log behind the reader's cursor, or behind the row ``after``.
+
+        ``with_active`` adds the active rows.
+        """
+        page = self._cursor_of(conn, key, reader)
+        if after is None:
+            after = page.position
+        statuses = ALL_STATUSES if with_active else [ARCHIVED]
+        rows = self.find_within(conn, key, statuses, after, limit=limit)
+        return replace(page, rows=rows)
+
+    # ---- cursors ----
+
+    def _cursor_of(self, conn: Connection, key: str, reader: str) -> LogPage:
+        """Return a page without rows, and with the state of the cursor."""
+        parameters = {"key": key, "reader": reader}
+        cursor = conn.execute(self._sql(_SELECT_CURSOR), parameters).one()
+        return LogPage(
+            position=cursor.position or 0,
+            epoch=cursor.epoch,
+            rows=[],
+            registered=cursor.position is not None,
+            state=cursor.state,
+        )
+
+    @reads
+    def state(self, conn: Connection, key: str, reader: str) -> CursorState:
+        """Return the position of a cursor, and the state that was stored with it."""
+        page = self._cursor_of(conn, key, reader)
+        return CursorState(page.position, page.state)
+
+    async def move(
+        self,
+        key: str,
+        reader: str,
+        *,
+        epoch: int,
+        old: int,
+        new: int,
+        state: Json = None,
+    ) -> bool:
+        """Move a reader's cursor from ``old`` to ``new``, the last row that is processed, for every process.
+
+        ``epoch`` is the session's epoch at the time of the reading. ``state`` is the
+        reader's result for the rows before, as JSON. It replaces the earlier state. If
+        one of these rows is deleted, the reader begins again without a state. A state
+        with the key ``ROWS``, a list of ``[first row, last row, ...]``, concerns these
+        rows alone: the deletion takes only the deleted rows from it. A cursor without a
+        state keeps its position, too.
+
+        False if another process has moved the cursor, rows were deleted meanwhile, or
+        the database is busy.
+        """
+        try:
+            return await self.database.run(
+                self.move_within,
+                key,
+                reader,
+                epoch=epoch,
+                old=old,
+                new=new,
+                state=state,
+                sessions=[key],
+            )
+        except StoreError as error:
+            logger.warning(
+                "The cursor of %s was not moved (%s); it is tried again.",
+                reader,
+                type(error).__name__,
+            )
+            return False
+
+    def move_within(
+        self,
+        conn: Connection,
+        key: str,
+        reader: str,
+        *,
+        epoch: int,
+        old: int,
+        new: int,
+        state: Json = None,
+    ) -> bool:
+        """As ``move``; the transaction is rolled back where it is False."""
+        if not self.is_current_within(conn, key, epoch, reader, old):
+            conn.rollback()
+            return False
+        self.put_cursor_within(conn, key, reader, new, state)
+        return True
+
+    def put_cursor_within(
+        self, conn: Connection, key: str, reader: str, position: int, state: Json
+    ) -> None:
+        """Store the cursor of a reader."""
+        cursor = {"key": key, "reader": reader, "position": position, "state": state}
+        conn.execute(self._sql(_PUT_CURSOR), cursor)
+
+    def register_within(
+        self, conn: Connection, key: str, readers: Sequence[str]
+    ) -> None:
+        """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
+        if readers:
+            cursors = [{"key": key, "reader": reader} for reader in readers]
+            conn.execute(self._sql(_REGISTER_READER), cursors)
+
+    def renew_within(self, conn: Connection, key: str) -> None:
+        """Give a session a new epoch, so that its readers read it again."""
+        parameters = {"key": key, "epoch": time.time_ns()}
+        conn.execute(self._sql(_RENEW_SESSION), parameters)
+        transaction_of(conn).epochs.pop(key, None)
+
+    def is_current_within(
+        self,
+        conn: Connection,
+        key: str,
+        epoch: int,
+        reader: str = "",
+        position: int = 0,
+    ) -> bool:
+        """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
+        cursor = self._cursor_of(conn, key, reader)
+        is_same = cursor.epoch == epoch
+        if epoch == 0 and not is_same:
+            # A log that only the plain host has written has got its epoch by the lock
+            # of this transaction.
+            is_same = bool(self.find_within(conn, key, limit=1))
+        return is_same and cursor.position == position
+
+    # ---- names and counts ----
+
+    def names_within(self, conn: Connection, key: str) -> list[str]:
+        """Return the names of the readers of a session, sorted."""
+        return list(conn.scalars(self._sql(_SELECT_READERS), {"key": key}))
+
+    names = reads(names_within)
+
+    @reads
+    def sessions_of_reader(
+        self, conn: Connection, reader: str, *, pending: bool = False
+    ) -> list[str]:
+        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
+        query = _SELECT_SESSIONS_OF_READER
+        if pending:
+            query = _SELECT_UNREAD_SESSIONS_OF_READER
+        return list(conn.scalars(self._sql(query), {"reader": reader}))
+
+    @reads
+    def has_session(self, conn: Connection, key: str) -> bool:
+        """Return whether a message was ever stored in a session."""
+        return bool(conn.execute(self._sql(_HAS_SESSION), {"key": key}).scalar())
+
+    @reads
+    def count_messages(
+        self,
+        conn: Connection,
+        key: str,
+        *,
+        status: str | None = None,
+        reader: str = "",
+        after: int = 0,
+        last: int = LAST_ID,
+    ) -> int:
+        """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
+
+        Without a ``status``, messages of any status count.
+        """
+        parameters = {
+            "key": key,
+            "reader": reader,
+            "statuses": [status] if status else ALL_STATUSES,
+            "after": after,
+            "last": last,
+        }
+        count: int = conn.execute(self._sql(_COUNT_UNREAD), parameters).scalar_one()
+        return count
+
+
+_INSERT_ROW = """
+INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
+VALUES (:key, :timestamp, :role, :status, :data, :user_id)
+"""
+_ARCHIVE_ROWS = """
+UPDATE {rows} SET status = 'archived' WHERE key = :key AND status = 'active' AND id <= :last
+"""
+_ACTIVATE_ROWS = """
+UPDATE {rows} SET status = 'active' WHERE key = :key AND status = 'archived' AND id >= :first
+"""
+_SELECT_IDS = (
+    "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
+)
+_DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
+_DELETE_MESSAGE_IDS = (
+    "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
+)
+_SELECT_CALL = """
+SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
+ORDER BY id DESC LIMIT 1
+"""
+_DELETE_VECTORS = (
+    "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
+)
+_SELECT_CURSORS_BEHIND = """
+SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
+"""
+_SELECT_SPAN = """
+SELECT COALESCE(MIN(id), 0) AS first_id, COALESCE(MAX(id), 0) AS last_id FROM {rows}
+WHERE key = :key AND id BETWEEN :first AND :last
+"""
+_SELECT_TIMES = """
+SELECT timestamp, id FROM {rows}
+WHERE key = :key AND timestamp BETWEEN :first AND :last ORDER BY id
+"""
+_PUT_MESSAGE_ID = """
+INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
+ON CONFLICT (key, message_id) DO UPDATE SET row_id = excluded.row_id
+"""
+_SELECT_BY_MESSAGE_ID = """
+SELECT ids.message_id, rows.data
+FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
+WHERE ids.key = :key AND ids.message_id {in_message_ids}
+"""
+
+
+class Span(NamedTuple):
+    """The ids of the first and the last row of a part of a session; 0 and 0 if it has no row."""
+
+    first: int
+    last: int
 
 
 class Log:
     """Writes the rows of the chat table. The rows of a session are written and archived in the order of their ids."""
 
-    def __init__(
-        self, database: Database, readers: Readers, users: Users, deletion: Deletion
-    ) -> None:
+    def __init__(self, database: Database, readers: Readers, claim: Claim) -> None:
         self.database = database
+        self._sql = database.tables.sql
         self._readers = readers
-        self._users = users
-        self._deletion = deletion
-        rows = database.tables.rows
-        ids = database.tables.message_ids
-        session: Statement = bindparam("session")
-        self._rows = rows
-        self._select_last = (
-            select(*rows.c["id", "role", "data"])
-            .where(rows.c.key == session)
-            .order_by(rows.c.id.desc())
-            .limit(1)
-        )
-        self._put_ids = upsert(ids, database.backend, "row_id")
-        self._select_by_message_id = select(ids.c.message_id, rows.c.data).where(
-            ids.c.key == session,
-            rows.c.key == session,
-            rows.c.id == ids.c.row_id,
-            one_of(ids.c.message_id, database.backend),
-        )
-        timestamp: Statement = rows.c.timestamp
-        self._select_written = (
-            select(rows.c.timestamp, rows.c.id)
-            .where(
-                rows.c.key == session,
-                timestamp.between(bindparam("first"), bindparam("last")),
-            )
-            .order_by(rows.c.id)
-        )
+        self._claim = claim
 
     @writes_session
     def append(
@@ -94,7 +572,7 @@ class Log:
         plan_flush: Plan,
         *,
         replace: bool = False,
-        opening: Opening | None = None,
+        access: SessionAccess | None = None,
         readers: Sequence[str] = (),
     ) -> list[ChatMessage]:
         """Write messages after the active messages, and move messages from short-term memory into the log.
@@ -111,11 +589,11 @@ class Log:
             replace: Whether the session then has no other messages. Its first messages
                 that are the same keep their rows, with ids and times. All later rows
                 are deleted.
-            opening: The user who becomes an owner of the session.
-                ``Users.claim_within`` may refuse it.
+            access: The user who becomes an owner of the session.
+                ``Owners.claim_within`` may refuse it.
             readers: The readers that are registered for the session.
         """
-        speakers = _speakers_in(messages, opening)
+        speakers = _speakers_in(messages, access)
         stored: list[LogRow] = []
         replaced: list[LogRow] = []
         if not replace:
@@ -125,14 +603,15 @@ class Log:
             if not (messages or stored):
                 conn.rollback()
                 return []
-        user_id = self._claim(conn, key, opening, speakers, readers)
+        user_id: str | None = None
+        if access and self._claim(conn, key, access, speakers, readers):
+            user_id = access.user_id
         if replace:
-            rows = self._readers.find_within(conn, key, [ARCHIVED, ACTIVE])
+            rows = self._readers.find_within(conn, key)
             same = _count_same(rows, messages)
             stored = rows[:same]
             replaced = rows[same:]
-            last_id = stored[-1].id if stored else 0
-            self._deletion.delete_within(conn, key, self._rows.c.id > last_id)
+            self.delete_within(conn, key, [row.id for row in replaced])
             messages = self.unknown_within(conn, key, messages[same:])
         count = 0
         if plan_flush:
@@ -149,20 +628,6 @@ class Log:
         )
         return [*flushed, *new]
 
-    def _claim(
-        self,
-        conn: Connection,
-        key: str,
-        opening: Opening | None,
-        speakers: Collection[str],
-        readers: Sequence[str],
-    ) -> str | None:
-        """Make the user an owner of the session; return the user if the session has several, else None."""
-        if opening is None:
-            return None
-        has_several = self._users.claim_within(conn, key, opening, speakers, readers)
-        return opening.user_id if has_several else None
-
     def _set_statuses(
         self, conn: Connection, key: str, stored: Sequence[LogRow], *, archived: int
     ) -> list[ChatMessage]:
@@ -175,22 +640,13 @@ class Log:
             self.archive_within(conn, key, flushed[-1].id)
         reactivated = [row for row in stored[archived:] if not row.is_active]
         if reactivated:
-            rows = self._rows
-            statement = update(rows).where(
-                rows.c.key == key,
-                rows.c.status == ARCHIVED,
-                rows.c.id >= reactivated[0].id,
-            )
-            conn.execute(statement.values(status=ACTIVE))
+            parameters = {"key": key, "first": reactivated[0].id}
+            conn.execute(self._sql(_ACTIVATE_ROWS), parameters)
         return [row.as_put for row in flushed]
 
     def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
         """Move the active rows up to the row ``last_id`` into the log."""
-        rows = self._rows
-        statement = update(rows).where(
-            rows.c.key == key, rows.c.status == ACTIVE, rows.c.id <= last_id
-        )
-        conn.execute(statement.values(status=ARCHIVED))
+        conn.execute(self._sql(_ARCHIVE_ROWS), {"key": key, "last": last_id})
 
     def insert_within(
         self,
@@ -232,10 +688,74 @@ class Log:
                     "user_id": _speaker_of(roles[i], speaker),
                 }
             )
-        conn.execute(insert(self._rows), rows)
+        conn.execute(self._sql(_INSERT_ROW), rows)
         self._store_message_ids(conn, key, rows)
         flushed = rows[: max(archived, 0)]
         return [ChatMessage.model_validate(row["data"]) for row in flushed]
+
+    def ids_within(
+        self, conn: Connection, key: str, statuses: Sequence[str] = ALL_STATUSES
+    ) -> list[int]:
+        """Return the ids of the rows of a session with these statuses."""
+        parameters = {"key": key, "statuses": statuses}
+        return list(conn.scalars(self._sql(_SELECT_IDS), parameters))
+
+    def delete_within(self, conn: Connection, key: str, ids: Sequence[int]) -> int:
+        """Delete rows of a session, oldest first, and return their number.
+
+        The session gets a new epoch, so that its readers read it again. A cursor behind
+        a deleted row moves back to the last row that remains, because a later row may
+        get the id of a deleted one. ``Readers.move`` describes its state.
+        """
+        count = 0
+        if ids:
+            deleted = {"key": key, "row_ids": ids}
+            self._delete_vectors(conn, key, ids)
+            conn.execute(self._sql(_DELETE_MESSAGE_IDS), deleted)
+            count = conn.execute(self._sql(_DELETE_ROWS), deleted).rowcount
+            self._move_cursors_back(conn, key, ids[0])
+        self._readers.renew_within(conn, key)
+        return count
+
+    def _delete_vectors(self, conn: Connection, key: str, ids: Sequence[int]) -> None:
+        """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
+        calls = conn.scalars(self._sql(_SELECT_CALL), {"key": key, "row_id": ids[0]})
+        vectors = {
+            "namespace": vectors_namespace(key),
+            "ids": [str(row_id) for row_id in [*calls, *ids]],
+        }
+        conn.execute(self._sql(_DELETE_VECTORS), vectors)
+
+    def _move_cursors_back(self, conn: Connection, key: str, first: int) -> None:
+        """Move the cursors at or behind the row ``first`` to rows that remain."""
+        query = self._sql(_SELECT_CURSORS_BEHIND)
+        for cursor in conn.execute(query, {"key": key, "first": first}).all():
+            position = 0
+            state = None
+            if cursor.state is None or ROWS in cursor.state:
+                position = self._rows_between(conn, key, 0, cursor.position).last
+            if cursor.state and ROWS in cursor.state:
+                entries = self._remaining_entries(conn, key, cursor.state[ROWS])
+                if position or entries:
+                    state = {**cursor.state, ROWS: entries}
+            self._readers.put_cursor_within(conn, key, cursor.reader, position, state)
+
+    def _remaining_entries(
+        self, conn: Connection, key: str, entries: Iterable[Sequence[Json]]
+    ) -> list[Json]:
+        """Return the entries of a state that still have rows, each with the rows that remain."""
+        remaining: list[Json] = []
+        for first, last, *values in entries:
+            span = self._rows_between(conn, key, first, last)
+            if span.first:
+                remaining.append([*span, *values])
+        return remaining
+
+    def _rows_between(self, conn: Connection, key: str, first: int, last: int) -> Span:
+        """Return the first and the last row of a session between two ids."""
+        parameters = {"key": key, "first": first, "last": last}
+        ids = conn.execute(self._sql(_SELECT_SPAN), parameters).one()
+        return Span(ids.first_id, ids.last_id)
 
     def _roles_of(
         self, conn: Connection, key: str, messages: Sequence[ChatMessage]
@@ -243,10 +763,10 @@ class Log:
         """Return the messages with the roles of ``as_taken``, which may depend on the message before them."""
         if not is_printed(messages[0]):
             return as_taken(messages)
-        row = conn.execute(self._select_last, {"session": key}).first()
+        row = conn.execute(self._sql(_SELECT_LAST_ROW), {"key": key}).first()
         if row is None:
             return as_taken(messages)
-        last = LogRow(row.id, row.role, row.data).message
+        last = LogRow.from_query(row).message
         return as_taken([last, *messages])[1:]
 
     def _store_message_ids(
@@ -260,18 +780,20 @@ class Log:
                 message_ids[row["timestamp"]] = message_id
         if not message_ids:
             return
-        first = rows[0]["timestamp"]
-        last = rows[-1]["timestamp"]
+        times = {
+            "key": key,
+            "first": rows[0]["timestamp"],
+            "last": rows[-1]["timestamp"],
+        }
         # A clock may give an earlier row the same time; the newest row counts.
         row_ids: dict[int, int] = {}
-        parameters = {"session": key, "first": first, "last": last}
-        for written in conn.execute(self._select_written, parameters):
+        for written in conn.execute(self._sql(_SELECT_TIMES), times):
             row_ids[written.timestamp] = written.id
         new_ids = [
             {"key": key, "message_id": message_id, "row_id": row_ids[timestamp]}
             for timestamp, message_id in message_ids.items()
         ]
-        conn.execute(self._put_ids, new_ids)
+        conn.execute(self._sql(_PUT_MESSAGE_ID), new_ids)
 
     def unknown_within(
         self, conn: Connection, key: str, messages: Sequence[ChatMessage]
@@ -309,8 +831,8 @@ class Log:
     ) -> dict[str, Json]:
         """Return the stored messages that have these ids."""
         messages: dict[str, Json] = {}
-        parameters = {"session": key, "names": ids}
-        for row in conn.execute(self._select_by_message_id, parameters):
+        parameters = {"key": key, "message_ids": ids}
+        for row in conn.execute(self._sql(_SELECT_BY_MESSAGE_ID), parameters):
             stored_id = message_id_of(row.data.get("additional_kwargs") or {})
             # The plain host may have deleted or replaced the message meanwhile.
             if row.message_id == stored_id:
@@ -340,18 +862,20 @@ def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
     return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id
 
 
-def _speakers_in(messages: Sequence[ChatMessage], opening: Opening | None) -> set[str]:
+def _speakers_in(
+    messages: Sequence[ChatMessage], access: SessionAccess | None
+) -> set[str]:
     """Return the users whom messages name, except the user who opens the session.
 
     Without a user, no message names one. A MessageError if a message names another user
     in a session that is not shared.
     """
-    if opening is None or opening.user_id is None:
+    if access is None or access.user_id is None:
         return set()
-    user_id = opening.user_id
+    user_id = access.user_id
     speakers = {_speaker_of(message, user_id) for message in messages}
     speakers -= {user_id, None}
-    if speakers and not opening.shared:
+    if speakers and not access.shared:
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
             "one, whose words would become facts of that user. Open the session with shared=True."

@@ -27,7 +27,8 @@ from llama_index_memory_ext.cli import plain
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.cli.forget import SearchResult, find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.tables import SCHEMA_VERSION, Opening
+from llama_index_memory_ext.store.tables import SessionAccess
+from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
 from tests.databases import host_on
 from tests.openai_server import call, serve
@@ -939,7 +940,7 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
     async def fill() -> None:
         store = MemoryStore(f"sqlite+aiosqlite:///{database}")
         await store.log.append(
-            "old", [ChatMessage("I like coffee.")], len, opening=Opening(user_id)
+            "old", [ChatMessage("I like coffee.")], len, access=SessionAccess(user_id)
         )
         await FactBook(store, user_id).aadd(
             Fact(content="Likes coffee", session_id="old")

@@ -22,7 +22,7 @@ from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import preview_prompt
 from llama_index_memory_ext.store import read_only
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
 from tests.inspector.conftest import Inspected
@@ -304,7 +304,7 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
         "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
     }
     for reader, state in states.items():
-        page = await store.readers.page(SESSION, reader, Seen(), limit=1)
+        page = await store.readers.page(SESSION, reader, ReadPosition(), limit=1)
         places: Any = {"epoch": page.epoch, "old": page.position, "new": rows[-1].id}
         assert await store.readers.move(SESSION, reader, **places, state=state)
     shown = (await client.get("session", params={"id": SESSION, "q": "And then?"})).text
@@ -667,7 +667,7 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
     )
     await act(client, action="forget-session", item="bob")
     assert "bob" not in {info.session_id for info in await store.sessions()}
-    assert not [name for name in await store.users.facts_of_each() if "bob" in name]
+    assert not [name for name in await store.facts.count_by_user() if "bob" in name]
 
 
 async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(

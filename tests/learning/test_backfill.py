@@ -239,7 +239,7 @@ async def test_an_interrupted_program_keeps_what_it_has(
     assert "Traceback" not in err
     assert err.endswith("\n")
     assert (
-        await memory.sql_store.users.count(
+        await memory.sql_store.readers.count_messages(
             "b", reader=memory.facts_block.reader_of("b")
         )
         == 2

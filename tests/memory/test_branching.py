@@ -117,7 +117,7 @@ async def test_of_an_empty_session_the_copy_is_empty(store: MemoryStore) -> None
     memory = on(store)
     copy = await memory.abranch("copy")
     assert await said(copy) == []
-    assert await store.users.knows("copy") is False
+    assert await store.readers.has_session("copy") is False
     await copy.aput(user("Hello."))
     assert await said(copy) == ["Hello."]
 
@@ -152,7 +152,7 @@ async def test_what_is_wrong_is_refused_and_copies_nothing(store: MemoryStore) -
     with pytest.raises(SessionOwnerError):
         await on(store, "bobs").abranch("copy")
     assert await store.get_messages("copy", None) == []
-    assert await store.users.knows("copy") is False
+    assert await store.readers.has_session("copy") is False
 
 
 async def test_of_two_copies_to_one_name_at_once_one_is_made(

@@ -29,7 +29,7 @@ from llama_index_memory_ext.events import (
     MemoryEvent,
     MessagesRecalledEvent,
     SummaryFailedEvent,
-    is_heard,
+    has_listeners,
     send,
 )
 from llama_index_memory_ext.models.responses import Usage
@@ -436,11 +436,11 @@ async def test_work_beside_the_conversation_is_a_span_of_its_own(
 
 
 def test_somebody_listens_when_a_handler_is_anywhere_on_the_way_up() -> None:
-    assert not is_heard()
+    assert not has_listeners()
     with attached(NullEventHandler()):
-        assert not is_heard()
+        assert not has_listeners()
     for name in (OURS, "root"):
         with attached(Listener(), name):
-            assert is_heard()
+            assert has_listeners()
     with attached(Listener(), "llama_index.core"):
-        assert not is_heard()
+        assert not has_listeners()

@@ -23,7 +23,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.tables import Opening, Seen
+from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown
@@ -240,7 +240,7 @@ async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
     )
     await memory.aput(user("And?"))
     page = await memory.sql_store.readers.page(
-        "chat", "condensed_memory", Seen(), limit=10
+        "chat", "condensed_memory", ReadPosition(), limit=10
     )
     state = {"summary": "It was about marzipan.", "summarised": 1}
     await memory.sql_store.readers.move(
@@ -522,7 +522,7 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
 
     def claim(conn: Connection) -> None:
         for session_id in sessions:
-            store.users.claim_within(conn, session_id, Opening("ann"), (), [])
+            store.owners.claim_within(conn, session_id, SessionAccess("ann"), (), [])
 
     await store.database.run(claim, sessions=sessions)
     assert await store.forget_user("ann", vacuum=False) == {

@@ -61,7 +61,7 @@ async def test_before_anything_is_said_all_is_zero_and_nothing_is_made(
     assert not any(
         stats.model_dump(exclude={"session_id", "user_id", "database"}).values()
     )
-    assert not await memory.sql_store.users.knows("chat")
+    assert not await memory.sql_store.readers.has_session("chat")
     assert await memory.sql_store.get_keys() == []
     await memory.sql_store.aclose()
 

@@ -19,7 +19,7 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.record.summary import summary_room
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import (
     assistant,
     calling,
@@ -145,7 +145,9 @@ async def test_what_an_earlier_version_has_kept_beside_the_summary_does_no_harm(
         "partial": '<message role="assistant">1</message>\n',
         "summarised": 2,
     }
-    page = await store.readers.page("chat", "condensed_memory", Seen(), limit=10)
+    page = await store.readers.page(
+        "chat", "condensed_memory", ReadPosition(), limit=10
+    )
     place = page.rows[1].id
     assert await store.readers.move(
         "chat", "condensed_memory", epoch=page.epoch, old=0, new=place, state=state

@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.window import Window
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import ReadPosition
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import (
     Entry,
@@ -48,7 +48,7 @@ def limits(
 ) -> Window:
     most, keep = options.get("max_messages"), options.get("keep_messages")
     return Window(
-        Seen(),
+        ReadPosition(),
         Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)),
         counter,
     )

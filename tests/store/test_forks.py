@@ -200,10 +200,10 @@ async def test_processes_of_a_pool_lose_nothing(database_uri: str, method: str) 
 
 
 LONG_CALL = """
-from llama_index_memory_ext.store import runner
+from llama_index_memory_ext.store import threads
 
 # Less than two seconds are enough for a call that does not end.
-runner.FORK_SECONDS = 0.05
+threads.FORK_SECONDS = 0.05
 began, may_end = threading.Event(), threading.Event()
 
 def work(connection):

@@ -9,7 +9,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import Fact, MemoryStore
 from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
-from llama_index_memory_ext.store.tables import Opening
+from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import user
 from tests.databases import OpenStore, ask, host_on
 from tests.store.conftest import WIDEN_IDS, run_script, structure
@@ -65,14 +65,14 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
             f"ann {i}",
             [user("I like tea.")],
             len,
-            opening=Opening("ann"),
+            access=SessionAccess("ann"),
             readers=["facts"],
         )
         await store.log.append(
             f"bob {i}",
             [user("I like figs.")],
             len,
-            opening=Opening("bob"),
+            access=SessionAccess("bob"),
             readers=["facts"],
         )
     for who in ("ann", "bob"):
@@ -87,7 +87,7 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
         }
         assert await store.facts.write_extracted(who, facts, NOTHING_READ, **place)
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})
-    assert len(await store.users.read_by("facts", pending=True)) == 38
+    assert len(await store.readers.sessions_of_reader("facts", pending=True)) == 38
     assert len(await store.sessions("ann")) == 20
     assert (
         len(set(await ask(partitioned_uri, "SELECT tableoid FROM llama_index_memory")))

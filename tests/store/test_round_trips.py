@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.store.tables import Opening
+from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore, ask
 
@@ -56,23 +56,29 @@ async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
     """It is written again where another process has deleted it, though mostly it is only written once."""
     store, other = open_store(postgres_uri), open_store(postgres_uri)
     reader: dict[str, Any]
-    reader, said = {"opening": Opening("ann"), "readers": ["facts"]}, [user("hello")]
+    reader, said = (
+        {"access": SessionAccess("ann"), "readers": ["facts"]},
+        [user("hello")],
+    )
     await store.log.append("chat", said, None, **reader)
     with pytest.raises(ZeroDivisionError):
         await store.log.append("new", said, lambda queue: 1 // 0, **reader)
     await store.log.append("new", said, None, **reader)
     await store.log.append("chat", said, None, replace=True, **reader)
-    assert sorted(await other.users.read_by("facts", pending=True)) == ["chat", "new"]
+    assert sorted(await other.readers.sessions_of_reader("facts", pending=True)) == [
+        "chat",
+        "new",
+    ]
     await other.forget_user("ann", vacuum=False)
     await store.log.append("chat", said, None, **reader)
     assert (
-        await other.users.read_by("facts", pending=True)
-        == await other.users.keys("ann")
+        await other.readers.sessions_of_reader("facts", pending=True)
+        == await other.owners.sessions_of_user("ann")
         == ["chat"]
     )
     await other.set_messages("chat", said)
     await store.log.append("chat", said, None, **reader)
-    assert await other.users.read_by("facts", pending=True) == ["chat"]
+    assert await other.readers.sessions_of_reader("facts", pending=True) == ["chat"]
 
 
 async def test_what_others_have_changed_is_seen_in_the_next_prompt(

@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import SCHEMA_VERSION
+from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
 from tests.memories import close_plain_memory

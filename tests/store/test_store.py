@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 
@@ -28,10 +28,10 @@ def said(messages: list[ChatMessage]) -> list[str | None]:
 
 
 async def read(
-    store: MemoryStore, seen: Seen | None = None, **options: int
+    store: MemoryStore, seen: ReadPosition | None = None, **options: int
 ) -> list[str | None]:
     limits: dict[str, Any] = {"limit": 10, **options}
-    page = await store.readers.page("chat", "reader", seen or Seen(), **limits)
+    page = await store.readers.page("chat", "reader", seen or ReadPosition(), **limits)
     return said([row.message for row in page.rows])
 
 
@@ -87,7 +87,7 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
     await store.add_messages(
         "chat", [user(str(i)) for i in range(5)], MessageStatus.ARCHIVED
     )
-    page = await store.readers.page("chat", "reader", Seen(), limit=2)
+    page = await store.readers.page("chat", "reader", ReadPosition(), limit=2)
     assert (said([row.message for row in page.rows]), page.fresh, page.more) == (
         ["3", "4"],
         True,
@@ -95,13 +95,13 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
     )
     assert await read(store, limit=2, before=page.rows[0].id) == ["1", "2"]
     before = await store.readers.page(
-        "chat", "reader", Seen(page.epoch, 0, page.rows[0].id - 1), limit=2
+        "chat", "reader", ReadPosition(page.epoch, 0, page.rows[0].id - 1), limit=2
     )
     assert (said([row.message for row in before.rows]), before.more) == (
         ["3", "4"],
         False,
     )
-    seen = Seen(page.epoch, page.position, page.rows[-1].id)
+    seen = ReadPosition(page.epoch, page.position, page.rows[-1].id)
     await store.add_message("chat", user("active"))
     assert await read(store, seen) == []
     await store.archive_oldest_messages("chat", 1)
@@ -114,7 +114,7 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     """Of two workers that move it, one succeeds; what was made of the rows before moves with it."""
     await store.log.append("chat", [user("one"), user("two"), user("three")], len)
     page, move = (
-        await store.readers.page("chat", "reader", Seen(), limit=10),
+        await store.readers.page("chat", "reader", ReadPosition(), limit=10),
         store.readers.move,
     )
     assert await store.readers.state("chat", "reader") == (0, None)
@@ -135,7 +135,10 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
         == (0, None)
     )
     assert (
-        len((await store.readers.page("chat", "another", Seen(), limit=10)).rows) == 3
+        len(
+            (await store.readers.page("chat", "another", ReadPosition(), limit=10)).rows
+        )
+        == 3
     )
     assert await move(
         "chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved]
@@ -178,8 +181,8 @@ async def test_a_reader_learns_that_rows_it_has_seen_are_gone(
 ) -> None:
     """And its cursor starts again."""
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await store.readers.page("chat", "reader", Seen(), limit=10)
-    seen = Seen(page.epoch, 0, page.rows[-1].id)
+    page = await store.readers.page("chat", "reader", ReadPosition(), limit=10)
+    seen = ReadPosition(page.epoch, 0, page.rows[-1].id)
     await store.readers.move(
         "chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id
     )
@@ -198,12 +201,12 @@ async def test_a_reader_notices_rows_that_the_plain_host_has_deleted(
     """The host knows nothing of epochs, and SQLite gives the ids of deleted rows away again."""
     ours = open_store(database_uri)
     await ours.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
-    page = await ours.readers.page("chat", "reader", Seen(), limit=10)
+    page = await ours.readers.page("chat", "reader", ReadPosition(), limit=10)
     async with host_on(database_uri) as host:
         await host.delete_messages("chat")
     assert not (
         await ours.readers.page(
-            "chat", "reader", Seen(page.epoch, 0, page.rows[-1].id), limit=10
+            "chat", "reader", ReadPosition(page.epoch, 0, page.rows[-1].id), limit=10
         )
     ).fresh
 
@@ -329,10 +332,10 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
     await store.add_messages(key="chat", messages=[])
     assert await store.log.append("chat", [], len) == []
     assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)
-    assert not await store.users.knows("chat")
+    assert not await store.readers.has_session("chat")
     await store.add_messages(key="chat", messages=[user("one")])
     await store.delete_messages(key="chat", status=None)
-    assert await store.users.knows("chat")
+    assert await store.readers.has_session("chat")
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])

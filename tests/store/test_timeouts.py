@@ -96,7 +96,7 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
             ) as error:
                 await asyncio.wait_for(call, 20)
             assert "lost" not in str(error.value)
-        assert error.value.operation == "Users.count"
+        assert error.value.operation == "Readers.count_messages"
         # Closing does not wait for ever, either.
         await asyncio.wait_for(idle.aclose(), 20)
     await memory.aput(user("two"))

@@ -1,22 +1,16 @@
-"""Runs the functions of a store: in threads on connections that it opens, or in the event loop of a lent engine."""
+"""The connections of a store: runs its functions in threads, or in the event loop of a lent engine."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import logging
 import os
 import sqlite3
-import threading
 import time
 import warnings
-from collections import deque
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
-from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,17 +22,19 @@ from llama_index_memory_ext.background.loop import (
     thread_lock,
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.settings import checked, without_second
+from llama_index_memory_ext.settings import build_checked, without_second
 from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.tables import (
-    DONE,
-    EPOCHS,
+from llama_index_memory_ext.store.tables import Row, Tables
+from llama_index_memory_ext.store.threads import (
+    LOOK_SECONDS,
+    Job,
+    pending,
+    threads_for,
+)
+from llama_index_memory_ext.store.upgrades import (
     SCHEMA_VERSION,
-    Row,
-    Tables,
     create_missing,
-    known_version,
-    upsert,
+    supported_version_of,
     version_of,
 )
 
@@ -51,196 +47,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part")
 
-logger = logging.getLogger(__name__)
-
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot
 # would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
-# How long the end of the program waits for writes.
-_END_SECONDS = 1.0
-_LOOK_SECONDS = 0.005
-# How long a thread without a job stays.
-_IDLE_SECONDS = 10.0
 # To make an index of a large table takes minutes.
 _MAKING_SECONDS = 600.0
+# Any number that no other program uses for an advisory lock.
+_MAKING_LOCK = 7_453_010_323_281_277_817
+# Under this key, the ``info`` of a connection holds its ``Transaction``.
+_TRANSACTION = "llama_index_memory_ext transaction"
+# The places of the SQLite databases that the parent was using when it forked this
+# process.
+_in_use_by_parent: set[str] = set()
 
-
-# ---- threads ----
-
-
-@dataclass(eq=False)
-class Job:
-    """Work that a caller waits for.
-
-    ``locks``: names; of the jobs with the same name, one runs at a time. ``answer``: a
-    future of the caller's loop. ``writes``: after the work, whether it was stored.
-    """
-
-    step: Callable[[Connection], Any]
-    name: str
-    locks: set[Any]
-    answer: asyncio.Future[Any]
-    writes: bool
-    in_transaction: bool
-    database: Database
-    context: Context = field(default_factory=copy_context)
-
-    def run(self) -> None:
-        """Do the work in this thread, and give the answer to the caller."""
-        result = error = None
-        try:
-            result = self.context.run(self.database.work, self)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
-            error = raised
-        self.database.pending.discard(self)
-        # Once the caller has its answer, this thread must not hold the last reference to
-        # the store.
-        del self.database, self.step, self.context
-        try:
-            self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
-        except RuntimeError:
-            # The loop was closed.
-            self.deliver(None, error)
-
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Give the answer to the caller; if the caller has gone, log the outcome of a write."""
-        if self.answer.done() or self.answer.get_loop().is_closed():
-            if self.writes:
-                self._log_outcome(error)
-        elif error is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(error)
-
-    def _log_outcome(self, error: BaseException | None) -> None:
-        if error is None:
-            logger.info(
-                "%s was completed after its caller had gone: it was stored.", self.name
-            )
-        elif isinstance(error, asyncio.CancelledError):
-            logger.warning(
-                "%s did not end after its caller had gone: it is unknown whether it was stored.",
-                self.name,
-            )
-        else:
-            logger.warning(
-                "%s failed after its caller had gone (%s): nothing was stored.",
-                self.name,
-                type(error.__cause__ or error).__name__,
-            )
-
-
-class Threads:
-    """At most ``width`` threads for the jobs on one database; they do not delay the end of the program.
-
-    Of the jobs that share a lock, one runs at a time, in the order of the calls. A
-    waiting job takes no thread.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        # All threads; the threads that wait for a job; the threads that run a job.
-        self._running = 0
-        self._idle = 0
-        self._working = 0
-        self._changed = threading.Condition(thread_lock())
-        self._waiting: deque[Job] = deque()
-        self._locked: set[Any] = set()
-
-    def enter(self, job: Job) -> None:
-        """Run a job as soon as no running or earlier job holds its locks."""
-        with self._changed:
-            self._waiting.append(job)
-            self._wake()
-
-    def withdraw(self, job: Job) -> None:
-        """Cancel a job that has not begun."""
-        with self._changed:
-            if job in self._waiting:
-                self._waiting.remove(job)
-                job.database.pending.discard(job)
-
-    def _wake(self) -> None:
-        if self._idle:
-            self._changed.notify()
-        elif self._running < self._width:
-            self._running += 1
-            threading.Thread(
-                target=self._work, name="memory store", daemon=True
-            ).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._idle += 1
-                job = self._changed.wait_for(self._next, _IDLE_SECONDS)
-                self._idle -= 1
-                if job is None:
-                    self._running -= 1
-                    return
-                self._waiting.remove(job)
-                self._working += 1
-                self._locked |= job.locks
-                if self._next():
-                    self._wake()
-            job.run()
-            with self._changed:
-                self._working -= 1
-                self._locked -= job.locks
-            # An idle thread must not keep the answer alive.
-            del job
-
-    def is_working(self) -> bool:
-        """Return whether a thread runs a job."""
-        with self._changed:
-            return self._working > 0
-
-    def go_on(self) -> None:
-        """Begin the jobs that have waited for a fork."""
-        with self._changed:
-            if self._waiting:
-                self._wake()
-
-    def _next(self) -> Job | None:
-        """Return the first job whose locks no running or earlier job holds."""
-        if _forks.under_way:
-            return None
-        locked = set(self._locked)
-        for job in self._waiting:
-            if locked.isdisjoint(job.locks):
-                return job
-            locked |= job.locks
-        return None
+# To change a row without a change locks it until the transaction ends, also if it is
+# new.
+_LOCK_SESSION = """
+INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
+ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
+"""
+_LOCK_USER = """
+INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
+ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
+"""
 
 
 @dataclass
-class Forks:
-    """The forks of this process.
+class Transaction:
+    """What is known of the transaction of a connection.
 
-    ``under_way``: the number of threads that fork it now; no job begins meanwhile.
-    ``in_use``: the SQLite databases that the parent was using when it forked this
-    process.
+    ``epochs``: of the sessions that it has locked. ``claims``: the claims of owners
+    that it stores.
     """
 
-    under_way: int = 0
-    in_use: set[str] = field(default_factory=set)
+    epochs: dict[str, int] = field(default_factory=dict)
+    claims: list[Hashable] = field(default_factory=list)
 
 
-_forks = Forks()
-# Held to register a database, and to count forks.
-_guard = thread_lock()
-# All stores of this process on the same database share their threads.
-_threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
-_databases: WeakSet[Database] = WeakSet()
-_of_parent: list[object] = []
-
-
-def _all_databases() -> list[Database]:
-    with _guard:
-        return list(_databases)
-
-
-# ---- connections ----
+def transaction_of(conn: Connection) -> Transaction:
+    """Return the transaction that ``Database.run`` has begun on a connection."""
+    transaction: Transaction = conn.info[_TRANSACTION]
+    return transaction
 
 
 class DatabaseIdentity(NamedTuple):
@@ -269,7 +116,7 @@ class Database:
         seconds: float,
         pool_size: int,
     ) -> None:
-        checked(
+        build_checked(
             address.Settings,
             address.Settings,
             StoreError,
@@ -291,9 +138,7 @@ class Database:
         elif self.backend == "sqlite":
             place = os.path.realpath(self.url.database or "")
         self.identity = DatabaseIdentity(place, str(db_schema), table_name)
-        self.tables = Tables(
-            table_name, None if self.backend == "sqlite" else db_schema
-        )
+        self.tables = Tables(table_name, db_schema, self.backend)
         self.seconds = seconds
         self._lent = lent
         self._rows = rows
@@ -304,23 +149,16 @@ class Database:
         self.set_up = ""
         # Held to open and to close the engine.
         self._guard = thread_lock()
-        self.pending: set[Job] = set()
         # Claims that were stored in an epoch of a session; they are still true.
-        self.done: Recent[Hashable, bool] = Recent(10_000)
+        self.claims: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False
         # Whether a database in memory was closed.
         self.is_gone = False
-        self._lock_users = upsert(self.tables.users, self.backend, lock=True)
-        sessions = self.tables.sessions
-        self._lock_sessions = upsert(sessions, self.backend, lock=True)
+        self._lock_session = _LOCK_SESSION
         if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
-            self._lock_sessions = self._lock_sessions.returning(
-                sessions.c.key, sessions.c.epoch
-            )
-        with _guard:
-            self._threads = _threads.setdefault((place, pool_size), Threads(pool_size))
-            _databases.add(self)
+            self._lock_session += "RETURNING epoch"
+        self._threads = threads_for(place, pool_size, self)
 
     async def run(
         self,
@@ -352,11 +190,10 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
-        done: list[Hashable] = []
+        transaction = Transaction()
 
         def step(conn: Connection) -> T:
-            conn.info[EPOCHS] = {}
-            conn.info[DONE] = done
+            conn.info[_TRANSACTION] = transaction
             self.lock(conn, sessions, users)
             return function(conn, *args, **options)
 
@@ -370,27 +207,25 @@ class Database:
             writes=writes,
             in_transaction=in_transaction,
         )
-        for mark in done:
-            self.done.put(mark, value=True)
+        for claim in transaction.claims:
+            self.claims.put(claim, value=True)
         return result
 
     def lock(
         self, conn: Connection, sessions: Collection[str], users: Collection[str]
     ) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other."""
-        now = time.time_ns()
-        if sessions:
-            new_sessions = [{"key": key, "epoch": now} for key in sorted(sessions)]
-            result = conn.execute(self._lock_sessions, new_sessions)
+        epoch = time.time_ns()
+        for key in sorted(sessions):
+            statement = self.tables.sql(self._lock_session)
+            result = conn.execute(statement, {"key": key, "epoch": epoch})
             if result.returns_rows:
-                for row in result:
-                    conn.info[EPOCHS][row.key] = row.epoch
-        if users:
-            new_users = [
-                {"namespace": namespace, "epoch": now, "change": 0}
-                for namespace in sorted(users)
-            ]
-            conn.execute(self._lock_users, new_users)
+                transaction_of(conn).epochs[key] = result.scalar_one()
+        new_users = [
+            {"namespace": namespace, "epoch": epoch} for namespace in sorted(users)
+        ]
+        if new_users:
+            conn.execute(self.tables.sql(_LOCK_USER), new_users)
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
@@ -409,18 +244,21 @@ class Database:
         Pending calls are awaited first, within the time for one call; with a lent
         engine, only the calls of this loop.
         """
-        here = asyncio.get_running_loop()
         end = time.monotonic() + self.seconds
-        while any(
-            self._lent is None or job.answer.get_loop() is here
-            for job in list(self.pending)
-        ):
-            if time.monotonic() > end:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
+        while self._is_pending() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
+            await asyncio.sleep(LOOK_SECONDS)
         if self._lent is None:
             self.is_gone = self.in_memory and "mode" not in self.url.query
             await asyncio.to_thread(self._close)
+
+    def _is_pending(self) -> bool:
+        """Return whether a job is pending that ``aclose`` awaits."""
+        loops = [
+            job.answer.get_loop() for job in list(pending) if job.owner == id(self)
+        ]
+        if self._lent is None:
+            return bool(loops)
+        return asyncio.get_running_loop() in loops
 
     def _close(self) -> None:
         self._is_ready = False
@@ -471,7 +309,7 @@ class Database:
         self._is_ready = True
 
     def _look(self, conn: Connection) -> int | None:
-        version = known_version(conn, self.tables)
+        version = supported_version_of(conn, self.tables)
         is_own_file = not (self._lent or self.in_memory or self.set_up)
         if self.backend == "sqlite" and is_own_file:
             address.use_write_ahead_log(conn, self.seconds)
@@ -481,9 +319,8 @@ class Database:
         if self.backend == "postgresql":
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
             # Two processes that "create if not exists" at the same time may fail, so
-            # one makes tables at a time. The lock's number is any that no other program
-            # uses.
-            conn.execute(select(func.pg_advisory_xact_lock(7_453_010_323_281_277_817)))
+            # one makes tables at a time.
+            conn.execute(select(func.pg_advisory_xact_lock(_MAKING_LOCK)))
         create_missing(conn, self.tables)
         if self._rows:
             conn.execute(insert(self.tables.rows), self._rows)
@@ -520,8 +357,10 @@ class Database:
         seconds = seconds or self.seconds
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        job = Job(step, name, locks, answer, writes, in_transaction, self)
-        self.pending.add(job)
+        job = Job(
+            id(self), self._work, step, name, locks, answer, writes, in_transaction
+        )
+        pending.add(job)
         task = None
         if self._lent is None:
             self._threads.enter(job)
@@ -543,7 +382,7 @@ class Database:
             raise StoreTimeoutError(name, seconds, writes=writes)
         return answer.result()
 
-    def work(self, job: Job) -> Any:
+    def _work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
         engine = self._opened_engine()
         with ExitStack() as stack:
@@ -553,7 +392,7 @@ class Database:
 
     def _opened_engine(self) -> Engine:
         with self._guard:
-            if self.identity.place in _forks.in_use:
+            if self.identity.place in _in_use_by_parent:
                 raise StoreError(
                     f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
                     "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
@@ -587,7 +426,7 @@ class Database:
             error = raised
         finally:
             # Also if the loop was closed, and the collector ends this coroutine.
-            self.pending.discard(job)
+            pending.discard(job)
         job.deliver(result, error)
 
     def _transact(self, conn: Connection, job: Job) -> Any:
@@ -660,78 +499,16 @@ class Database:
         ):
             self._dispose()
 
-    def go_on_in_parent(self) -> None:
-        """Begin the jobs that have waited for a fork."""
-        self._threads.go_on()
-
-    def begin_in_child(self) -> None:
-        """Begin anew after a fork: threads and connections stay with the parent, and none may be closed here."""
+    def begin_in_child(self) -> object:
+        """Begin anew after a fork, and return the parent's engine, which may not be closed here."""
+        engine = self.engine
         keeps_engine = self.in_memory and not self._threads.is_working()
-        if self.backend == "sqlite" and self.engine is not None and not keeps_engine:
-            _forks.in_use.add(self.identity.place)
-        _of_parent.append((list(self.pending), self.engine, self._threads))
-        self._threads = _threads.setdefault(
-            (self.identity.place, self._pool_size), Threads(self._pool_size)
-        )
-        self.pending.clear()
         if not keeps_engine:
+            if self.backend == "sqlite" and engine is not None:
+                _in_use_by_parent.add(self.identity.place)
             self.engine = None
-
-
-# ---- forks, and the end of the program ----
-
-
-def _prepare_fork() -> None:
-    """Begin no more jobs, wait a while for jobs on SQLite, and close the connections to SQLite files."""
-    with _guard:
-        _forks.under_way += 1
-    end = time.monotonic() + FORK_SECONDS
-    databases = _all_databases()
-    while time.monotonic() < end and any(
-        database.is_used_by_thread() for database in databases
-    ):
-        time.sleep(_LOOK_SECONDS)
-    for database in _all_databases():
-        database.close_before_fork()
-
-
-def _go_on_in_parent() -> None:
-    with _guard:
-        _forks.under_way -= 1
-    for database in _all_databases():
-        database.go_on_in_parent()
-
-
-def _begin_in_child() -> None:
-    _forks.under_way = 0
-    _threads.clear()
-    for database in _all_databases():
-        database.begin_in_child()
-
-
-# Registered after ``thread_lock``, so that it runs before the locks are held: jobs need
-# them to end.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_prepare_fork,
-        after_in_parent=_go_on_in_parent,
-        after_in_child=_begin_in_child,
-    )
-
-
-def _has_writes() -> bool:
-    pending: list[Job] = []
-    for database in _all_databases():
-        pending += list(database.pending)
-    return any(job.writes for job in pending)
-
-
-@atexit.register
-def _finish_writes() -> None:
-    """Let writes end before the program does, unless the database does not answer."""
-    end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and _has_writes():
-        time.sleep(_LOOK_SECONDS)
+        self._threads = threads_for(self.identity.place, self._pool_size, self)
+        return engine
 
 
 # ---- methods that the database runs ----

@@ -1,0 +1,166 @@
+"""The version of the tables: makes missing tables, and upgrades the tables of an earlier version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
+
+from llama_index_memory_ext.errors import StoreError
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.store.tables import Tables
+
+SCHEMA_VERSION = 5
+# The oldest version that is upgraded in place.
+_OLDEST_VERSION = 3
+
+_SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
+_DELETE_VERSION = "DELETE FROM {schema}"
+_INSERT_VERSION = "INSERT INTO {schema} (version) VALUES (:version)"
+
+# Version 4 stores how the owners have opened their sessions, and who has spoken.
+_STORE_KINDS = (
+    # A session that is its own user, and is no other session's user, was begun without
+    # a user.
+    """
+    UPDATE {owners} SET kind = 'nobody'
+    WHERE user_id = key AND key NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
+    """,
+    """
+    UPDATE {owners} SET kind = 'shared'
+    WHERE kind = 'own'
+      AND key IN (SELECT key FROM {owners} WHERE kind = 'own' GROUP BY key HAVING COUNT(*) > 1)
+    """,
+    # In a session of several users, the speakers of its messages are unknown.
+    """
+    UPDATE {rows} SET user_id = ''
+    WHERE role = 'user' AND key IN (SELECT key FROM {owners} WHERE kind = 'shared')
+    """,
+)
+
+# Version 5 gives sessions without a user separate namespaces. Before, these had the ids
+# of the sessions.
+_NAME_ANONYMOUS = (
+    # If a user has the id of a session as name, only the facts of that session move.
+    """
+    UPDATE {embeddings} SET namespace = ' session ' || namespace
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
+           OR (namespace, id) IN (SELECT namespace, id FROM {facts} WHERE session_id = namespace))
+    """,
+    """
+    UPDATE {facts} SET namespace = ' session ' || namespace
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key) OR session_id = namespace)
+    """,
+    """
+    INSERT INTO {users} (namespace, epoch, change)
+    SELECT ' session ' || namespace, epoch, change FROM {users}
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    # A reader of the user's facts must lose the facts that have moved.
+    """
+    UPDATE {users} SET epoch = epoch + 1
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    """
+    DELETE FROM {users}
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND namespace NOT IN (SELECT namespace FROM {facts})
+    """,
+    # The names of the readers of facts end with " of " and the namespace.
+    """
+    UPDATE {cursors} SET reader = SUBSTR(reader, 1, LENGTH(reader) - LENGTH(key)) || ' session ' || key
+    WHERE key IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND SUBSTR(reader, LENGTH(reader) - LENGTH(key) - 3) = ' of ' || key
+    """,
+    """
+    UPDATE {facts} SET said_by = ' session ' || session_id
+    WHERE said_by = session_id
+      AND session_id IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    "UPDATE {owners} SET user_id = ' session ' || key WHERE kind = 'nobody' AND user_id = key",
+)
+
+
+def version_of(conn: sa.Connection, tables: Tables) -> int | None:
+    """Return the version of the tables; None for a database without them, such as a database of the plain host."""
+    if not sa.inspect(conn).has_table(tables.schema.name, tables.schema.schema):
+        return None
+    return conn.execute(tables.sql(_SELECT_VERSION)).scalar()
+
+
+def supported_version_of(conn: sa.Connection, tables: Tables) -> int | None:
+    """As ``version_of``; a StoreError for a version that this package neither uses nor upgrades."""
+    version = version_of(conn, tables)
+    if version is None or _OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        return version
+    hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
+    if version < _OLDEST_VERSION:
+        hint = "Export messages and facts with the copy that made them, and import them into a new database."
+    raise StoreError(
+        f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
+        f"{SCHEMA_VERSION}. {hint} Nothing was changed."
+    )
+
+
+def create_missing(conn: sa.Connection, tables: Tables) -> None:
+    """Create the tables, columns and indexes that do not exist, upgrade the rows, and note the version."""
+    metadata = tables.rows.metadata
+    # Another process may have created them since.
+    version = supported_version_of(conn, tables)
+    if version == SCHEMA_VERSION:
+        return
+    if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
+        conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
+    for table in metadata.sorted_tables:
+        conn.execute(CreateTable(table, if_not_exists=True))
+        _add_columns(conn, table)
+        for index in table.indexes:
+            conn.execute(CreateIndex(index, if_not_exists=True))
+    if version == _OLDEST_VERSION:
+        for statement in _STORE_KINDS:
+            conn.execute(tables.sql(statement))
+    if version is not None:
+        _store_speakers(conn, tables)
+        for statement in _NAME_ANONYMOUS:
+            conn.execute(tables.sql(statement))
+    conn.execute(tables.sql(_DELETE_VERSION))
+    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
+
+
+def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
+    """Add the columns that a table of an earlier version lacks, where its rows need no value for them."""
+    columns = sa.inspect(conn).get_columns(table.name, table.schema)
+    existing = {column["name"] for column in columns}
+    name = conn.dialect.identifier_preparer.format_table(table)
+    for column in table.columns:
+        # A column that needs a value is missing only in a table of another program. The
+        # first write to that table fails with the reason.
+        can_be_added = column.nullable or column.server_default is not None
+        if column.name not in existing and can_be_added:
+            definition = CreateColumn(column).compile(dialect=conn.dialect)
+            conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+
+
+def _store_speakers(conn: sa.Connection, tables: Tables) -> None:
+    """Store the session and the speaker of each fact of a version before 5."""
+    rows = tables.rows
+    facts = tables.facts
+    # Each database spells paths in JSON in another way, so SQLAlchemy writes this
+    # statement.
+    session_id = facts.c.data["session_id"].as_string()
+    row_id = sa.cast(facts.c.data[("message_ids", 0)].as_string(), sa.BigInteger)
+    owner = sa.select(sa.func.min(tables.owners.c.user_id)).where(
+        tables.owners.c.key == rows.c.key
+    )
+    speaker = sa.select(
+        sa.func.coalesce(rows.c.user_id, owner.scalar_subquery())
+    ).where(rows.c.key == session_id, rows.c.id == row_id)
+    conn.execute(
+        sa.update(facts)
+        .where(session_id.is_not(None))
+        .values(session_id=session_id, said_by=speaker.scalar_subquery())
+    )
