@@ -15,6 +15,7 @@ from llama_index_memory_ext.store.tables import (
     ARCHIVED,
     LAST_ID,
     OF_NOBODY,
+    PROFILE_READER,
     ROWS,
     Statement,
     Tables,
@@ -190,7 +191,8 @@ class Deletion:
         users = conn.scalars(select(owners.c.user_id).where(owners.c.key == key)).all()
         readers: list[str] = []
         for user_id in users:
-            readers += self._readers.facts_readers_within(conn, key, user_id)
+            names = self._readers.facts_readers_within(conn, key, user_id)
+            readers += [name for name in names if not name.startswith(PROFILE_READER)]
         query = select(func.coalesce(func.min(cursors.c.position), LAST_ID)).where(
             cursors.c.key == key, cursors.c.reader.in_(readers)
         )

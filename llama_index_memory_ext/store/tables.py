@@ -45,6 +45,9 @@ OF_NOBODY = "nobody"
 # Under this key the state of a cursor lists its entries about single rows.
 ROWS = "rows"
 
+# Begins the name of a cursor that stores a choice, and reads no messages.
+PROFILE_READER = "profile "
+
 # Under these keys, the ``info`` of a connection holds the epochs of the sessions that
 # its transaction has locked, and the claims that it stores.
 EPOCHS = "llama_index_memory_ext epochs"
