@@ -114,7 +114,14 @@ class FactsInjectedEvent(MemoryEvent):
         description="Ids of the facts that are shown, in their order."
     )
     known: int = Field(description="Active facts, shown or not.")
+    profile_fact_ids: list[str] = Field(
+        default=[],
+        description="Ids of those facts that stand in front of the record.",
+    )
     tokens: int = Field(description="Tokens of the facts that are shown.")
+    profile_tokens: int = Field(
+        default=0, description="Tokens of the facts in front of the record."
+    )
     token_limit: int = Field(description="Most tokens of the facts.")
     cached: bool = Field(
         description="Whether the facts were ranked before, for the same question."

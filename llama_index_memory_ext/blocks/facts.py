@@ -17,6 +17,7 @@ from typing_extensions import Self, TypedDict
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.loop import Recent, wait_for_owner
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
     ExtractionFailedEvent,
     FactsInjectedEvent,
@@ -36,8 +37,14 @@ from llama_index_memory_ext.fact import (
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.known import UserFacts
-from llama_index_memory_ext.facts.ranking import Weights, counted_line, explain
+from llama_index_memory_ext.facts.known import RecordInPrompt, UserFacts
+from llama_index_memory_ext.facts.ranking import (
+    FOR_QUESTION,
+    Surroundings,
+    Weights,
+    counted_line,
+    explain,
+)
 from llama_index_memory_ext.learning.prompt import check_categories
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.models.responses import Usage
@@ -46,6 +53,7 @@ from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import (
+    PROFILE_READER,
     LogPage,
     ReadPosition,
     Snapshot,
@@ -77,6 +85,10 @@ if TYPE_CHECKING:
 
 # The last rows of a session, by which facts are ranked.
 _CONTEXT_ROWS = 40
+NO_FACTS = CountedText("", 0)
+# The element around the facts in front of the record.
+PROFILE_NAME = "user_profile"
+_PROFILE_LIMIT = 1_000
 
 
 class FactsOptions(TypedDict, total=False):
@@ -93,6 +105,7 @@ class FactsOptions(TypedDict, total=False):
     extraction_prompt: str | None
     max_facts: int | None
     min_confidence: float
+    profile_token_limit: int | None
     review: bool
     show_metadata: Sequence[str]
     similarity_weight: float
@@ -104,6 +117,13 @@ class FactsOptions(TypedDict, total=False):
 
 
 logger = logging.getLogger(__name__)
+
+
+class FactsForPrompt(NamedTuple):
+    """The facts of a prompt as text: ``profile`` stands in front of the record, ``question`` behind it."""
+
+    profile: CountedText = NO_FACTS
+    question: CountedText = NO_FACTS
 
 
 class _Talk(NamedTuple):
@@ -146,6 +166,13 @@ class RelevantFactsBlock(LogBlock):
     )
     token_limit: int = Field(
         default=2_000, ge=0, description="Most tokens of the facts, all tags included."
+    )
+    profile_token_limit: int | None = Field(
+        default=None,
+        ge=0,
+        validate_default=True,
+        description="Most of these tokens for the profile: facts in front of the record of a `CondensedMemory`, which "
+        "change when the record is cut; 0: all facts stand behind it; default: half of the limit, at most 1,000.",
     )
     context_turns: int = Field(
         default=3, ge=1, description="Turns that rank facts, the current one included."
@@ -248,11 +275,25 @@ class RelevantFactsBlock(LogBlock):
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     # The epoch of each session after which deleted messages were looked for.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    _texts: Recent[tuple[object, ...], CountedText] = PrivateAttr(
+    _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
         default_factory=Recent
     )
+    # The records of the last prompts, by session.
+    _records: Recent[str, RecordInPrompt] = PrivateAttr(default_factory=Recent)
+    _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    @field_validator("profile_token_limit")
+    @classmethod
+    def _check_profile(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limit = info.data.get("token_limit")
+        if value is not None and limit is not None and value > limit:
+            raise LimitError(
+                f"profile_token_limit must be a part of the {limit} tokens of all facts; got {value}. "
+                "Raise token_limit (facts_token_limit of the memory), or lower profile_token_limit."
+            )
+        return value
 
     # A field's check: the error of a whole block would carry all of its fields, the
     # model too. The last weight is checked, when the others are known.
@@ -296,18 +337,30 @@ class RelevantFactsBlock(LogBlock):
 
         A memory on the same store gives its ``snapshot`` of the session.
         """
-        text = await self._text_for(messages or [], self._see(session_id), snapshot)
+        facts = await self.aselect(messages or [], session_id, snapshot)
+        return facts.question
+
+    async def aselect(
+        self,
+        messages: Sequence[ChatMessage],
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+        record: RecordInPrompt | None = None,
+    ) -> FactsForPrompt:
+        """Return the facts for a prompt; without a ``record`` all of them are for the question."""
+        facts = await self._select(messages, self._see(session_id), snapshot, record)
         if self.extract_facts and self.known_llm() is not None:
             # After the prompt, while the model answers.
             start_loading("llama_index_memory_ext.learning.extractor")
-        return text
+        return facts
 
-    async def _text_for(
+    async def _select(
         self,
         messages: Sequence[ChatMessage],
         session_id: str,
         snapshot: Snapshot | None,
-    ) -> str:
+        record: RecordInPrompt | None,
+    ) -> FactsForPrompt:
         await self.tokenizer_fn.load()
         started = perf_counter()
         if snapshot is None:
@@ -319,36 +372,76 @@ class RelevantFactsBlock(LogBlock):
         turns = turns_of(talk.lines)[-self.context_turns :]
         question, context = question_in(messages, turns, self.context_turns)
         showable = await user_facts.showable_for(question)
-        if not showable.facts:
-            return ""
-        key = self._cache_key(user_facts, showable, question, context)
+        if record is not None:
+            self._records.put(session_id, record)
+            self._last_session = session_id
+        if not (user_facts.active or showable.facts):
+            return FactsForPrompt()
+        profile = await self._profile(session_id, user_facts, record)
+        surroundings = self._surroundings(session_id, showable, profile, record)
+        key = self._cache_key(user_facts, showable, surroundings, question, context)
         cached = self._texts.get(key)
-        text = cached
-        if text is None:
+        facts = cached
+        if facts is None:
             is_prepared = await showable.prepare([question, *context])
-            text = self._fitting_text(showable, question, context)
+            ranking = self._rank(showable, question, context, surroundings)
+            facts = self._texts_of(ranking, profile)
             if is_prepared:
-                self._texts.put(key, text)
-        if text and has_listeners():
+                self._texts.put(key, facts)
+        profile_ids = [entry.fact.id for entry, _ in facts.profile.shown]
+        question_ids = [entry.fact.id for entry, _ in facts.question.shown]
+        if (profile_ids or question_ids) and has_listeners():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=display_name(user_facts.namespace),
                     agent_id=self.view.own,
-                    fact_ids=[entry.fact.id for entry, _ in text.shown],
+                    fact_ids=[*profile_ids, *question_ids],
+                    profile_fact_ids=profile_ids,
                     known=len(showable.facts),
-                    tokens=text.tokens,
+                    tokens=facts.profile.tokens + facts.question.tokens,
+                    profile_tokens=facts.profile.tokens,
                     token_limit=self.token_limit,
                     cached=cached is not None,
                     seconds=perf_counter() - started,
                 )
             )
-        return text
+        return facts
+
+    async def _profile(
+        self, session_id: str, user_facts: UserFacts, record: RecordInPrompt | None
+    ) -> list[Fact]:
+        """Return the facts in front of the record; [] without a record."""
+        room = self._profile_room
+        if record is None or not room:
+            return []
+        reader = self.profile_reader_of(session_id)
+        return await user_facts.profile(session_id, reader, record, room, self._weights)
+
+    def _surroundings(
+        self,
+        session_id: str,
+        showable: ShowableFacts,
+        profile: Sequence[Fact],
+        record: RecordInPrompt | None,
+    ) -> Surroundings | None:
+        """Return what the prompt shows beside the facts for the question; None without a record or a profile."""
+        room = self._profile_room
+        if record is None or not room:
+            return None
+        for fact in profile:
+            room -= showable.lines[fact.id].tokens
+        return Surroundings(
+            tuple(fact.id for fact in profile),
+            showable.stated_by(session_id, record.row_ids),
+            room,
+        )
 
     def _cache_key(
         self,
         user_facts: UserFacts,
         showable: ShowableFacts,
+        surroundings: Surroundings | None,
         question: str,
         context: Sequence[str],
     ) -> tuple[object, ...]:
@@ -357,34 +450,41 @@ class RelevantFactsBlock(LogBlock):
             *user_facts.version,
             user_facts.namespace,
             self.view,
-            self.similarity_weight,
-            self.confidence_weight,
-            self.recency_weight,
+            self._weights,
             self.min_similarity,
             checked_languages(self.languages),
             self.token_limit,
             self.show_metadata,
             showable.period,
+            surroundings,
             question,
             *context,
         )
 
-    def _fitting_text(
-        self, showable: ShowableFacts, question: str, context: Sequence[str]
+    def _texts_of(self, ranking: Ranking, profile: Sequence[Fact]) -> FactsForPrompt:
+        """Return the lines of the profile, and of the best facts that fit beside it."""
+        lines = ranking.showable.lines
+        entries = ranking.entries_of(profile)
+        in_front = self._text_of(entries, lines, self._profile_room)
+        room = self._room_beside(in_front.tokens)
+        entries = [entry._replace(place=FOR_QUESTION) for entry in ranking.fit(room)]
+        return FactsForPrompt(in_front, self._text_of(entries, lines, room))
+
+    def _text_of(
+        self,
+        entries: Sequence[RankedFact],
+        line_of: Mapping[str, CountedText],
+        room: int,
     ) -> CountedText:
-        """Return the lines of the best facts that fit the limit."""
-        ranking = self._rank(showable, question, context)
-        room = self._room
-        entries = [
-            (entry, showable.lines[entry.fact.id]) for entry in ranking.fit(room)
-        ]
+        """Return the lines of facts within ``room`` tokens, with the facts that they show."""
+        lines = [(entry, line_of[entry.fact.id]) for entry in entries]
         while True:
-            text = "".join([line for _, line in entries])
+            text = "".join([line for _, line in lines])
             tokens = self.tokenizer_fn.count(text)
             # By some tokenizers a text has more tokens than its lines.
-            if tokens <= room or not entries:
-                return CountedText(text, tokens, entries)
-            entries.pop()
+            if tokens <= room or not lines:
+                return CountedText(text, tokens, lines)
+            lines.pop()
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
@@ -440,24 +540,42 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
-        ranking = await self._ranked(question, session_id)
-        return await asyncio.to_thread(ranking.similar)
+        user_facts = await self._user_facts(session_id).read()
+        showable = await user_facts.showable_for(question)
+        await showable.prepare([question])
+        # Ranking many facts takes long enough to block the event loop.
+        ranking = await asyncio.to_thread(self._rank, showable, question, ())
+        return ranking.similar()
 
     async def aexplain(
         self,
         question: str,
         *,
-        session_id: str = DEFAULT_SESSION_ID,
+        session_id: str | None = None,
         context: Sequence[str] = (),
     ) -> Explanation:
         """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
-        For a question about the past, past facts are included. Only a block without a
-        ``user_id`` needs a ``session_id``. ``context`` are the turns before, oldest
-        first.
+        For a question about the past, past facts are included. ``context`` are the
+        turns before, oldest first. Facts in front of the record are told apart as in
+        the last prompt of the session. In a ``CondensedMemory``, the ``session_id`` is
+        by default the session of the last prompt with a record; in a ``Memory``, a
+        block without a ``user_id`` needs it.
         """
-        ranking = await self._ranked(question, session_id, context)
-        return await asyncio.to_thread(explain, ranking, self._room)
+        if session_id is None:
+            session_id = self._last_session
+        user_facts = await self._user_facts(session_id).read()
+        showable = await user_facts.showable_for(question)
+        record = self._records.get(session_id)
+        profile = await self._profile(session_id, user_facts, record)
+        surroundings = self._surroundings(session_id, showable, profile, record)
+        await showable.prepare([question, *context])
+        # Ranking many facts takes long enough to block the event loop.
+        ranking = await asyncio.to_thread(
+            self._rank, showable, question, context, surroundings
+        )
+        tokens = sum(showable.lines[fact.id].tokens for fact in profile)
+        return await asyncio.to_thread(explain, ranking, self._room_beside(tokens))
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -484,6 +602,10 @@ class RelevantFactsBlock(LogBlock):
         if own is None:
             return f"{self.name} of {namespace}"
         return f"{self.name} by {own!r} of {namespace}"
+
+    def profile_reader_of(self, session_id: str) -> str:
+        """Return the name of the cursor that stores the choice of the profile in a session."""
+        return f"{PROFILE_READER}{self.reader_of(session_id)}"
 
     def job_key(self, session_id: str) -> JobKey:
         """Return the key of this block's job of a session."""
@@ -644,31 +766,46 @@ class RelevantFactsBlock(LogBlock):
         self._store.jobs.watch(embedding_ranker)
         return embedding_ranker
 
-    async def _ranked(
-        self, question: str, session_id: str, context: Sequence[str] = ()
-    ) -> Ranking:
-        user_facts = await self._user_facts(session_id).read()
-        showable = await user_facts.showable_for(question)
-        await showable.prepare([question, *context])
-        # Ranking many facts takes long enough to block the event loop.
-        return await asyncio.to_thread(self._rank, showable, question, context)
-
     def _rank(
-        self, showable: ShowableFacts, question: str, context: Sequence[str]
+        self,
+        showable: ShowableFacts,
+        question: str,
+        context: Sequence[str],
+        surroundings: Surroundings | None = None,
     ) -> Ranking:
-        weights = Weights(
-            self.similarity_weight, self.confidence_weight, self.recency_weight
-        )
+        languages = checked_languages(self.languages)
         ranking = showable.rank(
-            question, context, weights, checked_languages(self.languages)
+            question, context, self._weights, languages, surroundings
         )
         return ranking._replace(min_similarity=self.min_similarity)
 
     @property
-    def _room(self) -> int:
-        """The tokens for all facts: the limit without the element around them."""
-        tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
-        return max(0, self.token_limit - tags)
+    def _weights(self) -> Weights:
+        return Weights(
+            self.similarity_weight, self.confidence_weight, self.recency_weight
+        )
+
+    def _room_beside(self, profile_tokens: int) -> int:
+        """Return the tokens for the facts behind the record: the limit without the profile and the elements."""
+        room = self.token_limit - self._tokens_of_element(self.name)
+        if profile_tokens:
+            room -= profile_tokens + self._tokens_of_element(PROFILE_NAME)
+        return max(0, room)
+
+    @property
+    def profile_limit(self) -> int:
+        """The tokens of the profile, the element around it included; 0 for none."""
+        if self.profile_token_limit is None:
+            return min(_PROFILE_LIMIT, self.token_limit // 2)
+        return self.profile_token_limit
+
+    @property
+    def _profile_room(self) -> int:
+        """The tokens for the facts of the profile, without the element around them."""
+        return max(0, self.profile_limit - self._tokens_of_element(PROFILE_NAME))
+
+    def _tokens_of_element(self, name: str) -> int:
+        return self.tokenizer_fn.count(f"<{name}>\n</{name}>\n")
 
     async def _read_talk(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
         """Return the end of a session's log, after the facts of deleted messages are retired.

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
@@ -311,12 +312,16 @@ class CondensedMemoryBlock(LogBlock):
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """Return the id of the last row that the record has read; 0 if this process has not read the session."""
-        window = self._search.reader.windows.get(session_id)
+        window = self.window(session_id)
         return window.seen.last_id if window else 0
+
+    def window(self, session_id: str = DEFAULT_SESSION_ID) -> Window | None:
+        """Return the window of the record as this process has read it last; None if it has not."""
+        return self._search.reader.windows.get(session_id)
 
     def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Return whether tools were used in the last turn of the record, as this process has shown it."""
-        window = self._search.reader.windows.get(session_id)
+        window = self.window(session_id)
         for entry in reversed(window.entries if window else ()):
             if entry.role == MessageRole.USER.value:
                 return False

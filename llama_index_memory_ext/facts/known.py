@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.background.loop import thread_lock
+from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.fact import AgentView, Fact, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
+from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -26,9 +28,34 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from llama_index_memory_ext.facts.ranking import Weights
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.log import Readers
     from llama_index_memory_ext.text.tokens import CountedText
     from llama_index_memory_ext.words.dates import Period
+
+
+@dataclass(frozen=True)
+class RecordInPrompt:
+    """The record of the prompt in which facts are shown.
+
+    ``readers``: the cursors of the store that holds the record's log.
+    ``epoch``, ``position``: the epoch of the session, and the cursor of the record.
+    ``row_ids``: the messages that the prompt shows whole.
+    """
+
+    readers: Readers
+    epoch: int
+    position: int
+    row_ids: frozenset[int]
+
+
+class _Profile(NamedTuple):
+    """The choice of facts for the profile of a session, and the cursor of the record that it was made for."""
+
+    epoch: int
+    position: int
+    fact_ids: tuple[str, ...]
 
 
 class UserFacts:
@@ -64,6 +91,7 @@ class UserFacts:
         self._ranker: FactRanker | None = None
         self._past_ranker: FactRanker | None = None
         self._failures = Counter[str]()
+        self._profiles: Recent[str, _Profile] = Recent()
         self._guard = thread_lock()
 
     @property
@@ -122,6 +150,63 @@ class UserFacts:
         if period is None:
             return self.present
         return await asyncio.to_thread(self._in_period, period)
+
+    async def profile(
+        self,
+        session_id: str,
+        reader: str,
+        record: RecordInPrompt,
+        limit: int,
+        weights: Weights,
+    ) -> list[Fact]:
+        """Return the facts of the profile that hold, in their order: pinned facts, then the chosen ones.
+
+        The choice is stored once for each position of the record, under the name
+        ``reader``. So each process shows the same profile until the record is cut.
+        """
+        profile = self._profiles.get(session_id)
+        if profile is None or profile[:2] != (record.epoch, record.position):
+            fact_ids = await self._stored_choice(
+                session_id, reader, record, limit, weights
+            )
+            profile = _Profile(record.epoch, record.position, fact_ids)
+            self._profiles.put(session_id, profile)
+        present = self.present
+        names = dict.fromkeys([*present.pinned_ids, *profile.fact_ids])
+        held = [name for name in names if name in present.lines]
+        fitting = fit_tokens([present.lines[name].tokens for name in held], limit)
+        return [self.facts[held[i]] for i in fitting]
+
+    async def _stored_choice(
+        self,
+        session_id: str,
+        reader: str,
+        record: RecordInPrompt,
+        limit: int,
+        weights: Weights,
+    ) -> tuple[str, ...]:
+        """Return the ids of the chosen facts for the position of a record; choose them if no process has."""
+        # Behind the cursor of the record, which may be 0 for the first choice.
+        position = record.position + 1
+        stored = await record.readers.state(session_id, reader)
+        fact_ids: Sequence[str] = ()
+        if stored.position != position:
+            present = self.present
+            stated = present.stated_by(session_id, record.row_ids)
+            fact_ids = present.profile(stated, limit, weights)
+            await record.readers.move(
+                session_id,
+                reader,
+                epoch=record.epoch,
+                old=stored.position,
+                new=position,
+                state={"profile": fact_ids},
+            )
+            # Another process may have stored its choice first.
+            stored = await record.readers.state(session_id, reader)
+        if stored.position == position and stored.state:
+            fact_ids = stored.state["profile"]
+        return tuple(fact_ids)
 
     async def refresh(self, *, is_read: bool = False) -> None:
         """Embed the facts that were just stored, so that the next question need not wait."""

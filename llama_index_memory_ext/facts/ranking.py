@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from html import escape
 from itertools import chain, islice
 from json import dumps
@@ -63,6 +64,12 @@ _MOST_FOR_A_WORD = 0.5
 # question. Twelve of such facts are shown all the same.
 _FLOOR = 0.1
 _MOST_GENERAL = 12
+# Behind a record with a profile, a fact with less than this share does not concern a
+# question; chosen on LoCoMo, see docs/ranking.md.
+_FLOOR_BEHIND_RECORD = 0.3
+# Where a fact stands in a prompt.
+IN_PROFILE = "profile"
+FOR_QUESTION = "question"
 # Constants of ``min_similarity``, chosen on exact_facts; see docs/ranking.md. The most
 # that a question weighs, as a multiple of a word that a single fact has.
 _MOST_ASKED = 2
@@ -205,6 +212,8 @@ class RankedFact(NamedTuple):
     ``turns``: the question and the turns before it.
     ``past``: the fact was true before, and the question is about the past.
     ``languages``: the languages that the question may have; None for any.
+    ``place``: "profile" in front of the record, "question" for the other facts of a
+    prompt, "" outside a prompt.
     """
 
     fact: Fact
@@ -215,6 +224,7 @@ class RankedFact(NamedTuple):
     past: bool = False
     recency: float = 0.0
     languages: tuple[str, ...] | None = None
+    place: str = ""
 
     @property
     def matches(self) -> dict[str, str]:
@@ -301,6 +311,50 @@ class ShowableFacts:
         self.before = _facts_before(self.days, self.newer)
         self.has_times = _has_times(self.facts)
 
+    @cached_property
+    def _stated_by(self) -> dict[tuple[str | None, int], list[int]]:
+        """The places of the facts that each message of a session states."""
+        places: dict[tuple[str | None, int], list[int]] = {}
+        for i, fact in enumerate(self.facts):
+            for row_id in fact.message_ids:
+                places.setdefault((fact.session_id, row_id), []).append(i)
+        return places
+
+    def stated_by(self, session_id: str, row_ids: Collection[int]) -> frozenset[str]:
+        """Return the ids of facts that only these messages state, without pinned facts and corrections."""
+        stated = set()
+        for row_id in row_ids:
+            for i in self._stated_by.get((session_id, row_id), ()):
+                fact = self.facts[i]
+                if not comes_first(fact) and all(
+                    other_id in row_ids for other_id in fact.message_ids
+                ):
+                    stated.add(fact.id)
+        return frozenset(stated)
+
+    @property
+    def pinned_ids(self) -> list[str]:
+        """The pinned facts, in the order in which they became known."""
+        return [self.ids[i] for i in self.first if self.facts[i].pinned]
+
+    def profile(
+        self, stated: Collection[str], limit: int, weights: Weights
+    ) -> list[str]:
+        """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
+
+        ``stated`` facts are left out. The facts fit into ``limit`` tokens.
+        """
+        shares = weights.shares()
+        worth = shares.confidence * self.confidences + shares.recency * self.recencies
+        best = [self.ids[i] for i in np.lexsort((self.newer, -worth)).tolist()]
+        candidates = [
+            name
+            for name in dict.fromkeys([*self.pinned_ids, *best])
+            if name not in stated
+        ]
+        tokens = [self.lines[name].tokens for name in candidates]
+        return [candidates[i] for i in fit_tokens(tokens, limit)]
+
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
         if self.ranker is not None:
@@ -323,6 +377,7 @@ class ShowableFacts:
         context: Sequence[str],
         weights: Weights,
         languages: tuple[str, ...] | None = None,
+        surroundings: Surroundings | None = None,
     ) -> Ranking:
         """Score the facts for a question and the turns before it.
 
@@ -354,7 +409,9 @@ class ShowableFacts:
                 similarities = similarities_with_context(
                     self.ranker, self.ids, question, context
                 )
-                if question.strip() and shares.similarity:
+                if surroundings and shares.similarity:
+                    floor = _FLOOR_BEHIND_RECORD
+                elif question.strip() and shares.similarity:
                     floor = _FLOOR
         if shares.similarity:
             least = min(
@@ -382,6 +439,7 @@ class ShowableFacts:
             scores,
             worth,
             floor,
+            surroundings=surroundings,
         )
 
     def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
@@ -435,6 +493,24 @@ def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
     return before
 
 
+class Surroundings(NamedTuple):
+    """What the prompt shows beside the facts for a question.
+
+    ``profile``: the ids of the facts in front of the record, in their order.
+    ``stated``: the ids of facts whose messages are in the record.
+    ``room``: tokens for facts that do not concern the question.
+    """
+
+    profile: tuple[str, ...] = ()
+    stated: frozenset[str] = frozenset()
+    room: int = 0
+
+    @property
+    def fact_ids(self) -> frozenset[str]:
+        """All facts that the prompt shows elsewhere."""
+        return self.stated.union(self.profile)
+
+
 class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made on request.
 
@@ -443,6 +519,7 @@ class Ranking(NamedTuple):
     ``worth``: the number by which the facts are ordered.
     ``floor``: the least similarity of facts that concern the question; 0: no similarity
     tells.
+    ``surroundings``: what stands around the facts of the prompt; None without a record.
     """
 
     showable: ShowableFacts
@@ -454,6 +531,7 @@ class Ranking(NamedTuple):
     worth: Numbers
     floor: float
     min_similarity: float | None = None
+    surroundings: Surroundings | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good facts the newest first."""
@@ -471,14 +549,21 @@ class Ranking(NamedTuple):
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
         """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
 
+        Facts that the prompt shows elsewhere are left out.
+
         A fact concerns the question by its words or its embedding. A fact is left out
         if another fact has the same words of the question, and more. Pinned facts stay
         in any case. Only the best 256 facts are looked at.
 
         None: facts with a tenth of the best similarity, facts of the time that the
-            question asks for, and the best 12 others. 0: all facts.
+            question asks for, and the best 12 others; behind a record three tenths, and
+            others only in the room that the profile leaves. 0: all facts.
         """
+        if self.surroundings:
+            elsewhere = self.surroundings.fact_ids
+            ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
         general = 0
+        room = sys.maxsize if self.surroundings is None else self.surroundings.room
         if self.min_similarity is None and self.floor:
             ids = self._close()
             general = _MOST_GENERAL
@@ -491,12 +576,16 @@ class Ranking(NamedTuple):
             if entry.fact.id in ids:
                 ids.remove(entry.fact.id)
                 yield entry
-            elif general:
+            elif general and self._tokens_of(entry) <= room:
                 general -= 1
+                room -= self._tokens_of(entry)
                 yield entry
             elif not ids:
                 # Of many facts most are not looked at.
                 return
+
+    def _tokens_of(self, entry: RankedFact) -> int:
+        return self.showable.lines[entry.fact.id].tokens
 
     def _close(self) -> set[str]:
         """Return the facts above the floor, the facts of the time, and the pinned facts."""
@@ -505,7 +594,13 @@ class Ranking(NamedTuple):
         if showable.period is not None:
             close |= showable.recencies > 0
         close[[i for i in showable.first if showable.facts[i].pinned]] = True
-        return {showable.ids[i] for i in np.flatnonzero(close)}
+        return self._here({showable.ids[i] for i in np.flatnonzero(close)})
+
+    def _here(self, ids: set[str]) -> set[str]:
+        """Return the ids without facts that the prompt shows elsewhere."""
+        if self.surroundings is None:
+            return ids
+        return ids - self.surroundings.fact_ids
 
     def _near(self, least: float) -> set[str]:
         """Return the facts that concern the question by at least this share, and the pinned facts."""
@@ -517,13 +612,13 @@ class Ranking(NamedTuple):
         if isinstance(self.showable.ranker, EmbeddingRanker):
             closeness = self.showable.ranker.closeness(question)
         floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
-        near = {fact.id for fact in self.showable.facts if fact.pinned}
+        near = set(self.showable.pinned_ids)
         for entry in best:
             name = entry.fact.id
             concern = max(shares.get(name, 0.0), closeness.get(name, 0.0))
             if concern >= least and entry.similarity >= floor:
                 near.add(name)
-        return near
+        return self._here(near)
 
     def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and fit into ``limit`` tokens, best first.
@@ -531,11 +626,10 @@ class Ranking(NamedTuple):
         Pinned facts and corrections come before the others, within a share of the
         limit. The search ends when the shortest line does not fit any more.
         """
-        lines = self.showable.lines
         places = np.array(self.showable.first, dtype=np.intp)
         first = list(self.concerning(self._sorted(places)))
         fitting = fit_tokens(
-            [lines[entry.fact.id].tokens for entry in first], int(FIRST_SHARE * limit)
+            [self._tokens_of(entry) for entry in first], int(FIRST_SHARE * limit)
         )
         front = {first[i].fact.id: first[i] for i in fitting}
         behind = (
@@ -548,27 +642,40 @@ class Ranking(NamedTuple):
         for entry in chain(front.values(), behind):
             if remaining < self.showable.shortest_line:
                 break
-            tokens = lines[entry.fact.id].tokens
+            tokens = self._tokens_of(entry)
             if tokens <= remaining:
                 chosen.append(entry)
                 remaining -= tokens
         return chosen
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
+        order = np.lexsort((self.showable.newer[places], -self.worth[places]))
+        yield from map(self._entry, places[order].tolist())
+
+    def _entry(self, place: int) -> RankedFact:
         showable = self.showable
-        order = np.lexsort((showable.newer[places], -self.worth[places]))
-        for i in places[order].tolist():
-            fact = showable.facts[i]
-            yield RankedFact(
-                fact,
-                similarity=self.similarities[i].item(),
-                confidence=fact.confidence,
-                score=self.scores[i].item(),
-                turns=self.turns,
-                past=fact.id in showable.past_ids,
-                recency=showable.recencies[i].item(),
-                languages=self.languages,
-            )
+        fact = showable.facts[place]
+        return RankedFact(
+            fact,
+            similarity=self.similarities[place].item(),
+            confidence=fact.confidence,
+            score=self.scores[place].item(),
+            turns=self.turns,
+            past=fact.id in showable.past_ids,
+            recency=showable.recencies[place].item(),
+            languages=self.languages,
+        )
+
+    def entries_of(self, facts: Sequence[Fact]) -> list[RankedFact]:
+        """Return the entries of a profile, in its order; facts outside the time of the question have no similarity."""
+        places = {name: i for i, name in enumerate(self.showable.ids)}
+        entries = []
+        for fact in facts:
+            entry = RankedFact(fact, 0.0, fact.confidence, 0.0, self.turns)
+            if fact.id in places:
+                entry = self._entry(places[fact.id])
+            entries.append(entry._replace(place=IN_PROFILE))
+        return entries
 
 
 def question_shares(
@@ -768,6 +875,7 @@ class ExplainedFact:
     ``matched``: the words in common.
     ``words``: the same by their places, as "live; source: paris; earlier turn: trip".
     ``injected``: whether the fact is shown.
+    ``place``: "profile", in front of the record, or "question"; "" if it is not shown.
     """
 
     fact: Fact
@@ -780,6 +888,7 @@ class ExplainedFact:
     why: str
     recency: float = 0.0
     words: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -828,17 +937,25 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
     """Return which of the ranked facts are shown within ``limit`` tokens, and why."""
     ranked = list(ranking.best_first())
     concerning_ids = {entry.fact.id for entry in ranking.concerning(ranked)}
-    fitting_ids = {entry.fact.id for entry in ranking.fit(limit)}
+    surroundings = ranking.surroundings or Surroundings()
+    places = dict.fromkeys(surroundings.profile, IN_PROFILE)
+    for entry in ranking.fit(limit):
+        places[entry.fact.id] = FOR_QUESTION
     facts = []
     tokens = 0
     for entry in ranked:
         fact = entry.fact
         matches = entry.matches
         line = ranking.showable.lines[fact.id]
-        is_shown = fact.id in fitting_ids
-        if is_shown:
+        place = places.get(fact.id, "")
+        if place:
             tokens += line.tokens
+        if place == IN_PROFILE:
+            why = comes_first(fact) or "in the profile"
+        elif place:
             why = _why_shown(entry, matches.values())
+        elif fact.id in surroundings.stated:
+            why = "left out: its message is in the record"
         elif fact.id in concerning_ids:
             why = "left out: no room"
         else:
@@ -851,10 +968,11 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
                 entry.score,
                 tuple(matches),
                 line.tokens,
-                is_shown,
+                bool(place),
                 why,
                 entry.recency,
                 _words_by_place(matches),
+                place,
             )
         )
     return Explanation(tuple(facts), tokens, limit, ranking.weights)

@@ -46,7 +46,12 @@ MOST_MESSAGES = 2_000
 _UNNAMED = "(no name)"
 _COPIED_COLUMNS = ("id", "role", "data", "timestamp", "status", "user_id")
 # The kind of the part that begins with this line.
-_KINDS = {"<relevant_facts>": "facts", "</memory>": "question"}
+_KINDS = {
+    "<user_profile>": "profile",
+    "<condensed_memory>": "record",
+    "<relevant_facts>": "facts",
+    "</memory>": "question",
+}
 _PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)", re.MULTILINE)
 
 Context = dict[str, Any]
@@ -297,7 +302,8 @@ async def report(
 class Part(NamedTuple):
     """A part of the prompt.
 
-    ``kind``: "record", "facts", "question", or "turn" for a further message of the turn.
+    ``kind``: "profile", "record", "facts", "question", or "turn" for a further message
+    of the turn.
     ``role``: the role of the message.
     ``text``, ``tokens``: the text, and its tokens.
     """
@@ -376,7 +382,10 @@ async def preview_prompt(
     settings = memory_on(MemoryStore(), session_id, user_id, limits)
     name = settings.session_id
     record = settings.condensed_block
-    position, state = await store.readers.state(session_id, record.name)
+    profile_reader = settings.facts_block.profile_reader_of(name)
+    cursors = {}
+    for reader in (record.name, profile_reader):
+        cursors[reader] = await store.readers.state(session_id, reader)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE])
     all_facts = await read_facts(store, user_id)
     data = []
@@ -385,10 +394,11 @@ async def preview_prompt(
         data.append({"key": name, **columns})
     copy = MemoryStore(db_data=data)
     async with aclosing(copy):
-        if position:
-            await copy.readers.move(
-                name, record.name, epoch=0, old=0, new=position, state=state
-            )
+        for reader, (position, state) in cursors.items():
+            if position:
+                await copy.readers.move(
+                    name, reader, epoch=0, old=0, new=position, state=state
+                )
         memory = memory_on(copy, session_id, user_id, limits)
         copied_facts = [fact for fact, _ in all_facts]
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
@@ -398,12 +408,13 @@ async def preview_prompt(
             messages = [*messages, ChatMessage(question)]
         facts_block = memory.facts_block
         newest_question, context = question_in(messages, [], facts_block.context_turns)
-        explanation = await facts_block.aexplain(newest_question, context=context)
         if question:
             await memory.aput(ChatMessage(question))
         parts: list[Part] = []
         for message in await memory.aget():
             parts += _parts(message, memory.tokenizer_fn)
+        # After the prompt, so that the explanation knows its record.
+        explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
         places = {used.fact.id: i for i, used in enumerate(memory.last_used().facts)}
     return PromptPreview(
@@ -466,5 +477,6 @@ def _limits_of(memory: CondensedMemory) -> dict[str, int]:
         "token_limit": memory.token_limit,
         "condensed_token_limit": memory.condensed_block.token_limit,
         "facts_token_limit": memory.facts_block.token_limit,
+        "profile_token_limit": memory.facts_block.profile_limit,
         "recall_token_limit": memory.condensed_block.recall_limit,
     }

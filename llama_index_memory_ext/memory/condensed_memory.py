@@ -10,7 +10,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+)
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
@@ -19,7 +24,11 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.loop import in_sync, lock_for
 from llama_index_memory_ext.blocks import Counter, LogBlock
-from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
+from llama_index_memory_ext.blocks.facts import (
+    PROFILE_NAME,
+    FactsOptions,
+    RelevantFactsBlock,
+)
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
     SessionOwnerError,
@@ -27,6 +36,7 @@ from llama_index_memory_ext.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from llama_index_memory_ext.facts.known import RecordInPrompt
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -1012,7 +1022,11 @@ class CondensedMemory(Memory):
     async def _ask_blocks(
         self, turn: _Turn, block_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the content of each memory block by its name, in the order of their priorities."""
+        """Return the content of each memory block by its name, in the order of their priorities.
+
+        The profile stands in front of all of them.
+        """
+        profile = ""
         contents: dict[str, Any] = {}
         blocks = sorted(
             self.memory_blocks, key=lambda block: block.priority, reverse=True
@@ -1022,7 +1036,20 @@ class CondensedMemory(Memory):
             # Blocks of other packages need not accept this argument.
             if isinstance(block, LogBlock) and block.store is self.sql_store:
                 kwargs["snapshot"] = turn.snapshot
-            content = await block.aget(turn.query, session_id=self.session_id, **kwargs)
+            content: Any
+            if isinstance(block, RelevantFactsBlock):
+                facts = await block.aselect(
+                    turn.query,
+                    self.session_id,
+                    kwargs.get("snapshot"),
+                    self._record_in(contents, turn),
+                )
+                profile = facts.profile
+                content = facts.question
+            else:
+                content = await block.aget(
+                    turn.query, session_id=self.session_id, **kwargs
+                )
             if not content:
                 continue
             if not isinstance(content, str | list):
@@ -1030,7 +1057,23 @@ class CondensedMemory(Memory):
                     f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
                 )
             contents[block.name] = content
+        if profile:
+            contents = {PROFILE_NAME: profile, **contents}
         return contents
+
+    def _record_in(
+        self, contents: dict[str, Any], turn: _Turn
+    ) -> RecordInPrompt | None:
+        """Return the record among the contents; None if it is not among them."""
+        window = self.condensed_block.window(self.session_id)
+        if window is None or self.condensed_block.name not in contents:
+            return None
+        active = [row.id for row in turn.snapshot.active]
+        # A longer entry may be clipped, and then shows only a part of its message.
+        longest = window.message_limit // 2
+        whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
+        row_ids = frozenset([*active, *whole])
+        return RecordInPrompt(self.sql_store.readers, *window.place, row_ids)
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""
@@ -1045,13 +1088,13 @@ class CondensedMemory(Memory):
         """Return the contents joined, truncated to ``room`` tokens if possible."""
         fitted = await self._join(contents, room, turn)
         while fitted.tokens_left < 0:
-            block = self._block_to_truncate(fitted.contents)
-            if block is None:
+            name = self._content_to_truncate(fitted.contents)
+            if name is None:
                 break
-            content = await block.atruncate(
-                fitted.contents[block.name], -fitted.tokens_left
+            content = await self._truncatable_blocks[name].atruncate(
+                fitted.contents[name], -fitted.tokens_left
             )
-            contents = {**fitted.contents, block.name: content}
+            contents = {**fitted.contents, name: content}
             fitted = await self._join(contents, room, turn)
         return fitted
 
@@ -1063,10 +1106,15 @@ class CondensedMemory(Memory):
         tokens_left = -1
         if isinstance(shape, template.MemoryBlocksTemplate):
             split_contents = template.with_record_in_blocks(
-                contents, self.cache_points, turn
+                contents, self.cache_points, turn, PROFILE_NAME
             )
             tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
         parts, messages = await self._format_memory_blocks(split_contents)
+        profile = split_contents.get(PROFILE_NAME)
+        if isinstance(profile, str):
+            profile = [TextBlock(text=profile)]
+        if profile:
+            parts.insert(0, (PROFILE_NAME, profile))
         joined = template.joined(shape, parts, self._hint_for(contents, turn))
         if tokens_left < 0:
             # The bound of our template may be too high, never too low. The exact count
@@ -1083,21 +1131,24 @@ class CondensedMemory(Memory):
             return HINT
         return ""
 
-    def _block_to_truncate(
-        self, contents: dict[str, Any]
-    ) -> BaseMemoryBlock[Any] | None:
-        """Return the block to truncate next; None if no block with content may be truncated.
+    @property
+    def _truncatable_blocks(self) -> dict[str, BaseMemoryBlock[Any]]:
+        """The blocks that may be truncated, by the names of their contents; the profile comes last.
 
         LlamaIndex never truncates priority 0. The blocks of this package can be
         truncated with any priority.
         """
-        blocks = [
-            block
-            for block in self.memory_blocks
-            if contents.get(block.name)
-            and (isinstance(block, LogBlock) or block.priority > 0)
-        ]
-        return max(blocks, key=lambda block: block.priority, default=None)
+        blocks = {}
+        for block in self.memory_blocks:
+            if isinstance(block, LogBlock) or block.priority > 0:
+                blocks[block.name] = block
+        return {**blocks, PROFILE_NAME: self.facts_block}
+
+    def _content_to_truncate(self, contents: dict[str, Any]) -> str | None:
+        """Return the name of the content to truncate next; None if no content may be truncated."""
+        blocks = self._truncatable_blocks
+        names = [name for name in blocks if contents.get(name)]
+        return max(names, key=lambda name: blocks[name].priority, default=None)
 
     async def _read_media(
         self, turn: _Turn, fitted: _FittedContents
@@ -1159,13 +1210,15 @@ class CondensedMemory(Memory):
         self, contents: dict[str, Any], fitted_contents: dict[str, Any]
     ) -> MemorySearchResult:
         """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-        facts = self.facts_block.name
+        facts: list[Any] = []
+        for name in (PROFILE_NAME, self.facts_block.name):
+            text = str(fitted_contents.get(name))
+            facts += _sources_within(text, contents.get(name))
         record = self.condensed_block.name
-        facts_text = str(fitted_contents.get(facts))
         # The record above the recalled messages may have the same words.
         recall_text = str(fitted_contents.get(record)).partition(EARLIER_OPENING)[2]
         return MemorySearchResult(
-            tuple(_sources_within(facts_text, contents.get(facts))),
+            tuple(facts),
             tuple(_sources_within(recall_text, contents.get(record))),
         )
 
@@ -1225,13 +1278,14 @@ def _with_further_blocks(
         further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
     all_blocks = [*blocks, *further]
     names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
-    if len(names) < len(all_blocks):
+    if len(names) < len(all_blocks) or PROFILE_NAME in names:
         descriptions = [
             str(getattr(block, "name", describe_value(block))) for block in further
         ]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
             f"saw {', '.join(descriptions)}. "
-            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself."
+            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself, "
+            f"and {PROFILE_NAME} is the name of the profile."
         )
     return all_blocks

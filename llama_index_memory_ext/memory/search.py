@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.book import check_top_k
-from llama_index_memory_ext.facts.ranking import days_of
+from llama_index_memory_ext.facts.ranking import IN_PROFILE, days_of
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.facts.ranking import RankedFact
@@ -18,7 +18,8 @@ class MemorySearchResult:
     """Facts and messages that match a question; ``print`` shows a line for each.
 
     A search returns the best entries first, ``last_used`` the order of the prompt.
-    ``facts``: each has a ``fact`` and a ``score``, 0..1 as in the ranking.
+    ``facts``: each has a ``fact``, a ``score``, 0..1 as in the ranking, and a ``place``:
+    "profile" in front of the record, "question" behind it, "" in a search.
     ``messages``: each has a ``role``, a ``day``, a ``text`` of at most 500 tokens, a
     ``similarity`` (1 for the best message), its ``row_ids``, and the ``message_id`` of
     the program.
@@ -34,7 +35,8 @@ class MemorySearchResult:
     def __str__(self) -> str:
         lines = []
         for entry in self.facts:
-            labels = ["fact", *days_of(entry.fact).values()]
+            kind = "profile" if entry.place == IN_PROFILE else "fact"
+            labels = [kind, *days_of(entry.fact).values()]
             lines.append(_line(entry.score, labels, entry.fact.content))
         for message in self.messages:
             labels = [message.role, message.day]

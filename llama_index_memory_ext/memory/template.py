@@ -116,11 +116,13 @@ def with_record_in_blocks(
     contents: Mapping[str, Any],
     cache_points: CachePoints,
     messages: Sequence[ChatMessage],
+    profile: str,
 ) -> dict[str, Any]:
     """Return the content of each memory block by its name, the record as text blocks with cache points.
 
     A prompt has at most four cache points; other memory blocks and the ``messages`` may
-    have some already.
+    have some already. A cache point follows the ``profile``, if the points of the
+    record leave two: a request may mark its end, too.
     """
     used_points = cache_points_in(messages)
     for content in contents.values():
@@ -129,6 +131,11 @@ def with_record_in_blocks(
     split_contents = dict(contents)
     for name, content in contents.items():
         if isinstance(content, RecordText):
+            marks_left = MOST_CACHE_POINTS - used_points - len(content.marks)
+            if cache_points and marks_left > 1 and contents.get(profile):
+                in_front = TextBlock(text=contents[profile])
+                split_contents[profile] = [in_front, cache_point(cache_points)]
+                used_points += 1
             split_contents[name] = content.content_blocks(cache_points, used_points)
     return split_contents
 

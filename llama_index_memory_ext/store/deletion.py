@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
+    PROFILE_READER,
     Tables,
     quoted_name_of,
     vectors_namespace,
@@ -120,7 +121,8 @@ class Deletion:
         """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
         readers: list[str] = []
         for user_id in self._owners.kinds_within(conn, key):
-            readers += self._owners.facts_readers_within(conn, key, user_id)
+            names = self._owners.facts_readers_within(conn, key, user_id)
+            readers += [name for name in names if not name.startswith(PROFILE_READER)]
         parameters = {"key": key, "names": readers, "last_id": LAST_ID}
         last_read: int = conn.execute(self._sql(_SELECT_READ), parameters).scalar_one()
         return last_read

@@ -35,6 +35,9 @@ OF_NOBODY = "nobody"
 # Under this key the state of a cursor lists its entries about single rows.
 ROWS = "rows"
 
+# Begins the name of a cursor that stores a choice, and reads no messages.
+PROFILE_READER = "profile "
+
 ACTIVE = MessageStatus.ACTIVE.value
 ARCHIVED = MessageStatus.ARCHIVED.value
 # The largest id that a 64-bit column can hold.

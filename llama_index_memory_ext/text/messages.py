@@ -270,6 +270,7 @@ OUR_TAGS = frozenset(
         "memory",
         "condensed_memory",
         "relevant_facts",
+        "user_profile",
         "message",
         "fact",
         "conversation_summary",
