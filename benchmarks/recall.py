@@ -53,13 +53,20 @@ from llama_index_memory_ext.facts.ranking import (
     document_of,
     rank,
 )
-from llama_index_memory_ext.record.recall import neighbours
+from llama_index_memory_ext.record.recall import (
+    LENGTH_WEIGHT,
+    SATURATION,
+    IndexedMessage,
+    favour_answers,
+    neighbours,
+)
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     FEEDBACK_WEIGHT,
     Document,
     FactRanker,
     TfidfRanker,
+    values_of,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -118,9 +125,10 @@ def ranker_of(
     *,
     embedded: bool = False,
     feedback: float = FEEDBACK_WEIGHT,
+    **weights: float,
 ) -> FactRanker:
     """A ranker of the documents; an embedded one has embedded the conversation's questions too."""
-    words = TfidfRanker(feedback_weight=feedback)
+    words = TfidfRanker(feedback_weight=feedback, **weights)
     ranker = (
         EmbeddingRanker(RememberingE5(), lexical=words, wait_seconds=3_600)
         if embedded
@@ -205,14 +213,24 @@ def turns_by_similarity(
         Document(item["id"], item["text"], around[i], item["time"])
         for i, item in enumerate(items)
     )
-    ranker = ranker_of(documents, conversation, **ranker_options)
-    newest_first = [item["id"] for item in reversed(items)]
+    ranker = ranker_of(
+        documents,
+        conversation,
+        length_weight=LENGTH_WEIGHT,
+        saturation=SATURATION,
+        **ranker_options,
+    )
+    ids = [item["id"] for item in items]
+    messages = [
+        IndexedMessage((i,), days[i], 0, is_question=texts[i].rstrip().endswith("?"))
+        for i in range(len(items))
+    ]
 
     def order(question: str) -> list[str]:
-        similarities = ranker.similarities(question)
-        return sorted(
-            newest_first, key=lambda name: similarities.get(name, 0.0), reverse=True
-        )
+        similarities = values_of(ranker.similarities(question), ids)
+        favoured = favour_answers(messages, similarities)
+        newest_first = reversed(range(len(items)))
+        return [ids[i] for i in sorted(newest_first, key=lambda i: -favoured[i])]
 
     return order
 

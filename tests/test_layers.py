@@ -51,7 +51,7 @@ models      ask > caching_openai local_embeddings offline responses > prompt_cac
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-words       loading > tokens > dates detection related forms > __init__   # words
+words       loading > tokens > asking dates detection related > forms > __init__   # words
 ---
 background  jobs > loop                                                   # locks, and work that no answer waits for
 ---
@@ -77,6 +77,7 @@ WITH_ONE_IMPORTER = {
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/log.py": "is one of the tables of the store",
+    "words/asking.py": "tells what a text asks for, by its words alone",
     "text/trim.py": "is a public function of its own",
 }
 # Which room may import which libraries.
@@ -231,7 +232,7 @@ LOADED_WITH_THE_PRESET = {
     "search": "embeddings tfidf",
     "store": "address cursors deletion facts log runner owners tables",
     "text": "limits messages tokens tool_calls",
-    "words": "dates detection forms loading related tokens",
+    "words": "asking dates detection forms loading related tokens",
 }
 
 

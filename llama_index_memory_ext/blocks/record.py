@@ -46,6 +46,7 @@ from llama_index_memory_ext.record.text import (
 )
 from llama_index_memory_ext.record.window import (
     CachePoints,
+    RecallWhen,
     RecordReader,
     cache_points_in,
 )
@@ -78,6 +79,7 @@ class CondensedOptions(TypedDict, total=False):
     summarize: bool
     summary_token_limit: int | None
     recall_token_limit: int | None
+    recall_when: RecallWhen
     media_turns: int
     keep_tool_results: int | None
 
@@ -186,6 +188,11 @@ class CondensedMemoryBlock(LogBlock):
         exclude=True,
         repr=False,
         description="Ranks messages that are found for a question, together with their words; None: words alone.",
+    )
+    recall_when: RecallWhen = Field(
+        default="asked",
+        description='When messages are recalled: "asked": a text that asks for nothing and goes on with nothing gets a '
+        'quarter of the tokens; "always": each text gets all; "never": none is recalled.',
     )
     recall_token_limit: int | None = Field(
         default=None,
@@ -453,6 +460,7 @@ class CondensedMemoryBlock(LogBlock):
             summarize=self.summarize,
             summary_limit=limits.summary_tokens,
             recall_limit=limits.recall_tokens,
+            recall_when=self.recall_when,
             show_days=self.show_days,
             keep_tool_results=self.keep_tool_results,
             languages=checked_languages(self.languages),
@@ -489,7 +497,9 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     if summary is None:
         summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
     reserved = summary if fields["summarize"] else 0
-    if recall is None:
+    if fields["recall_when"] == "never":
+        recall = 0
+    elif recall is None:
         share = token_limit // 8 if token_limit >= _LEAST_WITH_RECALL else 0
         free = token_limit - reserved - MIN_ROOM
         recall = max(min(share, _MAX_RECALL_TOKENS, free), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
@@ -42,6 +41,7 @@ from llama_index_memory_ext.text.messages import (
     turns_in,
 )
 from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
+from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_memory_ext.record.window import RecordReader, Window
+    from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow, ReadPosition
     from llama_index_memory_ext.text.messages import (
         Entry,
@@ -70,6 +70,15 @@ _ENOUGH_TERMS = 6
 # and 3: the messages that answer a question seldom stand alone.
 _NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 _REACH = len(_NEIGHBOUR_SHARES)
+# b and k1 of BM25 for messages, which are longer than facts.
+LENGTH_WEIGHT = 0.7
+SATURATION = 0.6
+# A message that ends with a question mark seldom answers a question, and the message
+# behind it often does: the first keeps this share of its similarity, and the second
+# gains this share of it.
+_QUESTION_SHARE = 0.8
+_ANSWER_SHARE = 0.15
+_QUESTION_MARKS = ("?", "\uff1f", "\u061f")
 # Beyond the limit, only messages with this share of the best similarity may have room
 # that the record leaves free.
 WORTH_MORE = 0.15
@@ -89,12 +98,8 @@ LONGEST_MESSAGE_TOKENS = 500
 _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.3
-# Many questions are written without a question mark.
-_ASKS = re.compile(
-    r"[?\uff1f\u061f]|[吗嗎谁誰]|什么|什麼|哪|怎么|怎麼|多少|几|幾|为何|か。?\s*$"
-    r"|(?:^|[.!;:\n]\s*)(?:who|whose|what|when|where|which|why|how|(?:tell|remind) me|do you remember)\b",
-    re.IGNORECASE,
-)
+# The share for a text that only tells something.
+_TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
@@ -103,11 +108,12 @@ _RETRY_SECONDS = 2.0
 
 
 class IndexedMessage(NamedTuple):
-    """A message in the index: its rows, its day, and its tokens when recalled."""
+    """A message in the index: its rows, its day, its tokens when recalled, and whether it ends as a question."""
 
     row_ids: tuple[int, ...]
     day: str
     tokens: int
+    is_question: bool
 
 
 class RankedMessage(NamedTuple):
@@ -157,7 +163,9 @@ class MessageIndex:
         self.newest = 0
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
-        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(languages=languages)
+        self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(
+            length_weight=LENGTH_WEIGHT, saturation=SATURATION, languages=languages
+        )
         self.embeddings: EmbeddingRanker | None = None
         self._counter = counter
         self._tags = tags
@@ -224,7 +232,8 @@ class MessageIndex:
             if not entries:
                 continue
             row_ids = tuple(row.id for row in unit.rows)
-            message = IndexedMessage(row_ids, days[i], tokens_of(entries))
+            is_question = texts[i].rstrip().endswith(_QUESTION_MARKS)
+            message = IndexedMessage(row_ids, days[i], tokens_of(entries), is_question)
             document_id = str(row_ids[0])
             self._messages.append(message)
             self._ids.append(document_id)
@@ -251,6 +260,7 @@ class MessageIndex:
         similarity = tfidf.similarities_with_context(
             self.ranker, ids, question, context, _EARLIER_WEIGHT
         )
+        similarity = favour_answers(messages, similarity)
         periods = list(relative_periods(question.casefold(), utc_now().date()))
         if periods:
             similarity = tfidf.divided_by_best(
@@ -266,15 +276,13 @@ class MessageIndex:
     def fitting(
         self,
         ranked: Iterable[RankedMessage],
-        limit: int,
-        most: int,
+        budget: RecallBudget,
         message_limit: int,
     ) -> list[RankedMessage]:
         """Return the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
 
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
-        first. All messages have ``limit`` tokens; messages that are ``WORTH_MORE`` may
-        use ``most`` tokens.
+        first.
         """
 
         def worth(candidate: RankedMessage) -> float:
@@ -289,7 +297,9 @@ class MessageIndex:
             tokens = min(message.tokens, message_limit)
             if message.day not in days:
                 tokens += self._day_tokens
-            room = most if candidate.similarity >= WORTH_MORE else limit
+            room = budget.limit
+            if candidate.similarity >= WORTH_MORE:
+                room = budget.most
             if used + tokens <= room:
                 fitting.append(candidate)
                 days.add(message.day)
@@ -336,6 +346,16 @@ def neighbours(
             if 0 <= i < len(texts) and days[i] == days[place]
         ]
     return tuple(around)
+
+
+def favour_answers(
+    messages: Sequence[IndexedMessage], similarity: tfidf.Values
+) -> tfidf.Values:
+    """Return the similarities, lower for messages that end as a question and higher for those behind them."""
+    questions = np.fromiter((message.is_question for message in messages), bool)
+    favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
+    favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
+    return tfidf.divided_by_best(favoured)
 
 
 def said_within(
@@ -388,13 +408,25 @@ class RecalledText(NamedTuple):
     is_cached: bool = False
 
 
+class RecallBudget(NamedTuple):
+    """The tokens for recalled messages.
+
+    Attributes:
+        limit: The tokens for all messages.
+        most: The tokens for messages that are ``WORTH_MORE``.
+    """
+
+    limit: int
+    most: int
+
+
 class _Request(NamedTuple):
     """A question, the state of the index and the room in the record: they decide which messages are recalled."""
 
     question: str
     context: tuple[str, ...]
     before: int
-    most: int
+    budget: RecallBudget
     epoch: int
     newest: int
     today: date
@@ -455,8 +487,7 @@ class MessageSearch:
     ) -> RecalledText:
         """Return the messages before the window that match the current question, "" for none.
 
-        They have the tokens of the limit. Similar messages may exceed it by the tokens
-        that the record leaves free. After a restart, a long log is indexed in the
+        They have the tokens of ``recall_budget``. After a restart, a long log is indexed in the
         background, and a question finds the messages that are indexed.
         """
         counter = self.reader.counter
@@ -475,7 +506,12 @@ class MessageSearch:
             question,
             tuple(context),
             window.entries[0].row_id if window.entries else window.seen.last_id + 1,
-            self._most_tokens(question, window),
+            recall_budget(
+                question,
+                limit - tags,
+                self.reader.room - window.tokens - tags,
+                recall_when=self.reader.recall_when,
+            ),
             index.epoch,
             index.newest,
             utc_now().date(),
@@ -487,9 +523,7 @@ class MessageSearch:
 
         def choose() -> list[RankedMessage]:
             ranked = index.ranked(question, request.context, request.before)
-            return sorted(
-                index.fitting(ranked, limit - tags, request.most - tags, message_limit)
-            )
+            return sorted(index.fitting(ranked, request.budget, message_limit))
 
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
@@ -518,14 +552,6 @@ class MessageSearch:
         if index is None or index.epoch != seen.epoch:
             return None
         return index
-
-    def _most_tokens(self, question: str, window: Window) -> int:
-        """Return the tokens for similar messages: a question may use free room beyond the limit."""
-        limit = self.reader.recall_limit
-        if not _ASKS.search(question):
-            return limit
-        free = self.reader.room - window.tokens
-        return max(limit, min(int(limit * _ASKED_SHARE), free))
 
     async def search(
         self, session_id: str, question: str, *, most: int, message_limit: int
@@ -624,6 +650,21 @@ class MessageSearch:
             await index.embeddings.prepare_queries(queries)
             if not index.embeddings.is_complete:
                 self.embed(session_id)
+
+
+def recall_budget(
+    question: str, limit: int, free: int, *, recall_when: RecallWhen
+) -> RecallBudget:
+    """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
+
+    A question may have three tenths more where they are free, and a text that asks for
+    nothing has a quarter unless ``recall_when`` is "always".
+    """
+    if asks(question):
+        return RecallBudget(limit, max(limit, min(int(limit * _ASKED_SHARE), free)))
+    if recall_when == "asked" and is_statement(question):
+        limit = int(limit * _TOLD_SHARE)
+    return RecallBudget(limit, limit)
 
 
 def show_messages(

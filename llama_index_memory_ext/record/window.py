@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CacheControl,
@@ -72,6 +72,8 @@ MOST_BLOCKS = 256
 MOST_CACHE_POINTS = 4
 
 CachePoints: TypeAlias = Switch | CacheControl
+# When messages are recalled: if the user asks for something, always or never.
+RecallWhen: TypeAlias = Literal["asked", "always", "never"]
 
 
 class RecordText(CountedText):
@@ -335,6 +337,7 @@ class RecordReader:
     summarize: bool = False
     summary_limit: int = 0
     recall_limit: int = 0
+    recall_when: RecallWhen = "asked"
     show_days: bool = False
     keep_tool_results: int | None = None
     languages: tuple[str, ...] | None = None

@@ -43,9 +43,9 @@ Group: TypeAlias = tuple[str, ...]
 SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
-# b and k1 of BM25.
+# b and k1 of BM25, for facts.
 LENGTH_WEIGHT = 0.4
-_SATURATION = 1.0
+SATURATION = 1.0
 # The second query consists of the heaviest terms of the best documents. Its scores have
 # this weight, and the scores of the first query 1.
 FEEDBACK_WEIGHT = 0.4
@@ -237,7 +237,7 @@ class TfidfRanker:
     The score of a document adds up, for each term of the query,
     ``(1 + ln(n)) * idf^2 * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
     length))``. The query has the term ``n`` times, and the document ``w`` times,
-    contexts included. ``k1`` is 1 and ``b`` is ``length_weight``. The formula is
+    contexts included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
     equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
     2009. The idf is smoothed as in scikit-learn, ``idf = 1 + ln((1 + documents) / (1 +
     documents with the term))``, and squared as in a product of two TF-IDF vectors.
@@ -254,6 +254,7 @@ class TfidfRanker:
 
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
+        saturation: Above 0; the lower, the less a term counts that is repeated.
         feedback_weight: At least 0; 0 switches the second query off.
         vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
             preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
@@ -276,6 +277,7 @@ class TfidfRanker:
         self,
         *,
         length_weight: float = LENGTH_WEIGHT,
+        saturation: float = SATURATION,
         feedback_weight: float = FEEDBACK_WEIGHT,
         vectorizer: Any = None,
         languages: Sequence[str] | None = None,
@@ -295,6 +297,7 @@ class TfidfRanker:
         self._has_languages = vectorizer is None
         self._among = checked_languages(languages)
         self._length_weight = length_weight
+        self._saturation = saturation
         self._feedback_weight = feedback_weight
         self._lock = thread_lock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
@@ -510,7 +513,7 @@ class TfidfRanker:
             rows = view(posting.rows)
             counts = view(posting.counts)
         # Each further occurrence of a term adds less.
-        shares = counts * (_SATURATION + 1) / (counts + self._norms()[rows])
+        shares = counts * (self._saturation + 1) / (counts + self._norms()[rows])
         merged = _GroupPosting(rows, shares)
         self._group_postings[group] = merged
         return merged
@@ -544,7 +547,7 @@ class TfidfRanker:
             for term in self._terms_of(row):
                 posting = self._postings[term]
                 count = posting.counts[bisect_left(posting.rows, row)]
-                weights[term] += score * count * (_SATURATION + 1) / (count + norm)
+                weights[term] += score * count * (self._saturation + 1) / (count + norm)
         return weights
 
     def _best_rows(self, scores: Values) -> list[int]:
@@ -569,7 +572,7 @@ class TfidfRanker:
             lengths = view(self._lengths)
             mean = lengths.sum() / max(len(self._places.rows), 1)
             relative = lengths / mean if mean else lengths
-            self._cached_norms = _SATURATION * (
+            self._cached_norms = self._saturation * (
                 1 - self._length_weight + self._length_weight * relative
             )
         return self._cached_norms

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.recall import MessageIndex
+from llama_index_memory_ext.record.recall import MessageIndex, RecallBudget
 from llama_index_memory_ext.record.text import DAY_HEADING, earlier_element
 from llama_index_memory_ext.store.tables import LogRow
 from llama_index_memory_ext.text.messages import (
@@ -58,7 +58,9 @@ def found(
     most: int = 0,
 ) -> Any:
     fitting = index.fitting(
-        index.ranked(question, context, before), limit, most or limit, message_limit
+        index.ranked(question, context, before),
+        RecallBudget(limit, most or limit),
+        message_limit,
     )
     return [message.row_ids for message, _ in fitting]
 
@@ -348,7 +350,24 @@ def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:
         user("tea"),
         *fillers,
     ]
-    assert places(messages, "green tea")[:5] == [(7,), (8,), (6,), (11,), (3,)]
+    order = places(messages, "green tea")
+    assert order[:3] == [(7,), (8,), (6,)]
+    assert [place for place in order if place in [(3,), (11,)]] == [(11,), (3,)]
+
+
+def test_the_answer_comes_before_the_question() -> None:
+    fillers = [user("Something else entirely.")] * 4
+    messages = [
+        *fillers,
+        user("Which tea does Ann like best, and why?"),
+        assistant("Green tea, for its taste."),
+        *fillers,
+        user("Ann likes tea in the morning."),
+        *fillers,
+    ]
+    order = places(messages, "What tea does Ann like?")
+    assert order.index((10,)) < order.index((4,))
+    assert order.index((5,)) < order.index((6,))
 
 
 def test_threads_may_take_and_search_at_the_same_time() -> None:

@@ -347,6 +347,36 @@ async def test_a_question_uses_what_the_record_leaves_free(
     assert 320 < stated <= 400
 
 
+@pytest.mark.parametrize(
+    ("recall_when", "least", "most"),
+    [("asked", 50, 100), ("always", 320, 400), ("never", 0, 0)],
+)
+async def test_a_text_that_only_tells_something_has_a_quarter_unless_told_otherwise(
+    open_memory: OpenMemory, recall_when: str, least: int, most: int
+) -> None:
+    """A request has all of the limit, and with "never" no text recalls anything."""
+    memory = open_memory(**SMALL, recall_when=recall_when)
+    for i in range(40):
+        await say(
+            memory,
+            user(f"Caroline's alpaca number {i} lives in Cusco."),
+            assistant(f"A fine one, {i}."),
+        )
+    await fill(memory, 1)
+    await memory.aflush()
+    sizes = []
+    for text in (
+        "I was with my alpacas and had some tea with Caroline.",
+        "Show me my alpacas and my tea with Caroline.",
+    ):
+        prompt = sent_text(await memory.aget(input=text))
+        earlier = prompt.partition(EARLIER_OPENING)[2].partition(EARLIER_CLOSING)[0]
+        sizes.append(COUNTER.count(earlier))
+    statement, request = sizes
+    assert least <= statement <= most
+    assert request == 0 if recall_when == "never" else 320 < request <= 400
+
+
 # ---- when it was said ----------------------------------------------------------------------------------
 
 

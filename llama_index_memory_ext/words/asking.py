@@ -1,0 +1,77 @@
+"""Whether a text asks for something, or only tells something."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.forms import FUNCTION_WORDS
+
+# A text with more words such as "the" and "that" goes on with something. Chosen on three
+# users of RealMem and three conversations of LoCoMo; see docs/ranking.md.
+_MOST_REFERENCES = 2
+# At least this share of the words of a text are function words of its language.
+_LEAST_FUNCTION_WORDS = 0.3
+_LANGUAGES = FUNCTION_WORDS.keys() - {"fi", "ja", "zh"}
+# Characters that are read at each end of a long text.
+_END = 2_000
+_CHINESE_OR_JAPANESE = "[\u3041-\u30fa\u3400-\u9fff]"
+_SENTENCE_END = r"[.!;:\n\u3002\uff01]"
+_CLAUSE_END = r"[.!?;:,\n\u2026\u3002\uff01\uff0c]"
+_REFERENCES = frozenset(chain(*word_lists("asking")["references"]))
+
+
+def asks(text: str) -> bool:
+    """Return whether a text has a question, with or without a question mark.
+
+    >>> asks("Hello! Where do I live"), asks("I live in Graz.")
+    (True, False)
+    """
+    text = _ends_of(text)
+    marks = phrases("asking", "questions_in_characters")
+    if marks.search(text) or phrases("clauses", "question_marks").search(text):
+        return True
+    sentences = pattern(_SENTENCE_END).split(text)
+    return any(map(phrases("clauses", "asks").search, sentences))
+
+
+def is_statement(text: str) -> bool:
+    """Return whether a text only tells something: it asks for nothing, and goes on with nothing.
+
+    False for a text in a language that is not read.
+
+    >>> is_statement("I went for a walk with my sister."), is_statement("Show me my walks.")
+    (True, False)
+    """
+    plain = _ends_of(text).casefold()
+    words = re.findall(r"[^\W\d_]+", plain)
+    references = sum(word in _REFERENCES for word in words)
+    if pattern(_CHINESE_OR_JAPANESE).search(plain):
+        in_characters = phrases("asking", "references_in_characters")
+        references += len(in_characters.findall(plain))
+    elif not _are_read(words):
+        return False
+    return not (references > _MOST_REFERENCES or asks(text) or _requests(plain))
+
+
+def _ends_of(text: str) -> str:
+    if len(text) <= 2 * _END:
+        return text
+    return f"{text[:_END]}\n{text[-_END:]}"
+
+
+def _are_read(words: list[str]) -> bool:
+    least = max(_LEAST_FUNCTION_WORDS * len(words), 1)
+    return any(
+        sum(word in FUNCTION_WORDS[code] for word in words) >= least
+        for code in _LANGUAGES
+    )
+
+
+def _requests(plain: str) -> bool:
+    """Return whether a text in lower case has an order or a wish."""
+    clauses = pattern(_CLAUSE_END).split(plain)
+    if any(map(phrases("asking", "orders").match, clauses)):
+        return True
+    return phrases("asking", "requests").search(plain) is not None
