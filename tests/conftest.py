@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.forked import SHARED, start_server
 
 # The first example of a property may load a vocabulary, and a busy machine draws slowly: times say nothing.
 settings.register_profile(
@@ -26,3 +30,10 @@ settings.load_profile("here")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """No further process when files are named on the command line; else one for each core."""
     return 0 if any(".py" in argument for argument in config.args) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all workers of a run fork programs from one process, which is ready when they need it."""
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("numprocesses", None) and not is_worker:
+        os.environ[SHARED] = start_server()

@@ -7,13 +7,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.forked import run_forked
+from tests.forked import path_with_python, run_forked
 from tests.memory.test_network import watching
 from tests.openai_server import Message, OpenAIServer, call, say, serve
 
@@ -29,8 +28,9 @@ RECIPES = {
 ALL_PAGES = PAGES | RECIPES
 # Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
 KINDS = {"python", "bash", "json", "text", "sql"}
-# Whoever runs the tests has installed the package, and is running the tests.
+# Whoever runs the tests has installed the package, and is running the tests, which run the demo elsewhere.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
+DEMO = ("python -m llama_index_memory_ext demo", "llama-index-memory demo")
 
 
 def blocks(kind: str, text: str = "") -> list[str]:
@@ -47,7 +47,7 @@ def commands_of(block: str) -> list[str]:
     return [
         command
         for command in commands
-        if command.strip() and not command.startswith(DONE_BEFORE)
+        if command.strip() and not command.startswith(DONE_BEFORE + DEMO)
     ]
 
 
@@ -142,9 +142,7 @@ def test_a_block_of_commands_runs(
         if not name.startswith("OPENAI_")
     }
     environment["PYTHONPATH"] = watching(tmp_path_factory.mktemp("path"))
-    environment["PATH"] = os.pathsep.join(
-        [str(Path(sys.executable).parent), environment["PATH"]]
-    )
+    environment["PATH"] = path_with_python()
     done = subprocess.run(
         ["bash", "-euc", "\n".join(commands)],  # noqa: S607 - wherever it is
         cwd=tmp_path,

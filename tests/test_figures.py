@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import python_command
+
 figures = import_module("benchmarks.figures")
 measured = import_module("benchmarks.measured")
 published = import_module("benchmarks.published")
@@ -266,7 +268,7 @@ from benchmarks import {name}
 sys.exit({name}.main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [*python_command(), "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == run_all.NOT_MEASURED, done.stderr
     assert re.search(

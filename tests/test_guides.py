@@ -7,7 +7,6 @@ import asyncio
 import inspect
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, OfflineModel
 from tests.cli.terminal import clean_environment, run
 from tests.conversation import assistant, user
 from tests.databases import database_uri, postgres_server, postgres_uri
+from tests.forked import python_command
 from tests.test_docs import PAGES, blocks
 
 __all__ = ["database_uri", "postgres_server", "postgres_uri"]
@@ -100,9 +100,10 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
             ).returncode
             == 0
         )
+    python, *options = python_command()
     server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "llama_index_memory_ext", *args],
+        command=python,
+        args=[*options, "-m", "llama_index_memory_ext", *args],
         env=clean_environment(),
         cwd=tmp_path,
     )

@@ -1,4 +1,4 @@
-"""Each file imports only from files below its own, and CONTRIBUTING.md shows the same picture."""
+"""Each file imports only from files below its own, as CONTRIBUTING.md shows, and the code keeps its limits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import llama_index_memory_ext
+from tests.code_figures import complexity_of, functions_of, size_of
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROOT = Path(__file__).parents[1]
@@ -65,6 +66,13 @@ MODULES = {
     for name in FILES
 }
 MOST_FILES, MOST_LEVELS = 100, 12
+# Limits of the whole package: they only become lower. Comments and docstrings are free.
+MOST_TOKENS = 162_114
+MOST_TOKENS_PER_LINE = 7.6
+HIGHEST_COMPLEXITY = 13
+# The functions whose complexity is above 10.
+COMPLEX = 10
+MOST_COMPLEX_FUNCTIONS = 3
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
@@ -180,6 +188,38 @@ def test_imports_point_down() -> None:
 def test_the_house_is_small() -> None:
     assert len(FILES) <= MOST_FILES
     assert max(map(depth_of, FILES)) <= MOST_LEVELS
+
+
+def test_the_package_has_no_more_code_than_its_limits() -> None:
+    """A line that holds many tokens is hard to read, so the tokens of a line are limited, too."""
+    sizes = [size_of(path) for path in FILES.values()]
+    tokens = sum(size.tokens for size in sizes)
+    lines = sum(size.lines for size in sizes)
+    assert tokens <= MOST_TOKENS
+    assert tokens / lines <= MOST_TOKENS_PER_LINE
+
+
+def test_functions_are_simple() -> None:
+    complex_functions = {}
+    for name, path in FILES.items():
+        for function in functions_of(path):
+            complexity = complexity_of(function)
+            if complexity > COMPLEX:
+                complex_functions[f"{name}:{function.name}"] = complexity
+    assert max(complex_functions.values(), default=0) <= HIGHEST_COMPLEXITY
+    assert len(complex_functions) <= MOST_COMPLEX_FUNCTIONS, complex_functions
+
+
+def test_the_counter_counts_code_alone(tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text(
+        '"""A file."""\n\n# A comment.\nx = f(1, 2)  # f\n\n\ndef f(a, b):\n    """Add."""\n'
+        "    return [c for c in (a, b) if c or a and b]\n",
+        encoding="utf-8",
+    )
+    assert size_of(file) == (8 + 8 + 18, 3)
+    (function,) = functions_of(file)
+    assert complexity_of(function) == 1 + 2 + 2
 
 
 def test_a_file_with_one_importer_has_a_reason() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from llama_index.core.base.llms.types import ToolCallBlock
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import utc_now
+from tests.forked import path_with_python
 from tests.test_docs import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
@@ -42,9 +42,7 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             for name, value in os.environ.items()
             if not name.startswith("OPENAI_")
         }
-        environment["PATH"] = os.pathsep.join(
-            [str(Path(sys.executable).parent), environment["PATH"]]
-        )
+        environment["PATH"] = path_with_python()
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(commands + imports)],  # noqa: S607 - wherever it is
             cwd=folder,

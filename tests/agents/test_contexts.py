@@ -8,7 +8,6 @@ import json
 import pickle
 import pickletools
 import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -19,6 +18,7 @@ from llama_index.core.workflow import Context, JsonPickleSerializer, JsonSeriali
 
 from llama_index_memory_ext import CondensedMemory, StoreError, restore_context
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
+from tests.forked import python_command
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
@@ -108,7 +108,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 
 def in_a_process(code: str, *arguments: str, given: str = "") -> str:
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    command = [*python_command(), "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(
         command, input=given, capture_output=True, text=True, timeout=100, check=False
     )

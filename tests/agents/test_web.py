@@ -20,6 +20,7 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
+from tests.forked import python_command
 from tests.learning.learning import learner
 from tests.openai_server import Message, OpenAIServer, say, serve
 from tests.scripted_models import StartModel
@@ -48,8 +49,10 @@ def serving(
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
         Path(folder, "app.py").write_text(app, encoding="utf-8")
+        # Uvicorn starts several workers as new processes itself.
+        python = python_command() if workers == 1 else [sys.executable]
         command = [
-            sys.executable,
+            *python,
             "-m",
             "uvicorn",
             "app:app",

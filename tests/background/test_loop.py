@@ -13,6 +13,7 @@ from contextvars import ContextVar
 import pytest
 
 from llama_index_memory_ext.background.loop import BackgroundLoop, run
+from tests.forked import python_command
 from tests.signals import interruptible
 
 SHOWN: ContextVar[str] = ContextVar("SHOWN", default="nothing")
@@ -151,7 +152,14 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
     """Nothing is said of it; what is put at the very end is stored."""
     # From Python 3.12 on each fork of a program that has threads is warned of.
     no_warning = "ignore:This process:DeprecationWarning"
-    command = [sys.executable, "-W", no_warning, "-c", PROGRAM, any_database_uri or ""]
+    command = [
+        *python_command(),
+        "-W",
+        no_warning,
+        "-c",
+        PROGRAM,
+        any_database_uri or "",
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, check=False
     )
@@ -185,7 +193,7 @@ print(time.time())
 
 def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STUBBORN],
+        [*python_command(), "-c", STUBBORN],
         capture_output=True,
         text=True,
         timeout=100,

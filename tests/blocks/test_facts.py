@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +26,7 @@ from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.words.forms import visible
 from tests.conversation import assistant, calling, result, sent_text, user
+from tests.forked import python_command
 from tests.learning.learning import (
     Learns,
     contents,
@@ -352,7 +352,7 @@ async def test_nothing_is_extracted_twice_by_three_processes(
 ) -> None:
     """Of one user, on one session."""
     with serve(learner) as server:
-        command = [sys.executable, "-c", PROGRAM, server.api_base, database_uri]
+        command = [*python_command(), "-c", PROGRAM, server.api_base, database_uri]
         workers = [
             subprocess.Popen([*command, str(i), "closes"], stderr=subprocess.PIPE)
             for i in range(3)
@@ -377,7 +377,7 @@ def test_a_program_that_just_ends_is_told_what_to_call(
     """In one line; one that ends well is told nothing, nor one whose database ends with it."""
     with serve(learner) as server:
         command = [
-            sys.executable,
+            *python_command(),
             "-c",
             PROGRAM,
             server.api_base,

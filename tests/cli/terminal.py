@@ -8,16 +8,16 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from llama_index_memory_ext.__main__ import main
+from tests.forked import python_command
 from tests.signals import interruptible
 
-COMMAND = [sys.executable, "-m", "llama_index_memory_ext"]
 # Enough for a busy machine; what is waited for usually comes at once.
 PATIENCE_SECONDS = 60.0
 PRESS_AGAIN_SECONDS = 5.0
@@ -36,14 +36,22 @@ def clean_environment(**more: str) -> dict[str, str]:
     }
 
 
+def package_command(*options: str) -> list[str]:
+    """Return the command line of the package, in a process of its own."""
+    return [*python_command(), "-m", "llama_index_memory_ext", *options]
+
+
 def run(
-    *options: str, stdin: str | None = None, **environment: str
+    *options: str, python: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with pipes."""
+    """Run a command to its end, with pipes; ``python`` is by default the one that forks."""
+    command = package_command(*options)
+    if python:
+        command = [*python, "-m", "llama_index_memory_ext", *options]
     return subprocess.run(
-        [*COMMAND, *options],
+        command,
         env=clean_environment(**environment),
-        input="" if stdin is None else stdin,
+        input="",
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -171,7 +179,7 @@ def at_terminal(*options: str, **environment: str) -> Iterator[Terminal]:
     with (
         interruptible(),
         subprocess.Popen(
-            [*COMMAND, *options], stdin=end, stdout=end, stderr=end, env=variables
+            package_command(*options), stdin=end, stdout=end, stderr=end, env=variables
         ) as process,
     ):
         os.close(end)

@@ -15,11 +15,11 @@ import pytest
 
 from tests.cli.offline_server import model
 from tests.cli.terminal import (
-    COMMAND,
     PATIENCE_SECONDS,
     Here,
     at_terminal,
     clean_environment,
+    package_command,
 )
 from tests.openai_server import Message, OpenAIServer, fail, say, serve
 from tests.signals import interruptible
@@ -60,7 +60,7 @@ def chat(command: Here, database: Path) -> Chat:
 def piped(database: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A conversation in a process of its own."""
     pipe = subprocess.PIPE
-    command = [*COMMAND, "chat", "--db", str(database), *S]
+    command = package_command("chat", "--db", str(database), *S)
     with subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()
     ) as process:

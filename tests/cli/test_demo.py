@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from datetime import datetime, timezone
@@ -23,17 +24,22 @@ from llama_index_memory_ext.text.messages import (
 from tests.cli.offline_server import model
 from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
+from tests.memory.test_network import watching
 from tests.openai_server import serve
 
 
 @pytest.fixture(scope="module")
 def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the demo prints without the extra and without a key; it leaves the user's own database alone."""
+    """What the demo prints without the extra and without a key; it leaves the user's own database alone.
+
+    It connects to no other machine.
+    """
     folder = tmp_path_factory.mktemp("offline")
     own = folder / "own.db"
     done = run(
         "demo",
-        PYTHONPATH=path_without("typer", folder),
+        python=[sys.executable],
+        PYTHONPATH=os.pathsep.join([watching(folder), path_without("typer", folder)]),
         LLAMA_INDEX_MEMORY_DB=str(own),
         TMPDIR=str(folder),
     )

@@ -9,7 +9,6 @@ import shlex
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
@@ -24,7 +23,12 @@ from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.agents.mcp import memory_server
-from tests.cli.terminal import COMMAND, PATIENCE_SECONDS, Here, clean_environment
+from tests.cli.terminal import (
+    PATIENCE_SECONDS,
+    Here,
+    clean_environment,
+    package_command,
+)
 from tests.conversation import assistant, user
 
 GREEN_TEA: dict[str, Any] = {
@@ -104,9 +108,9 @@ async def add_rain(database: Path) -> None:
 
 async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> None:
     """The words of the user come from the client, and stand in no session; a forgotten fact is kept, for undo."""
-    command = [*COMMAND[1:], "mcp", "--db", str(database), "--user", "ann"]
+    python, *command = package_command("mcp", "--db", str(database), "--user", "ann")
     server = StdioServerParameters(
-        command=sys.executable, args=command, env=clean_environment()
+        command=python, args=command, env=clean_environment()
     )
     with database.with_name("errors").open("a+", encoding="utf-8") as stderr:
         async with (
@@ -313,7 +317,7 @@ async def test_what_was_remembered_outlives_a_server_that_is_ended(
     database: Path, end: signal.Signals
 ) -> None:
     """At once, while its stdin is still open."""
-    command = [*COMMAND, "mcp", "--db", str(database), "--user", "ann"]
+    command = package_command("mcp", "--db", str(database), "--user", "ann")
     pipes: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -455,7 +459,9 @@ def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(
 async def test_over_http_a_client_needs_the_token(database: Path) -> None:
     token = "a token of the test"  # noqa: S105 - of this test alone
     environment = clean_environment(LLAMA_INDEX_MEMORY_MCP_TOKEN=token)
-    served = [*COMMAND, "mcp", "--db", str(database), "--user", "ann", "--http", "0"]
+    served = package_command(
+        "mcp", "--db", str(database), "--user", "ann", "--http", "0"
+    )
     pipes: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "text": True,

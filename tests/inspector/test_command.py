@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.cli.terminal import COMMAND, Here, clean_environment
+from tests.cli.terminal import Here, clean_environment, package_command
 from tests.inspector.example import SESSION
 
 
@@ -19,7 +19,7 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(
     command: Here, filled: Path
 ) -> None:
     pipe: Any = subprocess.PIPE
-    served = [*COMMAND, "inspect", "--db", str(filled)]
+    served = package_command("inspect", "--db", str(filled))
     environment = clean_environment(PYTHONUNBUFFERED="1")
     with subprocess.Popen(
         served, stdout=pipe, stderr=pipe, env=environment, text=True

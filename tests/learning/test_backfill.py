@@ -8,7 +8,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
@@ -21,6 +20,7 @@ from llama_index.core.llms import ChatResponse, MockLLM
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.learning.prompt import batch_end
 from tests.conversation import assistant, user
+from tests.forked import python_command
 from tests.learning.learning import (
     Learns,
     contents,
@@ -227,7 +227,7 @@ async def test_an_interrupted_program_keeps_what_it_has(
     memory, server = learns(model, "new")
     await tell(memory.sql_store, "a", "tea")
     await tell(memory.sql_store, "b", "rain")
-    command = [sys.executable, "-c", INTERRUPTED, database_uri, server.api_base]
+    command = [*python_command(), "-c", INTERRUPTED, database_uri, server.api_base]
     with interruptible():
         workers.append(
             subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import NoModelError
 from tests.conversation import assistant, user
+from tests.forked import python_command
 from tests.learning.learning import contents, learner, talk
 from tests.memories import OpenMemory
 from tests.openai_server import OpenAIServer, serve
@@ -54,7 +54,7 @@ def run_with_openai(code: str, folder: Path) -> tuple[str, list[str], OpenAIServ
             "OPENAI_API_KEY": "sk-test",
             "OPENAI_API_BASE": server.api_base,
         }
-        command = [sys.executable, "-c", code]
+        command = [*python_command(), "-c", code]
         done = subprocess.run(
             command,
             cwd=folder,

@@ -16,7 +16,7 @@ import pytest
 
 from llama_index_memory_ext import MemoryStore
 from tests.conversation import user
-from tests.forked import run_forked
+from tests.forked import python_command, run_forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
@@ -282,7 +282,7 @@ async def test_an_application_that_gunicorn_loads_before_it_forks_loses_nothing(
     with TemporaryDirectory() as folder:
         place = f"{folder}/socket"
         command = [
-            sys.executable,
+            *python_command(),
             "-m",
             "gunicorn",
             "--preload",

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -21,6 +20,7 @@ from sqlalchemy.pool import QueuePool
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, OpenStore, ask, engine_at
+from tests.forked import python_command
 from tests.learning.learning import learner
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
@@ -46,7 +46,7 @@ async def run_workers(code: str, *arguments: list[str]) -> list[str]:
     """What each process prints; the last one may be killed."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", code, *each],
+            [*python_command(), "-c", code, *each],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
+from tests.forked import python_command
 from tests.store.frozen import OwnServer, own_server
 
 __all__ = ["own_server"]
@@ -44,7 +44,7 @@ memory.close()
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable,
+        *python_command(),
         "-W",
         "error",
         "-W",
@@ -137,7 +137,7 @@ async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
     own_server: OwnServer,
 ) -> None:
     """For longer than three seconds."""
-    command = [sys.executable, "-W", "ignore", "-c", FROZEN, own_server.uri]
+    command = [*python_command(), "-W", "ignore", "-c", FROZEN, own_server.uri]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

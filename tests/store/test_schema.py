@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sqlite3
 import subprocess
-import sys
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
+from tests.forked import python_command
 from tests.memories import close_plain_memory
 from tests.store.conftest import structure
 
@@ -351,7 +351,7 @@ async def test_an_opening_that_was_killed_has_changed_nothing(uri: str) -> None:
     await write_as_host(uri)
     before = await structure(uri)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, uri], capture_output=True, check=False
+        [*python_command(), "-c", KILLED, uri], capture_output=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert await structure(uri) == before
@@ -393,7 +393,10 @@ async def test_eight_processes_open_the_same_database_at_once(
         await open_and_close(uri)
         await (make_version_3 if before == "version 3" else make_version_4)(uri)
     done = subprocess.run(
-        [sys.executable, "-c", CROWD, uri], capture_output=True, text=True, check=False
+        [*python_command(), "-c", CROWD, uri],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     store = MemoryStore(uri)
