@@ -57,6 +57,7 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
+    "background_calls": ("learning/prompt.py", "record/summary.py"),
     "bulk_put": _STORE,
     "cached_prefix": (
         *_PROMPT,
