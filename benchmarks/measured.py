@@ -38,7 +38,7 @@ _CHECKS = (
     "learning/reply.py",
     "checks/evidence.py",
     "facts/known.py",
-    "language",
+    "words",
 )
 _STORE = (
     "store/log.py",

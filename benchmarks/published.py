@@ -8,6 +8,8 @@ counts of messages and other settings are words. ``{by}`` stands for the benchma
 
 from __future__ import annotations
 
+from benchmarks.prices import cost_table, list_price_table
+
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {}
 # These take long, and have no results yet.
@@ -166,19 +168,15 @@ READ_FIRST = """
 """
 
 DEFAULTS = """
-By default a turn pays for the record, for recall and for facts. The prices above leave the facts out. With them (`equal_room`: the
-same conversations, facts as LoCoMo notes them, R1), per turn:
+A turn, in tokens (`equal_room`: the same conversations, facts as LoCoMo notes them, OpenAI's cache up to GPT-5.5):
 
-| | tokens of a prompt | from the cache | paid, in tokens at the full price | relative to LlamaIndex's `Memory` as long | relative to a `Memory` as long as the record |
+| | tokens of a prompt | from the cache | paid, as tokens at the full price | relative to LlamaIndex's `Memory` as long | relative to a `Memory` as long as the record |
 |---|---|---|---|---|---|
 | all defaults, with a record of 8,000 | {equal_room|tokens of a prompt, with all defaults|,.0f} | {equal_room|share from the cache, with all defaults|.0%} | {equal_room|paid for a prompt, with all defaults|,.0f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.2f} |
 | `facts_token_limit=0` | {equal_room|tokens of a prompt, without facts|,.0f} | {equal_room|share from the cache, without facts|.0%} | {equal_room|paid for a prompt, without facts|,.0f} |  | {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.2f} |
 | `facts_token_limit=0`, `recall_token_limit=0` | {equal_room|tokens of a prompt, without facts and recall|,.0f} | {equal_room|share from the cache, without facts and recall|.0%} | {equal_room|paid for a prompt, without facts and recall|,.0f} |  | {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} |
 | LlamaIndex's `Memory`, as long as ours with all defaults | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long|,.0f} | 1 |  |
 | LlamaIndex's `Memory`, as long as the record | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long as the record|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long as the record|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long as the record|,.0f} |  | 1 |
-
-Facts and recall are ranked for each question, so no cache serves them. `facts_token_limit=500` pays at most 500 tokens for facts. The call that
-learns facts comes on top, one per turn, with the price of its model; `extract_every_turns=5` makes it one in five turns.
 """
 
 CACHE_RULES = ("R1", "R2", "R3", "R4", "R5")
@@ -304,6 +302,11 @@ TEXTS: dict[str, str] = {
     "readme": READ_FIRST,
     "in-short": IN_SHORT,
     "defaults": DEFAULTS,
+    "cost": cost_table(),
+    "list-prices": list_price_table(),
+    "background-tokens": "{background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
+    "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
+    "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
     "found": _by_rule("share found", ".0%"),
     "paid": _by_rule("price relative to the plain list", ".1f"),
     "tools": _tools(),
