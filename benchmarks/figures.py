@@ -103,12 +103,9 @@ def _benchmarks(line: str) -> str:
 
 
 def told_stale(changed: dict[str, list[str]]) -> str:
-    """Returns which results are older than what they measure, as a list in Markdown."""
-    lines = [
-        f"- `{name}`: since then {', '.join(f'`{path}`' for path in paths)}"
-        for name, paths in changed.items()
-    ]
-    return "\n" + ("\n".join(lines) or "None.") + "\n"
+    """Return the names of the results that are older than what they measure, as a paragraph in Markdown."""
+    names = ", ".join(f"`{name}`" for name in changed)
+    return f"\n{names or 'None'}.\n"
 
 
 def page_with_figures(page: str, results: Path = RESULTS) -> str:

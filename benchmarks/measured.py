@@ -38,7 +38,7 @@ _CHECKS = (
     "learning/reply.py",
     "checks/evidence.py",
     "facts/known.py",
-    "language",
+    "words",
 )
 _STORE = (
     "store/log.py",
@@ -57,6 +57,7 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
+    "background_calls": ("learning/prompt.py", "record/summary.py"),
     "bulk_put": _STORE,
     "cached_prefix": (
         *_PROMPT,

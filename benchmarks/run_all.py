@@ -46,6 +46,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "sharded": (),
     "evidence_in_prompt": (LOCOMO, E5),
     "equal_room": (LOCOMO,),
+    "background_calls": (LOCOMO,),
     "long_replies": (LOCOMO,),
     "named_times": (LOCOMO,),
     "dated_questions": (BENCH,),

@@ -26,8 +26,9 @@ RECIPES = {
     for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))
 }
 ALL_PAGES = PAGES | RECIPES
-# Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL.
-KINDS = {"python", "bash", "json", "text", "sql"}
+# Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL, and the browser's
+# client by tests/agents/test_web.py.
+KINDS = {"python", "bash", "json", "text", "sql", "javascript"}
 # Whoever runs the tests has installed the package, and is running the tests, which run the demo elsewhere.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 DEMO = ("python -m llama_index_memory_ext demo", "llama-index-memory demo")

@@ -148,6 +148,16 @@ def test_the_programs_for_local_models_use_what_there_is_of_this_package(
     )
 
 
+@pytest.mark.parametrize("code", blocks("python", PAGES["testing.md"]))
+def test_the_tests_of_the_guide_pass(code: str) -> None:
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - it is our own
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
 async def test_a_file_moves_to_a_server_with_all_that_was_read_and_learned(
     database_uri: str, postgres_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -417,3 +419,57 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
             )
             assert "".join(map(json.loads, deltas)) == "Good day to you."
             assert (await bob.post("/again", json=anew)).status_code == 404
+
+
+# What a browser has: `fetch`, here over the socket of the application, and an element to write into.
+BROWSER = """
+import http from "node:http";
+import {Readable} from "node:stream";
+globalThis.fetch = (path, options) => new Promise((resolve, reject) => {
+  const sent = http.request(
+    {socketPath: process.argv[2], path, method: options.method, headers: options.headers},
+    answer => resolve({ok: answer.statusCode === 200, status: answer.statusCode, body: Readable.toWeb(answer)}),
+  );
+  sent.on("error", reject);
+  sent.end(options.body);
+});
+"""
+CLIENT = blocks("javascript", PAGES["fastapi.md"])
+(CURL,) = (
+    block for block in blocks("text", PAGES["fastapi.md"]) if block.startswith("curl ")
+)
+
+
+async def answer_of(*command: str) -> str:
+    """Return what a program has written."""
+    done = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    written, complaints = await done.communicate()
+    assert done.returncode == 0, complaints.decode()
+    return written.decode()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+async def test_the_client_of_the_browser_shows_each_piece_of_an_answer(
+    database_uri: str, tmp_path: Path
+) -> None:
+    asking = 'await ask("first", process.argv[3], text => process.stdout.write(text));'
+    script = tmp_path / "client.mjs"
+    script.write_text("\n".join([BROWSER, *CLIENT, asking]), encoding="utf-8")
+
+    with serve(model) as server, serving(database_uri, server, 1, STREAMING) as socket:
+        written = await answer_of("node", str(script), socket, "I like tea.")
+    assert written == "I like tea. to you."
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_the_line_for_curl_prints_the_events(database_uri: str) -> None:
+    command, *arguments = shlex.split(CURL)
+    with serve(model) as server, serving(database_uri, server, 1, STREAMING) as socket:
+        written = await answer_of(
+            command, "--silent", "--unix-socket", socket, *arguments
+        )
+    deltas = re.findall(r"event: delta\ndata: (.*)\n", written)
+    assert "".join(map(json.loads, deltas)) == "Hello to you."
+    assert written.endswith("event: done\ndata: null\n\n")

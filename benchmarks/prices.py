@@ -1,0 +1,134 @@
+"""The prices of 1,000 turns in dollars: tokens of the results, at the list prices of three models.
+
+Prompts are those of ``cached_prefix``, with the facts of ``equal_room`` behind what a cache serves, and the calls of
+``background_calls``. The answer costs the same with each memory and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.measured import RESULTS
+
+TURNS = 1_000
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class ListPrice:
+    """What a model charges for a million tokens, in dollars.
+
+    ``rule``: how its cache finds a prompt; see ``prompt_caches.py``.
+    ``ours`` and ``written_by_us``: whether the memory sends marks.
+    """
+
+    model: str
+    rule: str
+    has_marks: bool
+    sent: float
+    cached: float
+    written: float
+    received: float
+
+
+# OpenAI's page of models, June 2026. Anthropic's page of prices, 24 October 2026.
+LIST_PRICES = (
+    ListPrice("GPT-5.5", "R1", False, 5.00, 0.50, 5.00, 30.00),
+    ListPrice("GPT-5.4 mini", "R1", False, 0.75, 0.075, 0.75, 4.50),
+    ListPrice("Claude Sonnet 5.5", "R4", True, 2.00, 0.10, 2.50, 10.00),
+)
+HOST = "LlamaIndex's Memory"
+RECORD = "CondensedMemory"
+RECALL = "CondensedMemory, recall by default"
+
+
+@cache
+def _measures(name: str) -> dict[str, float]:
+    """Return the numbers of a file of results, by what was measured."""
+    result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return {one["what"]: one["value"] for one in result["measures"]}
+
+
+def prompt_price(price: ListPrice, name: str, side: str) -> float:
+    """Return the price of the prompt of a turn, in dollars."""
+    measures = _measures(name)
+    if price.has_marks and side != HOST:
+        side = f"{side}, marked"
+    tokens = measures[f"tokens of a prompt, {side}, 8,000"]
+    found = measures[f"share found, {price.rule}, {side}, 8,000"]
+    written = measures[f"share written, {price.rule}, {side}, 8,000"]
+    other = 1 - found - written
+    mean = found * price.cached + written * price.written + other * price.sent
+    return tokens * mean / MILLION
+
+
+def fact_tokens() -> float:
+    """Return the tokens of the facts in a prompt."""
+    measures = _measures("equal_room")
+    with_facts = measures["tokens of a prompt, with all defaults"]
+    return with_facts - measures["tokens of a prompt, without facts"]
+
+
+def background_price(price: ListPrice, kind: str) -> float:
+    """Return the price of the background calls of a turn, in dollars, nothing of them cached."""
+    measures = _measures("background_calls")
+    sent = measures[f"tokens sent in a turn, {kind}"]
+    received = measures[f"tokens received in a turn, {kind}"]
+    return (sent * price.sent + received * price.received) / MILLION
+
+
+def cost_rows() -> dict[str, list[float]]:
+    """Return the prices of 1,000 turns, by row of the table, for each model."""
+    rows: dict[str, list[float]] = {}
+    for price in LIST_PRICES:
+        record = prompt_price(price, "cached_prefix", RECORD)
+        recalled = prompt_price(price, "cached_prefix_by_default", RECALL) - record
+        facts = fact_tokens() * price.sent / MILLION
+        learning = background_price(price, "facts")
+        parts = {
+            "LlamaIndex's `Memory`, prompts as long as the record": prompt_price(
+                price, "cached_prefix", HOST
+            ),
+            "the record alone (`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`)": record,
+            "+ recall": recalled,
+            "+ facts in the prompt": facts,
+            "+ learning facts, one call per turn": learning,
+            "= **all defaults**": record + recalled + facts + learning,
+            "+ summaries (`summarize=True`, off by default)": background_price(
+                price, "summaries"
+            ),
+        }
+        for label, dollars in parts.items():
+            rows.setdefault(label, []).append(TURNS * dollars)
+    return rows
+
+
+def _table(heads: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return a table in Markdown."""
+    names = list(heads)
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    lines += [f"| {label} | {' | '.join(cells)} |" for label, cells in rows]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def cost_table() -> str:
+    """Return the table of the prices of 1,000 turns."""
+    heads = ["1,000 turns", *(price.model for price in LIST_PRICES)]
+    rows = [
+        (label, [f"${dollars:.2f}" for dollars in row])
+        for label, row in cost_rows().items()
+    ]
+    return _table(heads, rows)
+
+
+def list_price_table() -> str:
+    """Return the table of the list prices."""
+    heads = ("per million tokens", "sent", "cached", "written", "received")
+    rows = []
+    for price in LIST_PRICES:
+        cells = (price.sent, price.cached, price.written, price.received)
+        rows.append((price.model, [f"${cell:g}" for cell in cells]))
+    return _table(heads, rows)
