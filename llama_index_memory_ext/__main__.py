@@ -7,13 +7,15 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext import __version__
 from llama_index_memory_ext.cli import (
     PACKAGE,
+    ExtraError,
     UsageError,
     describe_error,
+    explain_usage,
     needs_extra,
     plain,
 )
@@ -44,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"{PACKAGE} {__version__}\n")
         return 0
-    as_json = "--json" in arguments
     try:
-        return _run(arguments, as_json=as_json)
+        return _run(arguments)
     except SystemExit as end:
         return int(end.code or 0)
     except KeyboardInterrupt:
@@ -57,21 +58,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the user gets one line for any failure
-        return _report(error, as_json=as_json)
+        return _report(error, arguments)
 
 
-def _report(error: Exception, *, as_json: bool) -> int:
-    text = plain(describe_error(error))
-    line = json.dumps({"error": text}) if as_json else f"Error: {text}"
+def _report(error: Exception, arguments: Sequence[str]) -> int:
+    # Older versions of Typer have no public name for this class.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{describe_error(error)}\n")
+        return WRONG_USAGE
+    # Errors of Typer have an exit code.
+    code = int(getattr(error, "exit_code", FAILED))
+    if isinstance(error, (UsageError, SettingError)):
+        code = WRONG_USAGE
+    text = describe_error(error)
+    if code == WRONG_USAGE and not isinstance(error, ExtraError):
+        text = explain_usage(error, arguments, _example_for(arguments))
+    text = plain(text)
+    line = f"Error: {text}"
+    if "--json" in arguments:
+        line = json.dumps({"error": text})
     sys.stderr.write(f"{line}\n")
-    # Older versions of Typer have no public name for the class of wrong usage.
-    is_usage = isinstance(error, (UsageError, SettingError)) or hasattr(
-        error, "format_message"
-    )
-    return WRONG_USAGE if is_usage else FAILED
+    return code
 
 
-def _run(arguments: list[str], *, as_json: bool) -> int:
+def _run(arguments: list[str]) -> int:
     try:
         with needs_extra("cli", "typer", "rich"):
             app = load_app()
@@ -83,7 +93,7 @@ def _run(arguments: list[str], *, as_json: bool) -> int:
         from llama_index_memory_ext.cli.demo import run
 
         sys.exit(run())
-    return app(arguments, standalone_mode=not as_json) or 0
+    return app(arguments, standalone_mode=False) or 0
 
 
 def load_app() -> typer.Typer:
@@ -95,6 +105,19 @@ def load_app() -> typer.Typer:
         # Importing registers the commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app
+
+
+def _example_for(arguments: Sequence[str]) -> str:
+    """Return the example in the help of the command that the arguments name; "" without the extra."""
+    try:
+        # Imported here: Typer is optional.
+        from typer.main import get_command
+    except ModuleNotFoundError:
+        return ""
+    command: Any = get_command(load_app())
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    return str(command.epilog)
 
 
 if __name__ == "__main__":

@@ -145,9 +145,12 @@ def check_id(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not value or value != value.strip():
+        remedy = "Data under such an id can be deleted: MemoryStore.forget_user."
+        if not isinstance(value, str):
+            remedy = f"Pass a text, such as str({name})."
         raise SettingError(
             f"{name} must be a text, must not be empty, and must have no blanks around it; saw "
-            f"{describe_value(value, with_text=True)}. Data under such an id can be deleted: MemoryStore.forget_user."
+            f"{describe_value(value, with_text=True)}. {remedy}"
         )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from inspect import isawaitable
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import (
@@ -15,6 +17,7 @@ from llama_index_memory_ext import (
     MemoryExtError,
     MemoryRetriever,
     MemoryStore,
+    OfflineModel,
     TfidfRanker,
     messages_from_json,
 )
@@ -112,7 +115,30 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "agent_id is None",
         'Name it, agent_id="travel"',
     ),
-    (lambda memory: memory.aput("Hello"), A_LIST, "this is a str", WRAPPED),
+    (
+        lambda memory: memory.aput("Hello"),
+        "Expected a ChatMessage;",
+        "saw a str",
+        WRAPPED,
+    ),
+    (
+        lambda memory: memory.aput_messages("Hello"),
+        A_LIST,
+        "this is a str",
+        WRAPPED,
+    ),
+    (
+        lambda _: CondensedMemory.aput(ChatMessage("Hello")),  # type: ignore[arg-type]
+        "Expected a ChatMessage",
+        "got none",
+        "memory=CondensedMemory.from_defaults(",
+    ),
+    (
+        lambda _: opened(session_id=uuid4()),
+        "must be a text",
+        "saw an UUID",
+        "str(session_id)",
+    ),
     (
         lambda memory: memory.aput_messages(ChatMessage("Hello")),
         A_LIST,
@@ -200,3 +226,20 @@ async def test_a_wrong_call_is_told_what_was_expected_what_was_seen_and_what_to_
     assert expected in said
     assert seen in said
     assert do in said
+
+
+async def test_an_agent_with_the_class_as_its_memory_is_told_to_pass_an_object() -> (
+    None
+):
+    agent = FunctionAgent(tools=[], llm=OfflineModel())
+    with pytest.raises(MemoryExtError, match="not the class"):
+        await agent.run("Hello", memory=CondensedMemory)
+
+
+def test_a_summary_without_a_model_is_told_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    opened(summarize=True, llm=OfflineModel())
+    assert caplog.text == ""
+    opened(summarize=True)
+    assert "summarize=True has no model" in caplog.text

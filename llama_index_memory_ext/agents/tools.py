@@ -162,8 +162,9 @@ _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again whe
 _QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "the limit of facts is reached, and all stored facts are surer."
 NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
+EMPTY_QUERY = 'Nothing was searched: query needs words, as in search_memory(query="allergies food").'
 # The beginnings of answers that say that nothing was done.
-REFUSALS = ("Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
+REFUSALS = (EMPTY_QUERY, "Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
 
 
 class MemoryToolSpec(BaseToolSpec):
@@ -268,9 +269,15 @@ class MemoryToolSpec(BaseToolSpec):
 
     async def asearch_memory(self, query: str) -> str:
         """Do the same as ``search_memory``, asynchronously."""
-        nodes = await self.retriever.aretrieve(str(query))
-        lines = [line_of(node) for node in nodes]
+        return await self.search_with(self.retriever, str(query))
+
+    async def search_with(self, retriever: MemoryRetriever, query: str) -> str:
+        """Return the nodes that the retriever finds, as a text for the model."""
         counter = self.memory.tokenizer_fn
+        if not query.strip():
+            return counter.clip(EMPTY_QUERY, self.token_limit)
+        nodes = await retriever.aretrieve(query)
+        lines = [line_of(node) for node in nodes]
         fitting = fit_tokens(map(counter.count, lines), self.token_limit)
         answer = "".join(lines[i] for i in fitting)
         return answer or counter.clip(NOTHING_FOUND, self.token_limit)

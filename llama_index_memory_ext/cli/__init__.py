@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 # Control characters except line ends and tabs, lone surrogates, and characters that
 # change the direction of text.
@@ -29,6 +29,25 @@ _UNSAFE = re.compile(
 PACKAGE = "llama-index-memory-ext"
 # Seconds for an answer of the model.
 TIMEOUT = 30.0
+# The values that an option takes, by the name of the value in its help.
+_RIGHT_VALUES = {
+    "0..1": "a number from 0 to 1 such as 0.9",
+    "CATEGORY": "preference, knowledge, context, behavior, goal or correction",
+    "COUNT": "a whole number from 1 on such as 20",
+    "DAY": "a day such as 2026-11-20",
+    "DAYS": "a number of days above 0 such as 30",
+    "FILE": "a file such as chat-17.json",
+    "FORMAT": "llama_index or openai, such as --format openai",
+    "ORDER": "used, messages or name, such as --sort name",
+    "PORT": "a port from 0 to 65535 such as 8000",
+    "PROGRAM": "claude-desktop, claude-code, cursor or vscode",
+    "SECONDS": "a number of seconds from 0.001 to 86400 such as 60",
+    "STATE": "present, past, retired, expired, pending or all",
+    "TAG": "a tag of 1 to 100 characters such as diet",
+    "TEXT": 'a text such as "Likes tea"',
+    "TOKENS": "a whole number of tokens such as 4000",
+    "local": "the word local, as in --embed local",
+}
 
 
 class TerminalError(Exception):
@@ -39,6 +58,10 @@ class UsageError(TerminalError):
     """A wrong combination of arguments and options."""
 
 
+class ExtraError(UsageError):
+    """A command that needs packages of an extra."""
+
+
 @contextmanager
 def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
     """Name the extra to install if the block imports one of these libraries and it is missing."""
@@ -47,7 +70,7 @@ def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in libraries:
             raise
-        raise UsageError(
+        raise ExtraError(
             f'This command needs more packages. Install them: pip install "{PACKAGE}[{extra}]"'
         ) from None
 
@@ -76,7 +99,7 @@ def describe_error(error: BaseException) -> str:
     text = str(error)
     usage_of_typer = getattr(error, "format_message", None)
     if usage_of_typer is not None:
-        return str(usage_of_typer())
+        return str(usage_of_typer()).replace("Value error, ", "")
     if isinstance(error, (TerminalError, MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
@@ -90,6 +113,29 @@ def describe_error(error: BaseException) -> str:
         message = _redacted(first["msg"]).removeprefix("Value error, ").rstrip(".")
         return f"{field}: {message}."
     return f"{type(error).__name__}: {_redacted(text)}".removesuffix(": ")
+
+
+def explain_usage(error: Exception, arguments: Sequence[str], example: str) -> str:
+    """Return a wrong usage in one line, with the values that the option takes, or with the ``example`` of a right call."""
+    parameter: Any = getattr(error, "param", None)
+    right_values = _RIGHT_VALUES.get(getattr(parameter, "metavar", None) or "")
+    if right_values:
+        value = _value_in(arguments, parameter.opts)
+        if value is not None:
+            return (
+                f"{parameter.opts[0]} takes {right_values}; got {one_line(value, 80)!r}"
+            )
+    return f"{describe_error(error).rstrip('.')}. {example}"
+
+
+def _value_in(arguments: Sequence[str], options: Collection[str]) -> str | None:
+    """Return the last value that the arguments give to one of the options; None without such a value."""
+    value = None
+    for i, argument in enumerate(arguments):
+        name, equals, attached = argument.partition("=")
+        if name in options:
+            value = attached if equals else "".join(arguments[i + 1 : i + 2])
+    return value
 
 
 def _problem_of_server(error: BaseException) -> str:

@@ -39,40 +39,70 @@ _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
 
 
 # What typer.Option returns is declared as Any.
-def option(name: str, metavar: str, help_: str, **more: Any) -> Any:
-    """Return an option whose help does not show its default."""
-    return typer.Option(name, metavar=metavar, help=help_, show_default=False, **more)
+def option(names: str, metavar: str, help_: str, **more: Any) -> Any:
+    """Return an option, with names as in "--output -o", whose help does not show its default."""
+    return typer.Option(
+        *names.split(), metavar=metavar, help=help_, show_default=False, **more
+    )
 
 
-_DB_HELP = "The database: a SQLite file, or a SQLAlchemy address. Default: a file in your own folder."
-_TABLE_HELP = "The chat table; the names of the other tables begin with its name. Default: llama_index_memory."
-_SCHEMA_HELP = "The schema of the tables, on PostgreSQL."
-_USER_HELP = "The user. Facts of the user apply in all sessions of the user."
-_AGENT_HELP = "Only the facts that this agent sees. Default: the facts of all agents."
-_EMBED_HELP = "Find by meaning too, with a small model on this machine (extra local). Default: by words alone."
-_TIMEOUT_HELP = "Seconds for an answer of the model. Default: 30; a local model may need several hundred."
-_SECONDS: Any = {"min": 0.001, "max": 86_400, "envvar": "OPENAI_TIMEOUT"}
+def example(call: str) -> str:
+    """Return the line of a help, and of an error, that shows a right call."""
+    return f"Example: llama-index-memory {call}"
+
+
 Db = Annotated[
-    str | None, option("--db", "DB", _DB_HELP, envvar="LLAMA_INDEX_MEMORY_DB")
+    str | None,
+    option(
+        "--db",
+        "DB",
+        "A SQLite file or a SQLAlchemy address.",
+        envvar="LLAMA_INDEX_MEMORY_DB",
+    ),
 ]
-User = Annotated[str | None, option("--user", "ID", _USER_HELP)]
+User = Annotated[str | None, option("--user", "ID", "The user.")]
 Session = Annotated[str | None, option("--session", "ID", "The session.")]
-Agent = Annotated[str | None, option("--agent", "ID", _AGENT_HELP)]
-Embed = Annotated[Literal["local"] | None, option("--embed", "local", _EMBED_HELP)]
-Timeout = Annotated[float, option("--timeout", "SECONDS", _TIMEOUT_HELP, **_SECONDS)]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print only JSON; errors as JSON on stderr."),
+Agent = Annotated[
+    str | None, option("--agent", "ID", "The agent; default: all agents.")
 ]
+Embed = Annotated[
+    Literal["local"] | None,
+    option("--embed", "local", "Find by meaning too, with a local model."),
+]
+Timeout = Annotated[
+    float,
+    option(
+        "--timeout",
+        "SECONDS",
+        "Seconds for an answer of the model. Default: 30.",
+        min=0.001,
+        max=86_400,
+        envvar="OPENAI_TIMEOUT",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-_MODEL_HELP = "A model of OpenAI, or of the server at OPENAI_API_BASE. Default: OPENAI_MODEL, or gpt-4o-mini."
-Model = Annotated[str | None, option("--model", "NAME", _MODEL_HELP)]
+Model = Annotated[
+    str | None,
+    option("--model", "NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
+]
 _Table = Annotated[
-    str, option("--table", "NAME", _TABLE_HELP, envvar="LLAMA_INDEX_MEMORY_TABLE")
+    str,
+    option(
+        "--table",
+        "NAME",
+        "The chat table. Default: llama_index_memory.",
+        envvar="LLAMA_INDEX_MEMORY_TABLE",
+    ),
 ]
 _Schema = Annotated[
     str | None,
-    option("--schema", "NAME", _SCHEMA_HELP, envvar="LLAMA_INDEX_MEMORY_SCHEMA"),
+    option(
+        "--schema",
+        "NAME",
+        "The schema of the tables, on PostgreSQL.",
+        envvar="LLAMA_INDEX_MEMORY_SCHEMA",
+    ),
 ]
 
 # Text in brackets in a help text is not markup.
@@ -85,7 +115,8 @@ app = typer.Typer(
 
 
 @app.callback(
-    help="Condensed memory for LlamaIndex agents. --version alone prints the version."
+    help="Condensed memory for LlamaIndex agents. --version alone prints the version.",
+    epilog=example("facts list --user ann"),
 )
 def _set_tables(
     *, table: _Table = "llama_index_memory", schema: _Schema = None
@@ -95,13 +126,14 @@ def _set_tables(
     _tables.set({"table_name": table, "db_schema": schema})
 
 
-@app.command()
+@app.command(epilog=example("demo"))
 def demo() -> None:
-    """Ask CondensedMemory and LlamaIndex's Memory about a conversation of 60 turns, and compare answers and prices.
+    """Compare this memory with LlamaIndex's in 60 turns.
 
-    Both memories have the same token_limit. With OPENAI_API_KEY set, a model of OpenAI
-    answers: OPENAI_MODEL, or gpt-4o-mini. OPENAI_API_BASE names another server, whose
-    model may have any name. Without the key, a small offline model answers.
+    Answers and prices are compared. Both memories have the same token_limit. With
+    OPENAI_API_KEY set, a model of OpenAI answers: OPENAI_MODEL, or gpt-4o-mini.
+    OPENAI_API_BASE names another server, whose model may have any name. Without the
+    key, a small offline model answers.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.cli.demo import run
@@ -192,11 +224,11 @@ def show(output: Output, *, as_json: bool) -> Any:
     return output.result
 
 
-@app.command()
+@app.command(epilog=example("doctor --db memory.db"))
 def doctor(*, db: Db = None, as_json: Json = False) -> None:
-    """Check the database and the model, and create nothing. Exit code 1 if a check fails.
+    """Check the database and the model, and create nothing.
 
-    `pip check` checks the versions of the libraries.
+    Exit code 1 if a check fails. `pip check` checks the versions of the libraries.
     """
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.cli.demo import choose_model, describe_model

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from llama_index.core.agent.workflow import FunctionAgent
 
-_TEMPORARY_HELP = "Store nothing: facts of the user are read, and the conversation is gone at its end."
-_Temporary = Annotated[bool, typer.Option("--temporary", help=_TEMPORARY_HELP)]
+_Temporary = Annotated[
+    bool, typer.Option("--temporary", help="Store nothing; facts are read.")
+]
 _HELP = """\
 /facts           list the facts about you; the command `facts forget ID` deletes a fact
 /why [QUESTION]  show why each fact is in the prompt for QUESTION (default: the last question), or not
@@ -31,7 +32,7 @@ _HELP = """\
 /quit            end the conversation, as Ctrl-D does. Ctrl-C interrupts an answer."""
 
 
-@cli.app.command()
+@cli.app.command(epilog=cli.example("chat --user ann"))
 def chat(
     *,
     session: Session = None,

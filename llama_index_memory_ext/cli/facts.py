@@ -5,7 +5,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
@@ -34,38 +34,53 @@ _Work: TypeAlias = Callable[..., Awaitable[Output]]
 
 # A warning for each deletion of a fact.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
-_CATEGORY_HELP = "preference, knowledge, context, behavior, goal or correction."
-
 _Question = Annotated[
     str, typer.Argument(metavar="QUESTION", help="A question of the user.")
 ]
-_Text = Annotated[str, typer.Argument(metavar="TEXT", help="The fact in one sentence.")]
-_Id = Annotated[
+
+
+def _with_words(text: str) -> str:
+    """Return the text of an argument; raise a ValueError for a blank one, which Typer reports."""
+    if not text.strip():
+        raise ValueError("words are needed")
+    return text
+
+
+def _day(text: str) -> str:
+    """Return the text of a day; raise a ValueError for any other text."""
+    datetime.fromisoformat(text)
+    return text
+
+
+_Text = Annotated[
     str,
-    typer.Argument(metavar="ID", help="The id of a fact, or the beginning of its id."),
-]
-_IDS = typer.Argument(metavar="ID", help="The ids of facts, or their beginnings.")
-_Ids = Annotated[list[str] | None, _IDS]
-_RequiredIds = Annotated[list[str], _IDS]
-_Ttl = Annotated[
-    float | None,
-    typer.Option(
-        "--ttl", metavar="DAYS", help="The fact expires after this many days."
+    typer.Argument(
+        metavar="TEXT", help="The fact in one sentence.", parser=_with_words
     ),
 ]
-_Category = Annotated[str, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)]
-_Pin = Annotated[
-    bool, typer.Option("--pin", help="Show it before facts that match better.")
-]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact's id.")]
+_IDS = typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
+_Ids = Annotated[list[str] | None, _IDS]
+_RequiredIds = Annotated[list[str], _IDS]
 _Reason = Annotated[
-    str, typer.Option(metavar="TEXT", help="Why the fact is no longer true.")
+    str, cli.option("--reason", "TEXT", "Why the fact is no longer true.")
 ]
 _Apply = Annotated[bool, typer.Option("--apply", help="Retire the proposed facts.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 _NoTags = Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")]
-_Tags = Annotated[
+_Categories = Literal[
+    "preference", "knowledge", "context", "behavior", "goal", "correction"
+]
+_States = Literal["present", "past", "retired", "expired", "pending", "all"]
+_CATEGORY = Annotated[
+    _Categories | None,
+    cli.option("--category", "CATEGORY", "preference, knowledge, context, ..."),
+]
+_TAGS = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TEXT", help="A tag; repeat the option for more."),
+    cli.option(
+        "--tag", "TAG", "A tag; repeat the option for more.", parser=_with_words
+    ),
 ]
 _FILTERS: dict[str, Any] = {
     "with_retired": Annotated[
@@ -76,52 +91,51 @@ _FILTERS: dict[str, Any] = {
     ],
     "since": Annotated[
         str | None,
-        typer.Option(
-            metavar="DAY", help="Only facts learned on this day (2026-11-20) or later."
-        ),
+        cli.option("--since", "DAY", "Learned on this day or later.", parser=_day),
     ],
     "until": Annotated[
         str | None,
-        typer.Option(metavar="DAY", help="Only facts learned on this day or earlier."),
+        cli.option("--until", "DAY", "Learned on this day or earlier.", parser=_day),
     ],
-    "category": Annotated[
-        str | None,
-        typer.Option(metavar="CATEGORY", help="Only facts of this category."),
-    ],
-    "tags": _Tags,
+    "category": _CATEGORY,
+    "tags": _TAGS,
     "state": Annotated[
-        str | None,
-        typer.Option(help="present, past, retired, expired, pending or all."),
+        _States | None, cli.option("--state", "STATE", "present, past, ..., or all.")
     ],
-    "limit": Annotated[int | None, typer.Option(help="The largest number of facts.")],
+    "limit": Annotated[
+        int | None, cli.option("--limit", "COUNT", "Most facts.", min=1)
+    ],
     "after": Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Only facts after this fact of the list."),
+        str | None, cli.option("--after", "ID", "Only facts after this fact.")
     ],
 }
-_CHANGES: dict[str, Any] = {
-    "content": Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The new text of the fact.")
-    ],
-    "category": Annotated[
-        str | None, typer.Option(metavar="CATEGORY", help=_CATEGORY_HELP)
-    ],
+_FIELDS: dict[str, Any] = {
+    "category": _CATEGORY,
     "confidence": Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="The confidence, from 0 to 1."),
+        cli.option("--confidence", "0..1", "How certain it is.", min=0, max=1),
     ],
     "pinned": Annotated[
         bool | None,
         typer.Option("--pin/--unpin", help="Show it before facts that match better."),
     ],
-    "tags": _Tags,
+    "tags": _TAGS,
 }
+_Ttl = Annotated[
+    float | None,
+    cli.option("--ttl", "DAYS", "It expires after this many days.", min=0.001),
+]
+_CONTENT = Annotated[
+    str | None,
+    cli.option("--content", "TEXT", "The new text of the fact.", parser=_with_words),
+]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
     app,
     name="facts",
     help="The facts of a user: list, search, explain, change.",
+    epilog=cli.example("facts list --user ann"),
 )
 
 
@@ -134,11 +148,11 @@ def check_whose(user: str | None, session: str | None) -> None:
 
 
 def command(
-    name: str, *, create: bool = False, **options: Any
+    name: str, example: str = "", *, create: bool = False, **options: Any
 ) -> Callable[[_Work], None]:
     """Return a decorator that makes a command of a coroutine function.
 
-    The command gets options for user, session, agent, database and JSON. ``options``
+    ``example`` are arguments of a right call. The command gets options for user, session, agent, database and JSON. ``options``
     are further options that the function takes by name; ``embed`` gives its memory an
     embedding model.
     """
@@ -164,7 +178,8 @@ def command(
 
         # Typer reads the options from the signature.
         vars(run)["__signature__"] = _signature(work, added_options)
-        app.command(name, help=work.__doc__)(run)
+        call = " ".join(filter(None, ["facts", name, example, "--user ann"]))
+        app.command(name, help=work.__doc__, epilog=cli.example(call))(run)
 
     return register
 
@@ -184,10 +199,13 @@ def _signature(work: _Work, options: dict[str, Any]) -> Signature:
     return Signature(parameters)
 
 
-@command("list", **_FILTERS)
+@command("list", "--since 2026-11-01 --until 2026-11-20", **_FILTERS)
 async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     """List the current facts, the newest first."""
-    filters = {name: value for name, value in options.items() if value is not None}
+    filters = _given(options)
+    since = filters.get("since")
+    if since and since > filters.get("until", since):
+        raise UsageError("--since must not be after --until.")
     if "after" in filters:
         filters["after"] = (await _find(memory, filters["after"])).id
     return _listed(memory, await cli.book_of(memory).alist(**filters))
@@ -195,19 +213,22 @@ async def list_(memory: "CondensedMemory", **options: Any) -> Output:
 
 @command("pending")
 async def pending(memory: "CondensedMemory") -> Output:
-    """List the facts that are not yet approved or rejected, the newest first."""
+    """List the facts that are not yet approved or rejected."""
     facts = await cli.book_of(memory).alist(state="pending")
     return _listed(memory, facts, " that are pending")
 
 
-@command("approve")
+@command("approve", "3f2a91bc")
 async def approve(memory: "CondensedMemory", fact_ids: _RequiredIds) -> Output:
-    """Approve pending facts, and retire the facts that they correct; all of them, or none after an error."""
+    """Approve pending facts, and retire the facts they correct.
+
+    All of them are approved, or none after an error.
+    """
     ids = await _find_ids(memory, fact_ids)
     return _listed(memory, await cli.book_of(memory).aapprove(*ids))
 
 
-@command("reject")
+@command("reject", "3f2a91bc")
 async def reject(
     memory: "CondensedMemory",
     fact_ids: _RequiredIds,
@@ -219,31 +240,31 @@ async def reject(
     return _listed(memory, await cli.book_of(memory).areject(*ids, reason=reason))
 
 
-@command("search", embed=Embed)
+@command("search", '"Where do I live?"', embed=Embed)
 async def search(memory: "CondensedMemory", question: _Question) -> Output:
-    """Find facts with words of a question, the best first; without --agent, among the shared facts."""
-    facts = []
-    result = []
-    for match in await memory.facts_block.asearch(question):
-        fields = match.fact.model_dump(mode="json")
-        scores = {"score": match.score, "similarity": match.similarity}
-        facts.append(match.fact)
-        result.append(fields | scores)
+    """Find facts with words of a question, the best first.
+
+    Without --agent, the shared facts are searched.
+    """
+    matches = await memory.facts_block.asearch(question)
+    result = [_with_numbers(match, "score", "similarity") for match in matches]
     owner = f"{cli.whose(memory)} that share a word with it"
-    return Output(result, facts_table(facts, owner))
+    return Output(result, facts_table([match.fact for match in matches], owner))
 
 
-@command("explain", embed=Embed)
+@command("explain", '"Where do I live?"', embed=Embed)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
-    """Explain for each fact whether the model is shown it for a question; without --agent, for the shared facts."""
+    """Explain for each fact why a question shows it, or not.
+
+    Without --agent, the shared facts are explained.
+    """
     explanation = await memory.facts_block.aexplain(question)
     facts = []
     for explained in explanation.facts:
-        fields = explained.fact.model_dump(mode="json")
-        fields["shown"] = explained.injected
-        for name in ("why", "score", "similarity", "recency", "matched", "tokens"):
-            fields[name] = getattr(explained, name)
-        facts.append(fields)
+        fields = _with_numbers(
+            explained, "why", "score", "similarity", "recency", "matched", "tokens"
+        )
+        facts.append({**fields, "shown": explained.injected})
     result = {
         "tokens": explanation.tokens,
         "token_limit": explanation.limit,
@@ -252,32 +273,41 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     return Output(result, explanation_table(explanation, cli.whose(memory)))
 
 
-@command("add", create=True)
+def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of the fact of an entry, with these numbers of the entry."""
+    numbers = {name: getattr(entry, name) for name in names}
+    return entry.fact.model_dump(mode="json") | numbers
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the user has passed."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@command("add", '"Likes tea" --tag drink', create=True, **_FIELDS)
 async def add(
-    memory: "CondensedMemory",
-    text: _Text,
-    *,
-    category: _Category = "knowledge",
-    pin: _Pin = False,
-    ttl: _Ttl = None,
+    memory: "CondensedMemory", text: _Text, *, ttl: _Ttl = None, **options: Any
 ) -> Output:
-    """Add a fact, with --agent for this agent alone; a database that does not exist is created."""
+    """Add a fact, with --agent for this agent alone.
+
+    A database that does not exist is created.
+    """
     from llama_index_memory_ext.facts.book import known_as
 
     same_fact = await known_as(memory.facts, text)
     if same_fact:
         return _changed("Known already, as", same_fact)
     lifetime = None if ttl is None else timedelta(days=ttl)
-    fact = await memory.facts.aadd(text, ttl=lifetime, category=category, pinned=pin)
+    fact = await memory.facts.aadd(text, ttl=lifetime, **_given(options))
     return _changed("Added", fact)
 
 
-@command("edit", **_CHANGES)
+@command("edit", "3f2a91bc --confidence 0.9", content=_CONTENT, **_FIELDS)
 async def edit(
     memory: "CondensedMemory", fact_id: _Id, *, no_tags: _NoTags = False, **options: Any
 ) -> Output:
     """Change the text or the settings of a fact."""
-    fields = {name: value for name, value in options.items() if value is not None}
+    fields = _given(options)
     if no_tags:
         fields["tags"] = ()
     if not fields:
@@ -288,7 +318,7 @@ async def edit(
     return _changed("Changed", await cli.book_of(memory).aupdate(fact.id, **fields))
 
 
-@command("retire")
+@command("retire", "3f2a91bc")
 async def retire(
     memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand"
 ) -> Output:
@@ -297,14 +327,14 @@ async def retire(
     return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
 
 
-@command("restore")
+@command("restore", "3f2a91bc")
 async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
     fact = await _find(memory, fact_id)
     return _changed("Restored", await cli.book_of(memory).arestore(fact.id))
 
 
-@command("forget")
+@command("forget", "3f2a91bc")
 async def forget(
     memory: "CondensedMemory",
     fact_ids: _Ids = None,
@@ -312,7 +342,7 @@ async def forget(
     all_: _All = False,
     yes: Yes = False,
 ) -> Output:
-    """Delete facts for good; the command asks before it deletes.
+    """Delete facts for good, after a question.
 
     The messages with their words stay; `forget` deletes sessions and persons.
     """
@@ -343,10 +373,10 @@ async def consolidate(
     yes: Yes = False,
     model: Model = None,
 ) -> Output:
-    """Propose facts to retire, each with the fact that stays; --apply retires them.
+    """Propose facts to retire; --apply retires them.
 
-    A proposal is a duplicate, a fact that a newer fact contradicts, or a plan that is
-    over. A model confirms each proposal: set OPENAI_API_KEY, and OPENAI_API_BASE for
+    Each is shown with the fact that stays. A proposal is a duplicate, a fact that a
+    newer fact contradicts, or a plan that is over. A model confirms each proposal: set OPENAI_API_KEY, and OPENAI_API_BASE for
     another server. The command asks before it retires facts, and `facts restore ID`
     takes it back.
     """

@@ -27,15 +27,15 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 22
 # These columns never hold the id of a user or a session, but may hold the same word.
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
-_DAYS_HELP = "Delete turns with a message that was stored more than this many days ago."
-_MESSAGES_HELP = (
-    "Keep this many of the newest messages of each session; delete the turns before."
-)
 _Days = Annotated[
-    float | None, cli.option("--days", "NUMBER", _DAYS_HELP, min=0.001, max=36_500)
+    float | None,
+    cli.option(
+        "--days", "DAYS", "Delete turns older than this.", min=0.001, max=36_500
+    ),
 ]
 _Messages = Annotated[
-    int | None, cli.option("--messages", "NUMBER", _MESSAGES_HELP, min=1)
+    int | None,
+    cli.option("--messages", "COUNT", "Keep so many messages of each session.", min=1),
 ]
 
 
@@ -74,7 +74,7 @@ class SearchResult:
     elsewhere: int
 
 
-@cli.app.command()
+@cli.app.command(epilog=cli.example("forget --user ann"))
 def forget(
     *,
     user: User = None,
@@ -113,7 +113,7 @@ def forget(
         )
 
 
-@cli.app.command()
+@cli.app.command(epilog=cli.example("retain --days 90"))
 def retain(
     *,
     days: _Days = None,
@@ -124,11 +124,11 @@ def retain(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Delete old messages for good: of all sessions, of one session, or of a user's sessions.
+    """Delete old messages for good; facts stay.
 
-    Facts stay, without the words of the deleted messages. The current turn stays. The
-    command asks before it deletes. Then it rewrites the file; exit code 1 if that
-    fails.
+    Messages of all sessions, of one session, or of a user's sessions are deleted. Facts
+    lose the words of the deleted messages. The current turn stays. The command asks
+    before it deletes. Then it rewrites the file; exit code 1 if that fails.
     """
     if days is None and messages is None:
         raise UsageError(

@@ -28,50 +28,57 @@ from llama_index_memory_ext.cli.app import (
 )
 from llama_index_memory_ext.cli.facts import check_whose
 
-_PORT_HELP = "The port on 127.0.0.1; 0 for any free port."
-_SESSION_HELP = "A session that another program writes: its messages are searched, and quotes must be in them."
 _Port = Annotated[
-    int, typer.Option(min=0, max=65_535, metavar="NUMBER", help=_PORT_HELP)
+    int,
+    cli.option("--port", "PORT", "Default: 0, any free port.", min=0, max=65_535),
 ]
 _Write = Annotated[
     bool,
-    typer.Option(
-        "--write",
-        help="Allow to add, edit, pin, approve, retire, restore and forget; each asks for confirmation.",
-    ),
+    typer.Option("--write", help="Allow changes; each asks for confirmation."),
 ]
-_To = typer.Option(
-    "--html", metavar="FILE", help="Write --session as a page to FILE, and end."
-)
-_Html = Annotated[typer.FileBinaryWrite | None, _To]
+_Html = Annotated[
+    typer.FileBinaryWrite | None,
+    cli.option("--html", "FILE", "Write --session as a page, and end."),
+]
 _Question = Annotated[
-    str,
-    typer.Option(metavar="TEXT", help="With --html: the next question of the user."),
+    str, cli.option("--question", "TEXT", "With --html: the next question.")
 ]
-_Limit = Annotated[
+_Total = Annotated[
+    int | None, cli.option("--token-limit", "TOKENS", "Of the prompt. Default: 60000.")
+]
+_Record = Annotated[
     int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="The same limit as in your program. Default: the limit of the preset.",
-    ),
+    cli.option("--condensed-token-limit", "TOKENS", "Of the record. Default: 50000."),
 ]
-_OtherSession = Annotated[str | None, cli.option("--session", "ID", _SESSION_HELP)]
+_Facts = Annotated[
+    int | None,
+    cli.option("--facts-token-limit", "TOKENS", "Of the facts. Default: 2000."),
+]
+_Profile = Annotated[
+    int | None,
+    cli.option("--profile-token-limit", "TOKENS", "Of the profile. Default: 500."),
+]
+_Recall = Annotated[
+    int | None,
+    cli.option("--recall-token-limit", "TOKENS", "Of the recall. Default: 2000."),
+]
+_OtherSession = Annotated[
+    str | None,
+    cli.option("--session", "ID", "A session that holds the quotes."),
+]
 _ReadOnly = Annotated[
-    bool, typer.Option("--read-only", help="Offer only the tools that search and list.")
+    bool, typer.Option("--read-only", help="Offer only tools that search and list.")
 ]
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
-_CONFIG_HELP = (
-    "Print the configuration with which this program starts the command, and end."
-)
 _Config = Annotated[
-    _Program | None, cli.option("--print-config", "PROGRAM", _CONFIG_HELP)
+    _Program | None,
+    cli.option("--print-config", "PROGRAM", "Print a configuration, and end."),
 ]
-_HTTP_HELP = "Serve over streamable HTTP at this port, at /mcp; 0 for any free port. It needs a token."
 _Http = Annotated[
-    int | None, cli.option("--http", "PORT", _HTTP_HELP, min=0, max=65_535)
+    int | None,
+    cli.option("--http", "PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
 ]
-_HOST_HELP = "With --http: the address to listen at. Any address but 127.0.0.1 needs a proxy with TLS in front."
-_Host = Annotated[str, typer.Option("--host", metavar="HOST", help=_HOST_HELP)]
+_Host = Annotated[str, cli.option("--host", "HOST", "With --http. Default: 127.0.0.1.")]
 # Not an option, because other users can read the arguments of a process.
 _TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16
@@ -90,7 +97,7 @@ _CONFIG_FILES: dict[str, str] = {
 }
 
 
-@cli.app.command()
+@cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))
 def inspect(
     *,
     db: Db = None,
@@ -99,18 +106,20 @@ def inspect(
     html: _Html = None,
     session: Session = None,
     question: _Question = "",
-    token_limit: _Limit = None,
-    condensed_token_limit: _Limit = None,
-    facts_token_limit: _Limit = None,
-    profile_token_limit: _Limit = None,
-    recall_token_limit: _Limit = None,
+    token_limit: _Total = None,
+    condensed_token_limit: _Record = None,
+    facts_token_limit: _Facts = None,
+    profile_token_limit: _Profile = None,
+    recall_token_limit: _Recall = None,
     embed: Embed = None,
     agent: Agent = None,
 ) -> None:
-    """Show the database in a browser, with the prompt that the model would get.
+    """Show the database and the next prompt in a browser.
 
-    The pages can be opened on this machine alone, at the address that is printed.
-    Without --write the pages change nothing.
+    The prompt is that of the preset with these limits. The pages can be opened on this
+    machine alone, at the address that is printed. Without --write the pages change
+    nothing. Adding, editing, pinning, approving, retiring, restoring and forgetting
+    ask for confirmation.
     """
     if (html is None) != (session is None):
         raise UsageError("pass both --html FILE and --session ID, or neither.")
@@ -165,7 +174,7 @@ async def _serve(server: Any, host: str, port: int, path: str, note: str) -> Non
         await asyncio.sleep(0)
 
 
-@cli.app.command()
+@cli.app.command(epilog=cli.example("mcp --user ann --print-config cursor"))
 def mcp(
     *,
     user: User = None,
@@ -177,11 +186,14 @@ def mcp(
     http: _Http = None,
     host: _Host = "127.0.0.1",
 ) -> None:
-    """Serve the facts of a user over the Model Context Protocol, on stdin and stdout or over HTTP.
+    """Serve the facts of a user over the Model Context Protocol.
 
-    The tools are search_memory, list_memories, remember and forget. A database that
-    does not exist is created. With --http, set a token in LLAMA_INDEX_MEMORY_MCP_TOKEN;
-    clients send it as "Authorization: Bearer TOKEN".
+    The tools are search_memory, list_memories, remember and forget, on stdin and stdout.
+    With --session, the messages of a session that another program writes are searched,
+    and quotes must be in them. A database that does not exist is created. With --http,
+    the server answers at /mcp; set a token in LLAMA_INDEX_MEMORY_MCP_TOKEN, which
+    clients send as "Authorization: Bearer TOKEN". Any --host but 127.0.0.1 needs a
+    proxy with TLS in front.
     """
     check_whose(user, session)
     if print_config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from json import detect_encoding
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,52 +14,79 @@ from llama_index_memory_ext.cli import TerminalError, UsageError, plain, plurali
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
 _Format = Annotated[
     Literal["llama_index", "openai"],
-    typer.Option("--format", help="The layout of the messages."),
+    typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
 ]
-_To = typer.Option(
-    "--output",
-    "-o",
-    metavar="FILE",
-    help="The file to write; - for stdout.",
-    show_default=False,
-)
-_Output = Annotated[typer.FileBinaryWrite, _To]
+_Output = Annotated[
+    typer.FileBinaryWrite,
+    cli.option("--output -o", "FILE", "The file to write; - for stdout."),
+]
 _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
 ]
+_Order = Annotated[
+    Literal["used", "messages", "name"],
+    typer.Option("--sort", metavar="ORDER", help="used, messages or name."),
+]
+_Limit = Annotated[int, cli.option("--limit", "COUNT", "Most sessions.", min=1)]
+_After = Annotated[
+    str | None, cli.option("--after", "ID", "Only sessions after this session.")
+]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-cli.app.add_typer(app, name="sessions", help="List the sessions.")
+cli.app.add_typer(
+    app, name="sessions", help="List the sessions.", epilog=cli.example("sessions list")
+)
 
 
-@app.command("list")
-def list_(*, user: User = None, db: Db = None, json: Json = False) -> None:
+@app.command("list", epilog=cli.example("sessions list --sort messages --limit 20"))
+def list_(
+    *,
+    user: User = None,
+    sort: _Order = "used",
+    limit: _Limit = sys.maxsize,
+    after: _After = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
     """List the sessions, the last used first."""
 
     async def read(store: ext.MemoryStore) -> Output:
         sessions = await store.sessions(user)
+        if sort == "messages":
+            sessions.sort(key=lambda info: -info.messages)
+        elif sort == "name":
+            sessions.sort(key=lambda info: info.session_id)
+        start = 0
+        if after is not None:
+            start = _place_of(after, [info.session_id for info in sessions]) + 1
+        page = sessions[start : start + limit]
         rows = [
             (
                 info.session_id,
                 str(info.messages),
                 ", ".join(info.user_ids),
-                _time(info.last_at),
+                f"{info.last_at.astimezone():%Y-%m-%d %H:%M}" if info.last_at else "",
             )
-            for info in sessions
+            for info in page
         ]
         columns = ["session", "messages", "user", "last used"]
         empty = "No sessions." if user is None else f"No sessions of {user}."
-        return Output(sessions, cli.table(columns, rows, empty=empty))
+        return Output(page, cli.table(columns, rows, empty=empty))
 
     cli.run(db, read, as_json=json)
 
 
-@cli.app.command()
+def _place_of(session: str, session_ids: list[str]) -> int:
+    if session not in session_ids:
+        raise TerminalError(
+            f"There is no session {session!r}. `sessions list` shows the sessions."
+        )
+    return session_ids.index(session)
+
+
+@cli.app.command(epilog=cli.example("export --user ann -o ann.jsonl"))
 def export(
     *,
     session: Session = None,
@@ -94,7 +121,9 @@ def export(
     cli.run(db, write)
 
 
-@cli.app.command("import")
+@cli.app.command(
+    "import", epilog=cli.example("import chat-17.json --session chat-17 --user ann")
+)
 def import_(
     file: _File,
     *,
@@ -138,7 +167,3 @@ def import_(
         return Output({f"{kind}s": count}, done)
 
     cli.run(db, write, create=True, as_json=json)
-
-
-def _time(time: datetime | None) -> str:
-    return f"{time.astimezone():%Y-%m-%d %H:%M}" if time else ""

@@ -31,6 +31,7 @@ from llama_index_memory_ext.blocks.facts import (
 )
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
+    MessageError,
     SessionOwnerError,
     SettingError,
     StoreError,
@@ -399,6 +400,11 @@ class CondensedMemory(Memory):
             video_token_size_estimate=video_token_size_estimate,
         )
         memory.facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
+        if record_block.summarize and record_block.known_llm() is None:
+            logger.warning(
+                "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
+                'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
+            )
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(memory.facts_block.known_llm())
         memory._is_used = False
@@ -406,8 +412,23 @@ class CondensedMemory(Memory):
             memory.set(chat_history)
         return memory
 
-    async def aput(self, message: ChatMessage) -> None:
-        """Add a message; a user's message moves the turns before it into the record."""
+    async def aput(self, message: ChatMessage | None = None) -> None:
+        """Add a message; a user's message moves the turns before it into the record.
+
+        Raises:
+            MessageError: It is no ``ChatMessage``.
+        """
+        if message is None:
+            # With the class as its memory, an agent calls this function without an object.
+            raise MessageError(
+                "Expected a ChatMessage; got none. An agent needs an object as its memory, not the class: "
+                'memory=CondensedMemory.from_defaults(session_id="chat-17").'
+            )
+        if not isinstance(message, ChatMessage):
+            raise MessageError(
+                f"Expected a ChatMessage; saw {describe_value(message)}. "
+                'Wrap a text as ChatMessage(role="user", content=text).'
+            )
         await self.aput_messages([message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -389,7 +390,7 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
             {"limit": 0},
             "limit: Input should be greater than or equal to 1. It takes: limit, offset, ",
         ),
-        ("search_memory", {}, "query: Field required. It takes: query."),
+        ("search_memory", {}, "query: Field required. It takes: query, since, "),
         (
             "search_memory",
             {"query": 3_000 * "tea"},
@@ -412,6 +413,52 @@ async def test_wrong_arguments_are_told_in_one_line_without_their_values(
         assert told in text
         assert "tea" not in text.replace("tea'", "")
         assert "\n" not in text
+
+
+async def test_filters_select_facts_in_a_search_and_a_list(database: Path) -> None:
+    async with opened(database) as memory:
+        old = await memory.facts.aadd(
+            Fact(
+                content="Liked tea at school",
+                tags=("drink",),
+                created_at=datetime(2020, 1, 2, tzinfo=timezone.utc),
+            )
+        )
+        new = await memory.facts.aadd("Likes green tea", category="preference")
+    async with client(database) as session:
+        for name, more in (("search_memory", {"query": "tea"}), ("list_memories", {})):
+            for filters in ({"tag": "drink"}, {"until": "2020-12-31"}):
+                text = await call(session, name, **more, **filters)
+                assert contents_in(text) == ["Liked tea at school"]
+            text = await call(
+                session, name, **more, since="2025-01-01", category="preference"
+            )
+            assert contents_in(text) == ["Likes green tea"]
+        after = await call(session, "list_memories", after=new.id[:8])
+        assert contents_in(after) == ["Liked tea at school"]
+        after = await call(session, "list_memories", after=old.id)
+        assert after == "2 facts in all."
+
+
+async def test_the_facts_of_the_user_are_resources(database: Path) -> None:
+    await add_rain(database)
+    async with client(database) as session, client(database, "bob") as his:
+        (resource,) = (await session.list_resources()).resources
+        (template,) = (await session.list_resource_templates()).resource_templates
+        assert (str(resource.uri), template.uri_template) == (
+            "memory://facts",
+            "memory://facts/{category}",
+        )
+        texts = [
+            (await reader.read_resource(uri)).contents[0].text  # type: ignore[union-attr]
+            for reader, uri in (
+                (session, "memory://facts"),
+                (session, "memory://facts/knowledge"),
+                (session, "memory://facts/goal"),
+                (his, "memory://facts"),
+            )
+        ]
+    assert list(map(contents_in, texts)) == [["Likes rain"], ["Likes rain"], [], []]
 
 
 async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
