@@ -19,15 +19,13 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class ListPrice:
-    """What a model charges for a million tokens, in dollars.
+    """The prices of a model for a million tokens, in dollars.
 
-    ``rule``: how its cache finds a prompt; see ``prompt_caches.py``.
-    ``ours`` and ``written_by_us``: whether the memory sends marks.
+    ``rule``: how its cache finds a prompt; see ``prompt_caches.py``. For R4 the memory sends marks.
     """
 
     model: str
     rule: str
-    has_marks: bool
     sent: float
     cached: float
     written: float
@@ -36,9 +34,9 @@ class ListPrice:
 
 # OpenAI's page of models, June 2026. Anthropic's page of prices, 24 October 2026.
 LIST_PRICES = (
-    ListPrice("GPT-5.5", "R1", False, 5.00, 0.50, 5.00, 30.00),
-    ListPrice("GPT-5.4 mini", "R1", False, 0.75, 0.075, 0.75, 4.50),
-    ListPrice("Claude Sonnet 5.5", "R4", True, 2.00, 0.10, 2.50, 10.00),
+    ListPrice("GPT-5.5", "R1", 5.00, 0.50, 5.00, 30.00),
+    ListPrice("GPT-5.4 mini", "R1", 0.75, 0.075, 0.75, 4.50),
+    ListPrice("Claude Sonnet 5.5", "R4", 2.00, 0.10, 2.50, 10.00),
 )
 HOST = "LlamaIndex's Memory"
 RECORD = "CondensedMemory"
@@ -55,7 +53,7 @@ def _measures(name: str) -> dict[str, float]:
 def prompt_price(price: ListPrice, name: str, side: str) -> float:
     """Return the price of the prompt of a turn, in dollars."""
     measures = _measures(name)
-    if price.has_marks and side != HOST:
+    if price.rule == "R4" and side != HOST:
         side = f"{side}, marked"
     tokens = measures[f"tokens of a prompt, {side}, 8,000"]
     found = measures[f"share found, {price.rule}, {side}, 8,000"]
