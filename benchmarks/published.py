@@ -22,12 +22,12 @@ NOT_YET_IN_A_PAGE = {
 }
 
 ONE_MESSAGE = """
-The table shows how many times as likely the right answer gets if the words stand in one message, as `CondensedMemory` sends them. The model is SmolLM2-135M on llama.cpp
-(`one_message`). Each cell has the geometric mean, its interval of 95 %, and the share of the tasks in which the answer gets likelier. Below 1 the list is better. "Our line"
-asks the model to use the conversation; the last column compares one message with this line and without. There are {one_message|questions: tasks|.0f} tasks of the first kind and {one_message|sum: tasks|.0f} of each other.
-The wording was chosen on tasks of other seeds.
+How many times as likely the right answer gets by a small real model (`one_message`: SmolLM2-135M on llama.cpp), if the same words stand in one
+message, as `CondensedMemory` sends them: the mean of the logarithms, its interval of 95 %, and in which share of the tasks it gets likelier. Below 1
+the list is better. The line says to use the conversation; in the third column of numbers the one message has it or not. {one_message|questions: tasks|.0f} tasks of the
+first kind, {one_message|sum: tasks|.0f} of each other; the wording was chosen on tasks of other seeds.
 
-| last message | against a list of messages | against a list with our line | our line in the one message |
+| last message | against a list of messages | against the list with the same line | what the line adds in the one message |
 |---|---|---|---|
 """
 KINDS = {
