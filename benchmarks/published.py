@@ -8,7 +8,7 @@ counts of messages and other settings are words. ``{by}`` stands for the benchma
 
 from __future__ import annotations
 
-from benchmarks.prices import cost_table, list_price_table
+from benchmarks.prices import cost_table, list_price_table, stale_sources
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {}
@@ -309,6 +309,7 @@ TEXTS: dict[str, str] = {
     "defaults": DEFAULTS,
     "cost": cost_table(),
     "list-prices": list_price_table(),
+    "stale-prices": stale_sources(),
     "background-tokens": "{background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
     "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
