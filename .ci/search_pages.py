@@ -66,6 +66,13 @@ EXPECTED = {
     "zep": "comparison",
     "curl": "fastapi",
     "ChatMemoryBuffer": "coming-from-elsewhere",
+    "langchain": "recipes/from-langgraph",
+    "backup": "upgrading",
+    "multiple agents": "agents",
+    "regenerate": "branching",
+    "benchmark": "figures",
+    "serverless": "production",
+    "slow": "troubleshooting",
 }
 
 index = json.loads(

@@ -3,8 +3,8 @@
     python -m benchmarks.background_calls [LOCOMO_JSON]
 
 The conversations are LoCoMo's, put turn by turn, with a record of 8,000 tokens. The model is the stand-in of
-``stand_in.py``: a statement for each message of the user, and 300 words for a summary. Tokens are o200k's, the schema of
-the tool included. Nothing is timed.
+``stand_in.py``: a statement for each message of the user, and 300 words for a summary. Tokens are o200k's, the schema
+of the tool included. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -33,8 +33,8 @@ class Spent:
     """The calls of all conversations, and the turns in which they were made."""
 
     turns: int = 0
-    facts: Usage = Usage()
-    summaries: Usage = Usage()
+    facts: Usage = field(default_factory=Usage)
+    summaries: Usage = field(default_factory=Usage)
 
     def add(self, other: Spent) -> None:
         """Add the calls of another conversation."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.measured import RESULTS
+from benchmarks.measured import RESULTS, stale
 
 TURNS = 1_000
 MILLION = 1_000_000
@@ -19,15 +19,13 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class ListPrice:
-    """What a model charges for a million tokens, in dollars.
+    """The prices of a model for a million tokens, in dollars.
 
-    ``rule``: how its cache finds a prompt; see ``prompt_caches.py``.
-    ``ours`` and ``written_by_us``: whether the memory sends marks.
+    ``rule``: how its cache finds a prompt; see ``prompt_caches.py``. For R4 the memory sends marks.
     """
 
     model: str
     rule: str
-    has_marks: bool
     sent: float
     cached: float
     written: float
@@ -36,9 +34,15 @@ class ListPrice:
 
 # OpenAI's page of models, June 2026. Anthropic's page of prices, 24 October 2026.
 LIST_PRICES = (
-    ListPrice("GPT-5.5", "R1", False, 5.00, 0.50, 5.00, 30.00),
-    ListPrice("GPT-5.4 mini", "R1", False, 0.75, 0.075, 0.75, 4.50),
-    ListPrice("Claude Sonnet 5.5", "R4", True, 2.00, 0.10, 2.50, 10.00),
+    ListPrice("GPT-5.5", "R1", 5.00, 0.50, 5.00, 30.00),
+    ListPrice("GPT-5.4 mini", "R1", 0.75, 0.075, 0.75, 4.50),
+    ListPrice("Claude Sonnet 5.5", "R4", 2.00, 0.10, 2.50, 10.00),
+)
+SOURCES = (
+    "cached_prefix",
+    "cached_prefix_by_default",
+    "equal_room",
+    "background_calls",
 )
 HOST = "LlamaIndex's Memory"
 RECORD = "CondensedMemory"
@@ -55,7 +59,7 @@ def _measures(name: str) -> dict[str, float]:
 def prompt_price(price: ListPrice, name: str, side: str) -> float:
     """Return the price of the prompt of a turn, in dollars."""
     measures = _measures(name)
-    if price.has_marks and side != HOST:
+    if price.rule == "R4" and side != HOST:
         side = f"{side}, marked"
     tokens = measures[f"tokens of a prompt, {side}, 8,000"]
     found = measures[f"share found, {price.rule}, {side}, 8,000"]
@@ -106,6 +110,19 @@ def cost_rows() -> dict[str, list[float]]:
     return rows
 
 
+def _dollars(price: float) -> str:
+    """Return a price with its cents, or with all its digits if it has parts of a cent."""
+    cents = f"{price:.2f}"
+    return f"${cents}" if float(cents) == price else f"${price:g}"
+
+
+def stale_sources() -> str:
+    """Return the results behind the prices that are older than the code that they measure."""
+    changed = stale()
+    names = [f"`{name}`" for name in SOURCES if name in changed]
+    return ", ".join(names) or "none of them"
+
+
 def _table(heads: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
     """Return a table in Markdown."""
     names = list(heads)
@@ -130,5 +147,5 @@ def list_price_table() -> str:
     rows = []
     for price in LIST_PRICES:
         cells = (price.sent, price.cached, price.written, price.received)
-        rows.append((price.model, [f"${cell:g}" for cell in cells]))
+        rows.append((price.model, [_dollars(cell) for cell in cells]))
     return _table(heads, rows)

@@ -8,7 +8,7 @@ counts of messages and other settings are words. ``{by}`` stands for the benchma
 
 from __future__ import annotations
 
-from benchmarks.prices import cost_table, list_price_table
+from benchmarks.prices import cost_table, list_price_table, stale_sources
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {}
@@ -22,12 +22,12 @@ NOT_YET_IN_A_PAGE = {
 }
 
 ONE_MESSAGE = """
-The table shows how many times as likely the right answer gets if the words stand in one message, as `CondensedMemory` sends them. The model is SmolLM2-135M on llama.cpp
-(`one_message`). Each cell has the geometric mean, its interval of 95 %, and the share of the tasks in which the answer gets likelier. Below 1 the list is better. "Our line"
-asks the model to use the conversation; the last column compares the one message with and without it. There are {one_message|questions: tasks|.0f} tasks of the first kind and {one_message|sum: tasks|.0f} of each other.
-The wording was chosen on tasks of other seeds.
+How many times as likely the right answer gets by a small real model (`one_message`: SmolLM2-135M on llama.cpp), if the same words stand in one
+message, as `CondensedMemory` sends them: the mean of the logarithms, its interval of 95 %, and in which share of the tasks it gets likelier. Below 1
+the list is better. The line says to use the conversation; in the third column of numbers the one message has it or not. {one_message|questions: tasks|.0f} tasks of the
+first kind, {one_message|sum: tasks|.0f} of each other; the wording was chosen on tasks of other seeds.
 
-| last message | against a list of messages | against a list with our line | our line in the one message |
+| last message | against a list of messages | against the list with the same line | what the line adds in the one message |
 |---|---|---|---|
 """
 KINDS = {
@@ -56,18 +56,13 @@ Share of the evidence in the prompt, or within a budget (see [how to read](#how-
 | prompts of 4,000 tokens, recall by default | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
 | 2,000 of the 4,000 tokens for recall | {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | | {by} |
 | the same with `embed_model="local"` | {evidence_in_prompt_e5|mean over the questions, CondensedMemory with recall and E5|.0f} % | | {by} |
-| no recall, just after a cut | {evidence_in_prompt|mean over the questions, CondensedMemory, newest only|.0f} % | | {by} |
-| the worst of five conversations; with 2,000 tokens of recall | {evidence_in_prompt|mean of the conversation with the least, CondensedMemory, recall by default|.0f} %; {evidence_in_prompt|mean of the conversation with the least, CondensedMemory with recall|.0f} % | | {by} |
 | all five as one conversation; with 2,000 tokens of recall | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory, recall by default|.0f} %; {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, all in one session, LlamaIndex's Memory|.0f} % | {by} |
 | replies of about 800 tokens, 4,000 of 8,000 tokens for recall; other conversations than the rules were chosen on | {long_replies|mean over the questions, chosen on, CondensedMemory with recall|.0f} %; {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, chosen on, LlamaIndex's Memory|.0f} %; {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
-| the same, evidence in the long replies alone | {long_replies|evidence in a long reply, chosen on, CondensedMemory with recall|%of}; {long_replies|evidence in a long reply, elsewhere, CondensedMemory with recall|%of} | | {by} |
 | questions that name a time, 500 of 2,000 tokens for recall; other conversations | {named_times|evidence, chosen on, CondensedMemory, with its time|.0f} %; {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, chosen on, LlamaIndex's Memory, with its time|.1f} %; {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
-| the same questions without the time | {named_times|evidence, chosen on, CondensedMemory, without|.0f} %; {named_times|evidence, elsewhere, CondensedMemory, without|.0f} % | | {by} |
 | within a budget of messages, by words; with `embed_model="local"` | {recall|turns, similarity|.1f} %; {recall_e5|turns with E5, similarity|.1f} % | | {by} |
 | within a budget of facts, by similarity; by score | {recall|observations, similarity|.1f} %; {recall|observations, blended|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
 | the same with `embed_model="local"` | {recall_e5|observations with E5, similarity|.1f} %; {recall_e5|observations with E5, blended|.1f} % | | {by} |
 | the facts of a block of 2,000 tokens (conversations 3 to 5) | {recall|facts shown within 2,000 tokens, elsewhere, by default: evidence|.1f} % in {recall|facts shown within 2,000 tokens, elsewhere, by default: tokens|,.0f} tokens | | {by} |
-| the same with `min_similarity=0`: facts fill the limit | {recall|facts shown within 2,000 tokens, elsewhere, min_similarity=0: evidence|.1f} % in {recall|facts shown within 2,000 tokens, elsewhere, min_similarity=0: tokens|,.0f} tokens | | {by} |
 | RealMem: facts grow while questions are asked | {growing|as the block ranks|.1f} % | newest first: {growing|newest first|.1f} % | {by} |
 
 Questions written by hand, in two halves: the rules were chosen on the first.
@@ -81,7 +76,7 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 
 ## What does it cost?
 
-[What it costs](cost.md) has dollars, and [prompt caches](prompt-caches.md#figures) the tokens of each provider's cache.
+[Cost](cost.md) has dollars, [prompt caches](prompt-caches.md#figures) each provider's cache.
 
 | setting | this package | LlamaIndex's `Memory` | by |
 |---|---|---|---|
@@ -107,7 +102,6 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
 | first `aget` of a new process, 100,000 messages ([up to a second](keeping-it-short.md#recall) is indexing); in a database of `Memory` | {restore|more than a fresh session, 100,000 messages|.0f} ms; {restore|more than a fresh session, 100,000 messages of LlamaIndex's Memory|.0f} ms | | {by} |
 | processor time and memory of a process's first question | {first_question|CPU time, with the vocabulary|*1000 .0f} ms and {first_question|memory, with the vocabulary|.0f} MiB | | {by} |
-| the same with the tokenizer's vocabulary loaded already | {first_question|CPU time, after the vocabulary|*1000 .0f} ms and {first_question|memory, after the vocabulary|.1f} MiB | | {by} |
 | `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
 
 ## Are facts true?
@@ -212,7 +206,6 @@ WITHOUT_MARKS = (
         "LlamaIndex's Memory",
     ),
     ("`ChatMemoryBuffer`", CACHES, "ChatMemoryBuffer"),
-    ("`ChatSummaryMemoryBuffer`", CACHES, "ChatSummaryMemoryBuffer"),
     (
         "a list of strings in one message, the oldest dropped each turn",
         CACHES,
@@ -246,15 +239,17 @@ def _one_message() -> str:
     return ONE_MESSAGE + "\n".join(rows) + "\n"
 
 
-def _by_rule(what: str, how: str) -> str:
-    """A table with a column for each rule, and a row for each side, without marks and with them."""
+def _by_rule() -> str:
+    """Return a table with a column for each rule, and a row for each side, without marks and with them."""
     lines = [f"| | {' | '.join(CACHE_RULES)} |", "|" + "---|" * (1 + len(CACHE_RULES))]
 
     def add(label: str, file: str, side: str, rules: tuple[str, ...]) -> None:
-        cells = (
-            f"{{{file}|{what}, {rule}, {side}, 8,000|{how}}}" if rule in rules else ""
-            for rule in CACHE_RULES
-        )
+        cells = []
+        for rule in CACHE_RULES:
+            what = f"{rule}, {side}, 8,000"
+            found = f"{{{file}|share found, {what}|.0%}}"
+            price = f"{{{file}|price relative to the plain list, {what}|.1f}}"
+            cells.append(f"{found}, {price}" if rule in rules else "")
         lines.append(f"| {label} | {' | '.join(cells)} |")
 
     for label, file, side in (*RECALLING, *WITHOUT_MARKS):
@@ -314,11 +309,11 @@ TEXTS: dict[str, str] = {
     "defaults": DEFAULTS,
     "cost": cost_table(),
     "list-prices": list_price_table(),
+    "stale-prices": stale_sources(),
     "background-tokens": "{background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
     "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
-    "found": _by_rule("share found", ".0%"),
-    "paid": _by_rule("price relative to the plain list", ".1f"),
+    "caches": _by_rule(),
     "tools": _tools(),
     "engine": _engine(),
     "other-limits": """
