@@ -26,7 +26,6 @@ from llama_index_memory_ext.store.address import (
     DEFAULT_TIMEOUT_SECONDS,
     is_missing,
 )
-from llama_index_memory_ext.store.copies import Copies
 from llama_index_memory_ext.store.database import Database, reads, writes_session
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.facts import Facts
@@ -148,7 +147,6 @@ class MemoryStore(SQLAlchemyChatStore):
         default=_UNSET, description="Reads them for readers with cursors."
     )
     owners: Owners = Field(default=_UNSET, description="The owners of the sessions.")
-    copies: Copies = Field(default=_UNSET, description="Copies sessions.")
     deletion: Deletion = Field(
         default=_UNSET, description="Deletes messages, sessions and users."
     )
@@ -203,7 +201,6 @@ class MemoryStore(SQLAlchemyChatStore):
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
         self.owners = Owners(database, self.readers, self.facts)
-        self.copies = Copies(database, self.readers, self.owners)
         self.log = Log(database, self.readers, self.owners.claim_within)
         self.deletion = Deletion(
             database, self.readers, self.facts, self.owners, self.log
@@ -490,7 +487,8 @@ class MemoryStore(SQLAlchemyChatStore):
         A session belongs to the user if a memory with the ``user_id`` has written to it
         or extracted facts from it. In a session that other users share, the turns in
         which the user has spoken are deleted, the answers too. Turns and facts of the
-        other users stay. Words of an unknown speaker are deleted.
+        other users stay. Words of an unknown speaker are deleted. Jobs of these
+        sessions in this process are cancelled.
 
         Args:
             user_id: The user. A session of the same name without a user is not deleted.
@@ -511,12 +509,14 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
-        counts = await self.database.run(
+        forgotten = await self.database.run(
             self.deletion.forget_user_within, user_id, session_ids
         )
+        await self.jobs.stop({user_id, *forgotten.sessions})
+        self.jobs.unread.difference_update(forgotten.sessions)
         if vacuum:
             await self.vacuum()
-        return counts
+        return forgotten.counts
 
     async def aretain(
         self,

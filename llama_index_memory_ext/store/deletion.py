@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 from sqlalchemy import Connection, text
@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
+    OF_NOBODY,
     Tables,
-    quoted_name_of,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import spoken
@@ -39,9 +39,8 @@ _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
 """
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key {in_names}"
-_SELECT_OTHER_OWNERS = """
-SELECT key, user_id FROM {owners} WHERE user_id <> :user_id AND kind <> 'nobody' AND key {in_names}
-"""
+_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
+_SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
 _DELETE_READERS = "DELETE FROM {cursors} WHERE key = :key AND reader {in_names}"
 # Statements with the kinds of the rows that they delete.
@@ -67,6 +66,13 @@ SELECT pg_has_role(relowner, 'USAGE') OR (
 )
 FROM pg_class WHERE oid = to_regclass(:name)
 """
+
+
+class Forgotten(NamedTuple):
+    """A deleted user: the user's sessions, and the number of deleted rows by kind."""
+
+    sessions: set[str]
+    counts: dict[str, int]
 
 
 class Deletion:
@@ -140,46 +146,57 @@ class Deletion:
 
     def forget_user_within(
         self, conn: Connection, user_id: str, session_ids: Collection[str]
-    ) -> dict[str, int]:
+    ) -> Forgotten:
         """Delete the facts of a user, the user's sessions and the ``session_ids``.
 
         If a session has other owners, only the turns of the user are deleted, and the
-        facts that others learned from them. Return the number of deleted rows by kind.
+        facts that others learned from them.
         """
-        keys = {*session_ids, *self._owners.sessions_within(conn, user_id)}
-        self._database.lock(conn, keys, ())
+        owned = conn.scalars(self._sql(_SELECT_SESSIONS), {"user_id": user_id})
+        sessions = {*session_ids, *owned}
+        self._database.lock(conn, sessions, ())
+        read_by = self._namespaces_that_read(conn, sessions)
         # A session without a user has facts in a separate namespace.
-        namespaces = {user_id, *self._owners.anonymous_within(conn, keys)}
-        read_by = self._namespaces_that_read(conn, keys)
-        staying = self._users_who_stay(conn, keys, user_id)
+        namespaces = {user_id}
+        staying: dict[str, set[str]] = {key: set() for key in sessions}
+        left: list[str] = []
+        parameters = {"names": list(sessions)}
+        for owner in conn.execute(self._sql(_SELECT_OWNERS), parameters):
+            if owner.user_id == user_id:
+                left.append(owner.key)
+            elif owner.kind == OF_NOBODY:
+                namespaces.add(owner.user_id)
+            else:
+                staying[owner.key].add(owner.user_id)
         counts: Counter[str] = Counter()
-        shared = [key for key, users in staying.items() if users]
-        for key in shared:
+        keys = set(sessions)
+        for key in [key for key, users in staying.items() if users]:
             keys.remove(key)
-            was_owner = self._leave(conn, key, user_id, counts)
-            if not was_owner:
+            counts["cursors"] += self._delete_readers(conn, key, user_id)
+            if key in left:
+                counts.update(self._delete_turns(conn, key, user_id))
+            else:
                 # The session never was the user's.
                 del staying[key]
         counts.update(
             self._facts.forget_words_within(conn, namespaces, staying, read_by)
         )
-        return self._delete(conn, keys, namespaces, counts)
+        return Forgotten(sessions, self._delete(conn, keys, namespaces, counts))
 
-    def _leave(
-        self, conn: Connection, key: str, user_id: str, counts: Counter[str]
-    ) -> bool:
-        """Delete the turns and readers of a user from a session of others; return whether the user was an owner."""
+    def _delete_readers(self, conn: Connection, key: str, user_id: str) -> int:
+        """Delete the cursors of the readers that extract a user's facts, and return their number."""
         readers = self._owners.facts_readers_within(conn, key, user_id)
         deleted = {"key": key, "names": readers}
-        counts["cursors"] += conn.execute(self._sql(_DELETE_READERS), deleted).rowcount
+        return conn.execute(self._sql(_DELETE_READERS), deleted).rowcount
+
+    def _delete_turns(self, conn: Connection, key: str, user_id: str) -> dict[str, int]:
+        """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
         owner = {"key": key, "user_id": user_id}
-        was_owner = conn.execute(self._sql(_DELETE_OWNER), owner).rowcount
-        if was_owner:
-            rows = conn.execute(self._sql(_SELECT_TURNS), {"key": key}).all()
-            ids = _ids_of_turns(rows, user_id)
-            counts["cursors"] += was_owner
-            counts["messages"] += self._log.delete_within(conn, key, ids)
-        return bool(was_owner)
+        owners = conn.execute(self._sql(_DELETE_OWNER), owner).rowcount
+        rows = conn.execute(self._sql(_SELECT_TURNS), {"key": key}).all()
+        ids = _ids_of_turns(rows, user_id)
+        messages = self._log.delete_within(conn, key, ids) if ids else 0
+        return {"cursors": owners, "messages": messages}
 
     def _delete(
         self,
@@ -215,16 +232,6 @@ class Deletion:
             for i in range(1, len(parts)):
                 namespaces.add(" of ".join(parts[i:]))
         return namespaces
-
-    def _users_who_stay(
-        self, conn: Connection, keys: Collection[str], user_id: str
-    ) -> dict[str, set[str]]:
-        """Return the other owners of each session."""
-        users: dict[str, set[str]] = {key: set() for key in keys}
-        parameters = {"names": list(keys), "user_id": user_id}
-        for owner in conn.execute(self._sql(_SELECT_OTHER_OWNERS), parameters):
-            users[owner.key].add(owner.user_id)
-        return users
 
 
 def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
@@ -291,7 +298,8 @@ def _vacuum_file(conn: Connection) -> bool:
 
 
 def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
-    names = [quoted_name_of(table) for table in tables.rows.metadata.sorted_tables]
+    all_tables = tables.rows.metadata.sorted_tables
+    names = list(map(conn.dialect.identifier_preparer.format_table, all_tables))
     forbidden = [
         name
         for name in names

@@ -603,9 +603,10 @@ class Log:
             if not (messages or stored):
                 conn.rollback()
                 return []
-        user_id: str | None = None
-        if access and self._claim(conn, key, access, speakers, readers):
-            user_id = access.user_id
+        has_several = False
+        if access and not self._is_claimed(conn, key, access, readers):
+            has_several = self._claim(conn, key, access, speakers, readers)
+        user_id = access.user_id if access and has_several else None
         if replace:
             rows = self._readers.find_within(conn, key)
             same = _count_same(rows, messages)
@@ -627,6 +628,22 @@ class Log:
             replaced=replaced,
         )
         return [*flushed, *new]
+
+    def _is_claimed(
+        self,
+        conn: Connection,
+        key: str,
+        access: SessionAccess,
+        readers: Sequence[str],
+    ) -> bool:
+        """Return whether this process has stored this claim in this epoch of the session, so that it is still true."""
+        transaction = transaction_of(conn)
+        epoch = transaction.epochs.get(key)
+        if access.shared or epoch is None:
+            return False
+        claim = (key, epoch, access, *readers)
+        transaction.claims.append(claim)
+        return claim in self.database.claims
 
     def _set_statuses(
         self, conn: Connection, key: str, stored: Sequence[LogRow], *, archived: int
