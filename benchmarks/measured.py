@@ -42,10 +42,10 @@ _CHECKS = (
 )
 _STORE = (
     "store/log.py",
-    "store/sessions.py",
+    "store/owners.py",
     "store/deletion.py",
-    "store/cursors.py",
-    "store/runner.py",
+    "store/database.py",
+    "store/threads.py",
     "store/tables.py",
 )
 _TURN = (

@@ -42,8 +42,8 @@ checks      rules > riders evidence > names > dates > numbers quotes secrets    
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
-store       __init__ > log > owners deletion > facts > cursors > runner >
-            address tables                                                # tables, threads
+store       __init__ > deletion > owners > facts > log > database >
+            upgrades > address tables threads                             # tables, threads
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                            # messages of other programs, as JSON
 ---
@@ -84,7 +84,9 @@ WITH_ONE_IMPORTER = {
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
-    "store/log.py": "is one of the tables of the store",
+    "store/deletion.py": "is one of the subjects of the store",
+    "store/threads.py": "knows of forks and of the end of the program, not of databases",
+    "store/upgrades.py": "is read by who changes the schema",
     "words/asking.py": "tells what a text asks for, by its words alone",
     "text/trim.py": "is a public function of its own",
 }
@@ -270,7 +272,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings prompt_caches responses",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address cursors deletion facts log runner owners tables",
+    "store": "address database deletion facts log owners tables threads upgrades",
     "text": "limits messages tokens tool_calls",
     "words": "asking dates detection forms loading related tokens",
 }

@@ -354,8 +354,9 @@ class Extractor:
         if not rows or turn not in progress.set_aside:
             return Extracted()
         room = self._room()
-        lines = await self._lines_of(rows, room)
-        batch = await self._batch(replace(page, rows=rows), lines, room)
+        speakers = await self._speakers()
+        lines = await self._lines_of(rows, room, speakers)
+        batch = await self._batch(replace(page, rows=rows), lines, room, speakers)
         remaining = tuple(entry for entry in progress.set_aside if entry != turn)
         return await self._learn(batch, progress._replace(set_aside=remaining))
 
@@ -375,7 +376,7 @@ class Extractor:
             if row.is_result:
                 text = (row.message.content or "")[:_RESULT_CHARACTERS]
                 results.append(Utterance(row.id, row.role, text))
-        lines = await self._lines_of(rows, Room())
+        lines = await self._lines_of(rows, Room(), await self._speakers())
         return RecentLines(_with_text(lines), results)
 
     async def apply(
@@ -436,7 +437,8 @@ class Extractor:
         progress = progress_of(unread.state)
         rows = unread.rows
         room = self._room(progress.halved) if rows else Room()
-        lines = await self._lines_of(rows, room)
+        speakers = await self._speakers()
+        lines = await self._lines_of(rows, room, speakers)
         end = _end_of_turns(rows, lines, answered=answered)
         starts = [line.is_users for line in lines[:end]]
         if len(rows) < _BATCH_ROWS:
@@ -453,7 +455,8 @@ class Extractor:
             token_limit=room.batch,
             most_turns=progress.most_turns,
         )
-        return await self._batch(replace(unread, rows=rows[:end]), lines[:end], room)
+        unread = replace(unread, rows=rows[:end])
+        return await self._batch(unread, lines[:end], room, speakers)
 
     async def _registered_rows(self) -> LogPage:
         """Return the unread rows, after the session is registered as the user's.
@@ -477,23 +480,28 @@ class Extractor:
                 epoch=unread.epoch,
             )
 
-    async def _lines_of(self, rows: Sequence[LogRow], room: Room) -> list[Utterance]:
-        """Return the text and the speaker of each row; a text is clipped to half a batch.
+    async def _speakers(self) -> set[str | None] | None:
+        """Return the speakers whose messages are the user's; None: all of them.
 
         A user who does not talk in the session, such as a team, has the facts of all
         its users. A message that LlamaIndex's own memory has written is the user's.
         """
         user = self.user_facts.namespace
         owners = await self.user_facts.store.owners.users_of_session(self.session_id)
-        user_ids: set[str | None] | None = None
-        if self.is_own or user in owners:
-            user_ids = {user}
-            # As long as a session has one user, no row says whose it is.
-            if set(owners) <= {user}:
-                user_ids.add(None)
+        if not self.is_own and user not in owners:
+            return None
+        # As long as a session has one user, no row says whose it is.
+        if set(owners) <= {user}:
+            return {user, None}
+        return {user}
+
+    async def _lines_of(
+        self, rows: Sequence[LogRow], room: Room, speakers: set[str | None] | None
+    ) -> list[Utterance]:
+        """Return the text and the speaker of each row; a text is clipped to half a batch."""
         # Counting some megabytes takes a second, which must not block the event loop.
         return await asyncio.to_thread(
-            self._read_lines, rows, user_ids, room.batch // 2
+            self._read_lines, rows, speakers, room.batch // 2
         )
 
     def _read_lines(
@@ -531,7 +539,11 @@ class Extractor:
         return asking.room_in(window, fixed, halved=halved, answer=answer)
 
     async def _batch(
-        self, unread: LogPage, lines: Sequence[Utterance], room: Room
+        self,
+        unread: LogPage,
+        lines: Sequence[Utterance],
+        room: Room,
+        speakers: set[str | None] | None,
     ) -> Batch:
         """Return a batch of rows and their lines, with the lines right before it.
 
@@ -544,7 +556,7 @@ class Extractor:
         )
         before = [
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
-            for line in _with_text(await self._lines_of(page.rows, Room()))
+            for line in _with_text(await self._lines_of(page.rows, Room(), speakers))
         ]
         # No time is after now: a clock may have been ahead. Rows before the first
         # question belong to a turn of an earlier batch.

@@ -780,8 +780,8 @@ class CondensedMemory(Memory):
         access = SessionAccess(self.user_id, self.shared)
         end = until if before is None else before
         async with self._calls():
-            copies = self.sql_store.copies
-            await copies.branch(
+            owners = self.sql_store.owners
+            await owners.branch(
                 self.session_id, new_session_id, access, end, with_end=before is None
             )
         copy = self.model_copy(update={"session_id": new_session_id})
@@ -822,12 +822,8 @@ class CondensedMemory(Memory):
                 "`await store.forget_user(user_id)` of a MemoryStore."
             )
         async with self._calls():
-            store = self.sql_store
             user_id = self.facts_block.namespace_of(self.session_id)
-            sessions = {self.session_id, *await store.owners.sessions_of_user(user_id)}
-            await store.jobs.stop({user_id, *sessions})
-            store.jobs.unread.difference_update(sessions)
-            return await store.forget_user(
+            return await self.sql_store.forget_user(
                 user_id, session_ids=[self.session_id], vacuum=vacuum
             )
 

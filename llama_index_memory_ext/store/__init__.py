@@ -26,8 +26,12 @@ from llama_index_memory_ext.store.address import (
     DEFAULT_TIMEOUT_SECONDS,
     is_missing,
 )
-from llama_index_memory_ext.store.copies import Copies
-from llama_index_memory_ext.store.database import Database, reads, writes_session
+from llama_index_memory_ext.store.database import (
+    Database,
+    Transaction,
+    reads,
+    writes_session,
+)
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
-    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
@@ -148,7 +151,6 @@ class MemoryStore(SQLAlchemyChatStore):
         default=_UNSET, description="Reads them for readers with cursors."
     )
     owners: Owners = Field(default=_UNSET, description="The owners of the sessions.")
-    copies: Copies = Field(default=_UNSET, description="Copies sessions.")
     deletion: Deletion = Field(
         default=_UNSET, description="Deletes messages, sessions and users."
     )
@@ -203,11 +205,8 @@ class MemoryStore(SQLAlchemyChatStore):
         self.readers = Readers(database)
         self.facts = Facts(database, self.readers)
         self.owners = Owners(database, self.readers, self.facts)
-        self.copies = Copies(database, self.readers, self.owners)
         self.log = Log(database, self.readers, self.owners.claim_within)
-        self.deletion = Deletion(
-            database, self.readers, self.facts, self.owners, self.log
-        )
+        self.deletion = Deletion(self.readers, self.facts, self.owners, self.log)
 
     @classmethod
     def class_name(cls) -> str:
@@ -251,12 +250,7 @@ class MemoryStore(SQLAlchemyChatStore):
         )
         dump: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
-            query = self.database.tables.sql(_SELECT_DATA)
-            read = self.database.run(
-                lambda conn: [dict(row) for row in conn.execute(query).mappings()],
-                writes=False,
-            )
-            dump["db_data"] = run(read)
+            dump["db_data"] = run(self.database.run(_read_data, writes=False))
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -320,9 +314,9 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         statuses = _statuses_of(status)
 
-        def read(conn: Connection, after: int, limit: int, offset: int) -> _Page:
+        def read(tx: Transaction, after: int, limit: int, offset: int) -> _Page:
             rows = self.readers.find_within(
-                conn, key, statuses, after, limit=limit, offset=offset
+                tx, key, statuses, after, limit=limit, offset=offset
             )
             # Messages are parsed in this thread, so that no event loop waits.
             messages = [row.as_put for row in rows]
@@ -353,7 +347,7 @@ class MemoryStore(SQLAlchemyChatStore):
     @writes_session
     def add_messages(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         messages: Sequence[ChatMessage],
         status: MessageStatus = MessageStatus.ACTIVE,
@@ -369,11 +363,11 @@ class MemoryStore(SQLAlchemyChatStore):
             MessageError: An id is neither a text of at most 255 characters nor a
                 number.
         """
-        new = self.log.unknown_within(conn, key, messages)
+        new = self.log.unknown_within(tx, key, messages)
         if not messages:
-            conn.rollback()
+            tx.rollback()
         archived = len(new) if status == MessageStatus.ARCHIVED else 0
-        self.log.insert_within(conn, key, new, archived=archived)
+        self.log.insert_within(tx, key, new, archived=archived)
 
     async def set_messages(
         self,
@@ -386,43 +380,41 @@ class MemoryStore(SQLAlchemyChatStore):
         await self.log.append(key, messages, plan, replace=True)
 
     @writes_session
-    def delete_message(
-        self, conn: Connection, key: str, idx: int
-    ) -> ChatMessage | None:
+    def delete_message(self, tx: Transaction, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it; None if the session has no such message."""
-        rows = self.readers.rows_within(conn, key, [idx])
+        rows = self.readers.rows_within(tx, key, [idx])
         if not rows:
-            conn.rollback()
+            tx.rollback()
             return None
-        self.log.delete_within(conn, key, [idx])
+        self.log.delete_within(tx, key, [idx])
         return rows[0].as_put
 
     @writes_session
     def delete_messages(
-        self, conn: Connection, key: str, status: MessageStatus | None = None
+        self, tx: Transaction, key: str, status: MessageStatus | None = None
     ) -> None:
         """Delete the messages of a session."""
-        ids = self.log.ids_within(conn, key, _statuses_of(status))
-        self.log.delete_within(conn, key, ids)
+        ids = self.log.ids_within(tx, key, _statuses_of(status))
+        self.log.delete_within(tx, key, ids)
 
     @writes_session
     def delete_oldest_messages(
-        self, conn: Connection, key: str, n: int
+        self, tx: Transaction, key: str, n: int
     ) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
-        oldest = self.readers.find_within(conn, key, [ACTIVE], limit=n)
+        oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
         if oldest:
-            self.log.delete_within(conn, key, [row.id for row in oldest])
+            self.log.delete_within(tx, key, [row.id for row in oldest])
         return [row.as_put for row in oldest]
 
     @writes_session
     def archive_oldest_messages(
-        self, conn: Connection, key: str, n: int
+        self, tx: Transaction, key: str, n: int
     ) -> list[ChatMessage]:
         """Move the oldest n active messages into the log and return them."""
-        oldest = self.readers.find_within(conn, key, [ACTIVE], limit=n)
+        oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
         if oldest:
-            self.log.archive_within(conn, key, oldest[-1].id)
+            self.log.archive_within(tx, key, oldest[-1].id)
         return [row.as_put for row in oldest]
 
     async def count_messages(
@@ -433,14 +425,14 @@ class MemoryStore(SQLAlchemyChatStore):
         return await self.readers.count_messages(key, status=value)
 
     @reads
-    def get_keys(self, conn: Connection) -> list[str]:
+    def get_keys(self, tx: Transaction) -> list[str]:
         """Return the sessions that have messages."""
-        return list(conn.scalars(self.database.tables.sql(_SELECT_KEYS)))
+        return tx.scalars(_SELECT_KEYS)
 
     @reads
     def sessions(
         self,
-        conn: Connection,
+        tx: Transaction,
         user_id: str | None = None,
         *,
         session_ids: Collection[str] = (),
@@ -449,17 +441,16 @@ class MemoryStore(SQLAlchemyChatStore):
 
         With a ``user_id``, only the sessions of this user, and the ``session_ids``.
         """
-        sql = self.database.tables.sql
         selection: Row = {}
         select_sessions = _SELECT_SESSIONS
         select_owners = _SELECT_OWNERS
         if user_id is not None or session_ids:
-            keys = {*session_ids, *self.owners.sessions_within(conn, user_id or "")}
+            keys = {*session_ids, *self.owners.sessions_within(tx, user_id or "")}
             selection = {"keys": list(keys)}
             select_sessions = _SELECT_SESSIONS_BY_KEY
             select_owners = _SELECT_OWNERS_BY_KEY
         users: dict[str, list[str]] = {}
-        for owner in conn.execute(sql(select_owners), selection):
+        for owner in tx.execute(select_owners, **selection):
             users.setdefault(owner.key, []).append(display_name(owner.user_id))
         return [
             SessionInfo(
@@ -469,7 +460,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 first_at=written_at(session.first_written),
                 last_at=written_at(session.last_written),
             )
-            for session in conn.execute(sql(select_sessions), selection)
+            for session in tx.execute(select_sessions, **selection)
         ]
 
     async def forget(self, key: str) -> dict[str, int]:
@@ -490,7 +481,8 @@ class MemoryStore(SQLAlchemyChatStore):
         A session belongs to the user if a memory with the ``user_id`` has written to it
         or extracted facts from it. In a session that other users share, the turns in
         which the user has spoken are deleted, the answers too. Turns and facts of the
-        other users stay. Words of an unknown speaker are deleted.
+        other users stay. Words of an unknown speaker are deleted. Jobs of these
+        sessions in this process are cancelled.
 
         Args:
             user_id: The user. A session of the same name without a user is not deleted.
@@ -511,12 +503,14 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
-        counts = await self.database.run(
+        forgotten = await self.database.run(
             self.deletion.forget_user_within, user_id, session_ids
         )
+        await self.jobs.stop({user_id, *forgotten.sessions})
+        self.jobs.unread.difference_update(forgotten.sessions)
         if vacuum:
             await self.vacuum()
-        return counts
+        return forgotten.counts
 
     async def aretain(
         self,
@@ -594,7 +588,6 @@ class MemoryStore(SQLAlchemyChatStore):
         try:
             return await self.database.run(
                 vacuum,
-                self.database.tables,
                 in_transaction=False,
                 seconds=_VACUUM_SECONDS,
             )
@@ -605,6 +598,10 @@ class MemoryStore(SQLAlchemyChatStore):
                 error,
             )
             return False
+
+
+def _read_data(tx: Transaction) -> list[Row]:
+    return [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:

@@ -8,11 +8,10 @@ import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy import Connection, CursorResult, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.loop import (
@@ -39,7 +38,14 @@ from llama_index_memory_ext.store.upgrades import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
+    from collections.abc import (
+        Callable,
+        Collection,
+        Coroutine,
+        Hashable,
+        Iterator,
+        Sequence,
+    )
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -54,40 +60,64 @@ _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 _MAKING_SECONDS = 600.0
 # Any number that no other program uses for an advisory lock.
 _MAKING_LOCK = 7_453_010_323_281_277_817
-# Under this key, the ``info`` of a connection holds its ``Transaction``.
-_TRANSACTION = "llama_index_memory_ext transaction"
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
 
-# To change a row without a change locks it until the transaction ends, also if it is
-# new.
+# To set a row to what it is locks it until the transaction ends, also if it is new.
 _LOCK_SESSION = """
 INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
 ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
 """
+if sqlite3.sqlite_version_info >= (3, 35):
+    # This also reads the epoch, which older versions of SQLite cannot do.
+    _LOCK_SESSION += "RETURNING epoch"
 _LOCK_USER = """
 INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
 ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
 """
 
 
-@dataclass
 class Transaction:
-    """What is known of the transaction of a connection.
+    """A connection within ``Database.run``, for the statements of the store.
 
-    ``epochs``: of the sessions that it has locked. ``claims``: the claims of owners
-    that it stores.
+    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
+    are stored with it.
     """
 
-    epochs: dict[str, int] = field(default_factory=dict)
-    claims: list[Hashable] = field(default_factory=list)
+    def __init__(
+        self, connection: Connection, tables: Tables, claims: list[Hashable]
+    ) -> None:
+        self.connection = connection
+        self.tables = tables
+        self.epochs: dict[str, int] = {}
+        self.claims = claims
 
+    def execute(
+        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
+    ) -> CursorResult[Any]:
+        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``."""
+        if isinstance(statement, str):
+            statement = self.tables.sql(statement)
+        return self.connection.execute(statement, rows or parameters)
 
-def transaction_of(conn: Connection) -> Transaction:
-    """Return the transaction that ``Database.run`` has begun on a connection."""
-    transaction: Transaction = conn.info[_TRANSACTION]
-    return transaction
+    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement, and return the first column of its rows."""
+        return list(self.execute(statement, **parameters).scalars())
+
+    def rollback(self) -> None:
+        """Undo all changes; the function of ``Database.run`` can still return a result."""
+        self.connection.rollback()
+
+    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
+        """Lock sessions before users, each in order, so that no two writers wait for each other."""
+        epoch = time.time_ns()
+        for key in sorted(sessions):
+            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
+            if result.returns_rows:
+                self.epochs[key] = result.scalar_one()
+        for namespace in sorted(users):
+            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
 
 
 class DatabaseIdentity(NamedTuple):
@@ -155,9 +185,6 @@ class Database:
         self._is_ready = False
         # Whether a database in memory was closed.
         self.is_gone = False
-        self._lock_session = _LOCK_SESSION
-        if self.backend == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
-            self._lock_session += "RETURNING epoch"
         self._threads = threads_for(place, pool_size, self)
 
     async def run(
@@ -171,9 +198,9 @@ class Database:
         seconds: float = 0,
         **options: Any,
     ) -> T:
-        """Call a function with a connection and these arguments, and return its result.
+        """Call a function with a transaction and these arguments, and return its result.
 
-        It runs in one transaction. The rows of these ``sessions`` and ``users`` are
+         The rows of these ``sessions`` and ``users`` are
         locked, and made if they are missing, so that no other process writes to them. A
         function rolls back if it has nothing to write, and if its lock would make a
         deleted session exist again. Without ``writes`` there is no transaction: each
@@ -190,12 +217,12 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
-        transaction = Transaction()
+        claims: list[Hashable] = []
 
         def step(conn: Connection) -> T:
-            conn.info[_TRANSACTION] = transaction
-            self.lock(conn, sessions, users)
-            return function(conn, *args, **options)
+            transaction = Transaction(conn, self.tables, claims)
+            transaction.lock(sessions, users)
+            return function(transaction, *args, **options)
 
         # As callers know the function: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
@@ -207,25 +234,9 @@ class Database:
             writes=writes,
             in_transaction=in_transaction,
         )
-        for claim in transaction.claims:
+        for claim in claims:
             self.claims.put(claim, value=True)
         return result
-
-    def lock(
-        self, conn: Connection, sessions: Collection[str], users: Collection[str]
-    ) -> None:
-        """Lock sessions before users, each in order, so that no two writers wait for each other."""
-        epoch = time.time_ns()
-        for key in sorted(sessions):
-            statement = self.tables.sql(self._lock_session)
-            result = conn.execute(statement, {"key": key, "epoch": epoch})
-            if result.returns_rows:
-                transaction_of(conn).epochs[key] = result.scalar_one()
-        new_users = [
-            {"namespace": namespace, "epoch": epoch} for namespace in sorted(users)
-        ]
-        if new_users:
-            conn.execute(self.tables.sql(_LOCK_USER), new_users)
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
@@ -517,13 +528,13 @@ class Database:
 def _run_by(
     locks: str,
 ) -> Callable[
-    [Callable[Concatenate[Part, Connection, P], T]],
+    [Callable[Concatenate[Part, Transaction, P], T]],
     Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
 ]:
-    """Return a decorator for methods that take a connection: the database of the object runs them."""
+    """Return a decorator for methods that take a transaction: the database of the object runs them."""
 
     def decorate(
-        method: Callable[Concatenate[Part, Connection, P], T],
+        method: Callable[Concatenate[Part, Transaction, P], T],
     ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]:
         signature = without_second(method)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
-from sqlalchemy import Connection, text
 
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
+    OF_NOBODY,
     PROFILE_READER,
-    Tables,
-    quoted_name_of,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import spoken
@@ -23,7 +21,7 @@ from llama_index_memory_ext.text.messages import spoken
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.database import Transaction
     from llama_index_memory_ext.store.facts import Facts
     from llama_index_memory_ext.store.log import Log, Readers
     from llama_index_memory_ext.store.owners import Owners
@@ -40,9 +38,8 @@ _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
 """
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key {in_names}"
-_SELECT_OTHER_OWNERS = """
-SELECT key, user_id FROM {owners} WHERE user_id <> :user_id AND kind <> 'nobody' AND key {in_names}
-"""
+_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
+_SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
 _DELETE_READERS = "DELETE FROM {cursors} WHERE key = :key AND reader {in_names}"
 # Statements with the kinds of the rows that they delete.
@@ -70,19 +67,19 @@ FROM pg_class WHERE oid = to_regclass(:name)
 """
 
 
+class Forgotten(NamedTuple):
+    """A deleted user: the user's sessions, and the number of deleted rows by kind."""
+
+    sessions: set[str]
+    counts: dict[str, int]
+
+
 class Deletion:
     """Deletes old turns, sessions and users, each in a transaction."""
 
     def __init__(
-        self,
-        database: Database,
-        readers: Readers,
-        facts: Facts,
-        owners: Owners,
-        log: Log,
+        self, readers: Readers, facts: Facts, owners: Owners, log: Log
     ) -> None:
-        self._database = database
-        self._sql = database.tables.sql
         self._readers = readers
         self._facts = facts
         self._owners = owners
@@ -91,7 +88,7 @@ class Deletion:
     # ---- old turns ----
 
     def retain_within(
-        self, conn: Connection, key: str, since: int, most: int, *, unread: bool
+        self, tx: Transaction, key: str, since: int, most: int, *, unread: bool
     ) -> dict[str, int]:
         """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
 
@@ -99,93 +96,100 @@ class Deletion:
         has not read. Return the numbers of deleted messages, of facts that lost words,
         and of messages that stay because they are unread.
         """
-        rows = conn.execute(self._sql(_SELECT_TURNS), {"key": key}).all()
+        rows = tx.execute(_SELECT_TURNS, key=key).all()
         ids = [row.id for row in rows]
         starts = _starts_of_turns(rows)
         due = _count_due(rows, starts, since, most)
         end = due
         if not unread:
-            read = bisect_right(ids, self._read_by_all(conn, key))
+            read = bisect_right(ids, self._read_by_all(tx, key))
             end = min(due, _start_of_turn(starts, read))
         if not end:
-            conn.rollback()
+            tx.rollback()
             return {"unread": due}
-        self._log.delete_within(conn, key, ids[:end])
+        self._log.delete_within(tx, key, ids[:end])
         first_remaining = ids[end] if end < len(ids) else LAST_ID
         changed = self._facts.lose_words_within(
-            conn, key, first_remaining, self._first_with_words(conn, key)
+            tx, key, first_remaining, self._first_with_words(tx, key)
         )
         return {"messages": end, "facts": changed, "unread": due - end}
 
-    def _read_by_all(self, conn: Connection, key: str) -> int:
+    def _read_by_all(self, tx: Transaction, key: str) -> int:
         """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
         readers: list[str] = []
-        for user_id in self._owners.kinds_within(conn, key):
-            names = self._owners.facts_readers_within(conn, key, user_id)
+        for user_id in self._owners.kinds_within(tx, key):
+            names = self._owners.facts_readers_within(tx, key, user_id)
             readers += [name for name in names if not name.startswith(PROFILE_READER)]
-        parameters = {"key": key, "names": readers, "last_id": LAST_ID}
-        last_read: int = conn.execute(self._sql(_SELECT_READ), parameters).scalar_one()
+        last_read: int = tx.execute(
+            _SELECT_READ, key=key, names=readers, last_id=LAST_ID
+        ).scalar_one()
         return last_read
 
-    def _first_with_words(self, conn: Connection, key: str) -> int:
+    def _first_with_words(self, tx: Transaction, key: str) -> int:
         """Return the first row with words; a message without words does not end the text around a fact."""
-        for row in self._readers.find_within(conn, key, limit=_FIRST_ROWS):
+        for row in self._readers.find_within(tx, key, limit=_FIRST_ROWS):
             if spoken(row.message):
                 return row.id
         return LAST_ID
 
     # ---- sessions and users ----
 
-    def forget_session_within(self, conn: Connection, key: str) -> dict[str, int]:
+    def forget_session_within(self, tx: Transaction, key: str) -> dict[str, int]:
         """Delete a session; return the number of deleted rows by kind."""
-        return self._delete(conn, [key], (), Counter())
+        return self._delete(tx, [key], (), Counter())
 
     def forget_user_within(
-        self, conn: Connection, user_id: str, session_ids: Collection[str]
-    ) -> dict[str, int]:
+        self, tx: Transaction, user_id: str, session_ids: Collection[str]
+    ) -> Forgotten:
         """Delete the facts of a user, the user's sessions and the ``session_ids``.
 
         If a session has other owners, only the turns of the user are deleted, and the
-        facts that others learned from them. Return the number of deleted rows by kind.
+        facts that others learned from them.
         """
-        keys = {*session_ids, *self._owners.sessions_within(conn, user_id)}
-        self._database.lock(conn, keys, ())
+        owned = tx.scalars(_SELECT_SESSIONS, user_id=user_id)
+        sessions = {*session_ids, *owned}
+        tx.lock(sessions, ())
+        read_by = self._namespaces_that_read(tx, sessions)
         # A session without a user has facts in a separate namespace.
-        namespaces = {user_id, *self._owners.anonymous_within(conn, keys)}
-        read_by = self._namespaces_that_read(conn, keys)
-        staying = self._users_who_stay(conn, keys, user_id)
+        namespaces = {user_id}
+        staying: dict[str, set[str]] = {key: set() for key in sessions}
+        left: list[str] = []
+        for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
+            if owner.user_id == user_id:
+                left.append(owner.key)
+            elif owner.kind == OF_NOBODY:
+                namespaces.add(owner.user_id)
+            else:
+                staying[owner.key].add(owner.user_id)
         counts: Counter[str] = Counter()
-        shared = [key for key, users in staying.items() if users]
-        for key in shared:
+        keys = set(sessions)
+        for key in [key for key, users in staying.items() if users]:
             keys.remove(key)
-            was_owner = self._leave(conn, key, user_id, counts)
-            if not was_owner:
+            counts["cursors"] += self._delete_readers(tx, key, user_id)
+            if key in left:
+                counts.update(self._delete_turns(tx, key, user_id))
+            else:
                 # The session never was the user's.
                 del staying[key]
-        counts.update(
-            self._facts.forget_words_within(conn, namespaces, staying, read_by)
-        )
-        return self._delete(conn, keys, namespaces, counts)
+        counts.update(self._facts.forget_words_within(tx, namespaces, staying, read_by))
+        return Forgotten(sessions, self._delete(tx, keys, namespaces, counts))
 
-    def _leave(
-        self, conn: Connection, key: str, user_id: str, counts: Counter[str]
-    ) -> bool:
-        """Delete the turns and readers of a user from a session of others; return whether the user was an owner."""
-        readers = self._owners.facts_readers_within(conn, key, user_id)
-        deleted = {"key": key, "names": readers}
-        counts["cursors"] += conn.execute(self._sql(_DELETE_READERS), deleted).rowcount
-        owner = {"key": key, "user_id": user_id}
-        was_owner = conn.execute(self._sql(_DELETE_OWNER), owner).rowcount
-        if was_owner:
-            rows = conn.execute(self._sql(_SELECT_TURNS), {"key": key}).all()
-            ids = _ids_of_turns(rows, user_id)
-            counts["cursors"] += was_owner
-            counts["messages"] += self._log.delete_within(conn, key, ids)
-        return bool(was_owner)
+    def _delete_readers(self, tx: Transaction, key: str, user_id: str) -> int:
+        """Delete the cursors of the readers that extract a user's facts, and return their number."""
+        readers = self._owners.facts_readers_within(tx, key, user_id)
+        return tx.execute(_DELETE_READERS, key=key, names=readers).rowcount
+
+    def _delete_turns(self, tx: Transaction, key: str, user_id: str) -> dict[str, int]:
+        """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
+        owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
+        rows = tx.execute(_SELECT_TURNS, key=key).all()
+        ids = _ids_of_turns(rows, user_id)
+        messages = self._log.delete_within(tx, key, ids) if ids else 0
+        return {"cursors": owners, "messages": messages}
 
     def _delete(
         self,
-        conn: Connection,
+        tx: Transaction,
         keys: Collection[str],
         namespaces: Collection[str],
         counts: Counter[str],
@@ -198,35 +202,22 @@ class Deletion:
             (_DELETE_VECTORS, of_vectors),
         ):
             for kind, statement in statements:
-                deleted = conn.execute(self._sql(statement), {"names": list(names)})
+                deleted = tx.execute(statement, names=list(names))
                 counts[kind] += deleted.rowcount
         return {
             kind: counts[kind]
             for kind in ("messages", "cursors", "facts", "embeddings")
         }
 
-    def _namespaces_that_read(
-        self, conn: Connection, keys: Collection[str]
-    ) -> set[str]:
+    def _namespaces_that_read(self, tx: Transaction, keys: Collection[str]) -> set[str]:
         """Return the namespaces whose readers of facts have read one of these sessions."""
         namespaces: set[str] = set()
-        parameters = {"names": list(keys)}
-        for reader in conn.scalars(self._sql(_SELECT_READERS), parameters):
+        for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
             # The namespace follows " of ", and may itself hold these characters.
             parts = reader.split(" of ")
             for i in range(1, len(parts)):
                 namespaces.add(" of ".join(parts[i:]))
         return namespaces
-
-    def _users_who_stay(
-        self, conn: Connection, keys: Collection[str], user_id: str
-    ) -> dict[str, set[str]]:
-        """Return the other owners of each session."""
-        users: dict[str, set[str]] = {key: set() for key in keys}
-        parameters = {"names": list(keys), "user_id": user_id}
-        for owner in conn.execute(self._sql(_SELECT_OTHER_OWNERS), parameters):
-            users[owner.key].add(owner.user_id)
-        return users
 
 
 def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
@@ -273,16 +264,16 @@ def _count_due(
 # ---- files ----
 
 
-def vacuum(conn: Connection, tables: Tables) -> bool:
+def vacuum(tx: Transaction) -> bool:
     """Rewrite the files of a database; False, and a warning in the log, if deleted words may remain."""
-    if conn.dialect.name == "sqlite":
-        return _vacuum_file(conn)
-    return _vacuum_on_server(conn, tables)
+    if tx.connection.dialect.name == "sqlite":
+        return _vacuum_file(tx)
+    return _vacuum_on_server(tx)
 
 
-def _vacuum_file(conn: Connection) -> bool:
-    conn.exec_driver_sql("VACUUM")
-    is_busy = conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").scalar()
+def _vacuum_file(tx: Transaction) -> bool:
+    tx.execute("VACUUM")
+    is_busy = tx.execute("PRAGMA wal_checkpoint(TRUNCATE)").scalar()
     if is_busy:
         logger.warning(
             "The write-ahead log of the database could not be emptied, because another connection is reading: "
@@ -292,19 +283,18 @@ def _vacuum_file(conn: Connection) -> bool:
     return not is_busy
 
 
-def _vacuum_on_server(conn: Connection, tables: Tables) -> bool:
-    names = [quoted_name_of(table) for table in tables.rows.metadata.sorted_tables]
+def _vacuum_on_server(tx: Transaction) -> bool:
+    format_table = tx.connection.dialect.identifier_preparer.format_table
+    names = list(map(format_table, tx.tables.rows.metadata.sorted_tables))
     forbidden = [
-        name
-        for name in names
-        if not conn.execute(text(_MAY_VACUUM), {"name": name}).scalar()
+        name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]
-    conn.exec_driver_sql("SET statement_timeout = 0")
+    tx.execute("SET statement_timeout = 0")
     try:
-        conn.exec_driver_sql(f"VACUUM {', '.join(names)}")
+        tx.connection.exec_driver_sql(f"VACUUM {', '.join(names)}")
     finally:
         # No other call may get a connection with this setting.
-        conn.invalidate()
+        tx.connection.invalidate()
     if forbidden:
         logger.warning(
             "This database user may not vacuum %s: deleted words stay in the files of the server until the owner of "

@@ -19,7 +19,12 @@ from llama_index_memory_ext.fact import (
     utc_now,
     without_reasons,
 )
-from llama_index_memory_ext.store.database import Database, reads, writes_user
+from llama_index_memory_ext.store.database import (
+    Database,
+    Transaction,
+    reads,
+    writes_user,
+)
 from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
@@ -29,8 +34,6 @@ from llama_index_memory_ext.store.tables import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from sqlalchemy import Connection
 
     from llama_index_memory_ext.store.log import Readers
     from llama_index_memory_ext.text.tool_calls import Json
@@ -142,13 +145,12 @@ class Facts:
 
     def __init__(self, database: Database, readers: Readers) -> None:
         self.database = database
-        self._sql = database.tables.sql
         self._readers = readers
 
     @reads
     def read(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         seen: FactChanges = NOTHING_READ,
         *,
@@ -158,12 +160,12 @@ class Facts:
 
         If facts were deleted meanwhile, or given to another agent, return all facts.
         """
-        version = self._version_of(conn, namespace)
+        version = self._version_of(tx, namespace)
         fresh = version.epoch == seen.epoch
         if fresh and version.change == seen.change:
             return FactChanges(*version, fresh=True, facts=[])
         last_seen = seen.change if fresh else 0
-        rows = self._select(conn, namespace, view, seen=last_seen)
+        rows = self._select(tx, namespace, view, seen=last_seen)
         change = max([version.change, *(row.change for row in rows)])
         return FactChanges(version.epoch, change, fresh, list(_parsed(rows).values()))
 
@@ -197,7 +199,7 @@ class Facts:
 
     def _write(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         facts: Sequence[Fact],
         seen: FactChanges | None,
@@ -206,11 +208,11 @@ class Facts:
         if seen is not None:
             # Before the first fact there is no epoch that changes when its messages are
             # deleted.
-            if seen.epoch == 0 and not self._are_said(conn, facts):
-                conn.rollback()
+            if seen.epoch == 0 and not self._are_said(tx, facts):
+                tx.rollback()
                 return False
-            return self._merge(conn, namespace, facts, seen, view)
-        rows = self._select(conn, namespace, ids=[fact.id for fact in facts])
+            return self._merge(tx, namespace, facts, seen, view)
+        rows = self._select(tx, namespace, ids=[fact.id for fact in facts])
         agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
@@ -221,21 +223,21 @@ class Facts:
         moved = any(
             agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts
         )
-        self._put_all(conn, namespace, facts, moved=moved)
+        self._put_all(tx, namespace, facts, moved=moved)
         return True
 
-    def _are_said(self, conn: Connection, facts: Sequence[Fact]) -> bool:
+    def _are_said(self, tx: Transaction, facts: Sequence[Fact]) -> bool:
         """Return whether each fact that names its messages still has one of them."""
         for fact in facts:
             ids = fact.message_ids
-            if ids and not self._readers.rows_within(conn, fact.session_id or "", ids):
+            if ids and not self._readers.rows_within(tx, fact.session_id or "", ids):
                 return False
         return True
 
     @writes_user
     def change(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         changed: Changed,
         ids: Sequence[str] | None = None,
@@ -247,12 +249,12 @@ class Facts:
         ``changed`` is called with the stored facts that have these ``ids``, by their
         ids; None: all facts. If it raises an error, nothing is written.
         """
-        stored = _parsed(self._select(conn, namespace, view, ids=ids))
+        stored = _parsed(self._select(tx, namespace, view, ids=ids))
         facts = changed(stored)
         moved = any(
             stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts
         )
-        self._put_all(conn, namespace, facts, moved=moved)
+        self._put_all(tx, namespace, facts, moved=moved)
         return facts
 
     async def write_extracted(
@@ -275,11 +277,11 @@ class Facts:
         """
         new = max(unread.position, unread.rows[-1].id)
 
-        def write(conn: Connection) -> bool:
-            if not self._merge(conn, namespace, facts, seen, view):
+        def write(tx: Transaction) -> bool:
+            if not self._merge(tx, namespace, facts, seen, view):
                 return False
             return self._readers.move_within(
-                conn,
+                tx,
                 session_id,
                 reader,
                 epoch=unread.epoch,
@@ -293,35 +295,35 @@ class Facts:
     @writes_user
     def delete(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         ids: Sequence[str] | None = None,
         *,
         view: AgentView = SHARED,
     ) -> int:
         """Delete facts and their embeddings for good, and return the number of facts; None: all facts of the view."""
-        rows = self._select(conn, namespace, view, ids=ids)
-        return self._delete(conn, namespace, [row.id for row in rows])["facts"]
+        rows = self._select(tx, namespace, view, ids=ids)
+        return self._delete(tx, namespace, [row.id for row in rows])["facts"]
 
-    def move_within(self, conn: Connection, old: str, new: str) -> None:
+    def move_within(self, tx: Transaction, old: str, new: str) -> None:
         """Move the facts of one namespace to another, which keeps its own facts of the same words."""
-        facts = _parsed(self._select(conn, old))
+        facts = _parsed(self._select(tx, old))
         if facts:
-            self.database.lock(conn, (), (old, new))
-            self._merge(conn, new, list(facts.values()), NOTHING_READ, SHARED)
-            self._delete(conn, old, facts)
-        conn.execute(self._sql(_RENAME_SPEAKER), {"old": old, "new": new})
+            tx.lock((), (old, new))
+            self._merge(tx, new, list(facts.values()), NOTHING_READ, SHARED)
+            self._delete(tx, old, facts)
+        tx.execute(_RENAME_SPEAKER, old=old, new=new)
 
     @reads
-    def count_by_user(self, conn: Connection) -> dict[str, int]:
+    def count_by_user(self, tx: Transaction) -> dict[str, int]:
         """Return how many facts each user has, retired ones too; users without a fact are left out."""
-        result = conn.execute(self._sql(_COUNT_FACTS))
+        result = tx.execute(_COUNT_FACTS)
         return {row.namespace: row.facts for row in result}
 
     # ---- deleted words ----
 
     def lose_words_within(
-        self, conn: Connection, session_id: str, first_left: int, first_words: int
+        self, tx: Transaction, session_id: str, first_left: int, first_words: int
     ) -> int:
         """Take the words of messages before the row ``first_left`` from facts; return the number of changed facts.
 
@@ -329,21 +331,20 @@ class Facts:
         first row with words, ``first_words``, loses that text, too. A fact without a
         remaining row has no session.
         """
-        learned = {"session_id": session_id}
         changed: dict[str, list[Fact]] = {}
-        for row in conn.execute(self._sql(_SELECT_FACTS_OF_SESSION), learned):
+        for row in tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id):
             fact = Fact.model_validate(row.data)
             facts = changed.setdefault(row.namespace, [])
             if fact.message_ids and min(fact.message_ids) <= first_words:
                 facts.append(_without_words(fact, session_id, first_left))
-        self.database.lock(conn, (), changed)
+        tx.lock((), changed)
         for namespace, facts in changed.items():
-            self._put_all(conn, namespace, facts)
+            self._put_all(tx, namespace, facts)
         return sum(map(len, changed.values()))
 
     def forget_words_within(
         self,
-        conn: Connection,
+        tx: Transaction,
         own: Collection[str],
         sessions: Mapping[str, Collection[str]],
         read_by: Collection[str],
@@ -358,30 +359,30 @@ class Facts:
         # A copy, as by an import, has the same id, but may not name its session or
         # speaker.
         contents: dict[str, str] = {}
-        for row in conn.execute(self._sql(_SELECT_SAID), {"own": list(own)}):
+        for row in tx.execute(_SELECT_SAID, own=list(own)):
             contents[row.id] = row.data["content"]
-        reached = {
-            "own": list(own),
-            "sessions": list(sessions),
-            "copies": list(contents),
-            "read_by": list(read_by),
-        }
-        namespaces = conn.scalars(self._sql(_SELECT_REACHED), reached).all()
-        self.database.lock(conn, (), {*own, *namespaces})
+        namespaces = tx.scalars(
+            _SELECT_REACHED,
+            own=list(own),
+            sessions=list(sessions),
+            copies=list(contents),
+            read_by=list(read_by),
+        )
+        tx.lock((), {*own, *namespaces})
         lines: dict[str, frozenset[str]] = {}
         if namespaces:
             for key in sessions:
-                lines[key] = self._readers.lines_within(conn, key)
+                lines[key] = self._readers.lines_within(tx, key)
         counts: Counter[str] = Counter()
         for namespace in namespaces:
             counts.update(
-                self._forget_words_in(conn, namespace, leaving, contents, lines)
+                self._forget_words_in(tx, namespace, leaving, contents, lines)
             )
         return counts
 
     def _forget_words_in(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         leaving: Leaving,
         contents: Mapping[str, str],
@@ -392,7 +393,7 @@ class Facts:
         ``contents``: the facts of these words, by their ids. ``lines``: the lines that
         remain in each session of the user.
         """
-        rows = self._select(conn, namespace)
+        rows = self._select(tx, namespace)
         stored = _parsed(rows)
         deleted: set[str] = set()
         for row in rows:
@@ -408,29 +409,28 @@ class Facts:
                 fact = _without_deleted_source(fact, lines.get(row.session_id))
                 if fact != stored[row.id]:
                     changed.append(fact)
-        self._put_all(conn, namespace, changed)
+        self._put_all(tx, namespace, changed)
         if deleted:
-            return self._delete(conn, namespace, deleted)
+            return self._delete(tx, namespace, deleted)
         return Counter()
 
     def _delete(
-        self, conn: Connection, namespace: str, ids: Collection[str]
+        self, tx: Transaction, namespace: str, ids: Collection[str]
     ) -> Counter[str]:
         """Delete facts with their embeddings; return the numbers of both."""
-        parameters = {"namespace": namespace, "ids": list(ids)}
-        vectors = conn.execute(self._sql(_DELETE_VECTORS), parameters).rowcount
-        facts = conn.execute(self._sql(_DELETE_FACTS), parameters).rowcount
-        self._renew(conn, namespace)
+        deleted = {"namespace": namespace, "ids": list(ids)}
+        vectors = tx.execute(_DELETE_VECTORS, **deleted).rowcount
+        facts = tx.execute(_DELETE_FACTS, **deleted).rowcount
+        self._renew(tx, namespace)
         return Counter(facts=facts, embeddings=vectors)
 
-    def _renew(self, conn: Connection, namespace: str) -> None:
+    def _renew(self, tx: Transaction, namespace: str) -> None:
         """Give a namespace a new epoch, so that its readers read all facts again."""
-        parameters = {"namespace": namespace, "epoch": time.time_ns()}
-        conn.execute(self._sql(_SET_EPOCH), parameters)
+        tx.execute(_SET_EPOCH, namespace=namespace, epoch=time.time_ns())
 
     def _select(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         view: AgentView = ALL_AGENTS,
         *,
@@ -439,41 +439,40 @@ class Facts:
     ) -> list[Any]:
         """Return the rows of the facts that changed since ``seen``, or of the facts with these ``ids``."""
         if ids is None:
-            query = self._sql(_SELECT_FACTS)
-            result = conn.execute(query, {"namespace": namespace, "seen": seen})
+            result = tx.execute(_SELECT_FACTS, namespace=namespace, seen=seen)
         else:
-            query = self._sql(_SELECT_FACTS_BY_ID)
-            result = conn.execute(query, {"namespace": namespace, "ids": list(ids)})
+            result = tx.execute(
+                _SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids)
+            )
         return [row for row in result if view.sees(row.agent_id or None)]
 
-    def _version_of(self, conn: Connection, namespace: str) -> FactsVersion:
+    def _version_of(self, tx: Transaction, namespace: str) -> FactsVersion:
         """Return the version of the facts of a namespace; 0 and 0 before the first fact."""
-        query = self._sql(_SELECT_VERSION)
-        row = conn.execute(query, {"namespace": namespace}).first()
+        row = tx.execute(_SELECT_VERSION, namespace=namespace).first()
         if row is None:
             return FactsVersion(epoch=0, change=0)
         return FactsVersion(row.epoch, row.change)
 
     def _merge(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         facts: Sequence[Fact],
         seen: FactChanges,
         view: AgentView,
     ) -> bool:
         """Store extracted facts beside the facts that were stored meanwhile; False if facts were deleted."""
-        epoch = self._version_of(conn, namespace).epoch
+        epoch = self._version_of(tx, namespace).epoch
         if seen.epoch not in (0, epoch):
-            conn.rollback()
+            tx.rollback()
             return False
-        newer = _parsed(self._select(conn, namespace, view, seen=seen.change))
-        self._put_all(conn, namespace, _merged(facts, newer))
+        newer = _parsed(self._select(tx, namespace, view, seen=seen.change))
+        self._put_all(tx, namespace, _merged(facts, newer))
         return True
 
     def _put_all(
         self,
-        conn: Connection,
+        tx: Transaction,
         namespace: str,
         facts: Sequence[Fact],
         *,
@@ -482,7 +481,7 @@ class Facts:
         """Store facts, each with the number of its change; ``moved``: one of them has changed its agent."""
         if not facts:
             return
-        change = self._version_of(conn, namespace).change
+        change = self._version_of(tx, namespace).change
         for start in range(0, len(facts), PAGE_FACTS):
             rows: list[Row] = []
             for fact in facts[start : start + PAGE_FACTS]:
@@ -499,12 +498,11 @@ class Facts:
                         "data": stored.model_dump(mode="json"),
                     }
                 )
-            conn.execute(self._sql(_PUT_FACT), rows)
-        version = {"namespace": namespace, "change": change}
-        conn.execute(self._sql(_SET_CHANGE), version)
+            tx.execute(_PUT_FACT, rows)
+        tx.execute(_SET_CHANGE, namespace=namespace, change=change)
         if moved:
             # The earlier agent's readers must lose the fact, as if it were deleted.
-            self._renew(conn, namespace)
+            self._renew(tx, namespace)
 
 
 def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
@@ -633,16 +631,11 @@ class KeptVectors:
         return self.session_id or self.namespace
 
     @reads
-    def read(
-        self, conn: Connection, ids: Sequence[str]
-    ) -> dict[str, tuple[str, bytes]]:
+    def read(self, tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the digest and the vector of each of these facts that has a vector."""
-        parameters = {
-            "namespace": self.namespace,
-            "model": self.model,
-            "ids": list(ids),
-        }
-        result = conn.execute(self.database.tables.sql(_SELECT_VECTORS), parameters)
+        result = tx.execute(
+            _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
+        )
         return {row.id: (row.digest, row.vector) for row in result}
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
@@ -659,21 +652,15 @@ class KeptVectors:
             self._write, vectors, sessions=[self.session_id or ""]
         )
 
-    def _write(
-        self, conn: Connection, vectors: Mapping[str, tuple[str, bytes]]
-    ) -> bool:
-        sql = self.database.tables.sql
+    def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         ids = list(vectors)
         if self.readers is None:
-            parameters = {"namespace": self.namespace, "ids": ids}
-            ids = list(conn.scalars(sql(_SELECT_FACT_IDS), parameters))
-        elif not self.readers.is_current_within(
-            conn, self.session_id or "", self.epoch
-        ):
-            conn.rollback()
+            ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
+        elif not self.readers.is_current_within(tx, self.session_id or "", self.epoch):
+            tx.rollback()
             return False
         if not ids:
-            conn.rollback()
+            tx.rollback()
             return True
         rows: list[Row] = []
         for vector_id in ids:
@@ -688,5 +675,5 @@ class KeptVectors:
                 }
             )
         # Two processes that embed the same content store the same vector.
-        conn.execute(sql(_PUT_VECTOR), rows)
+        tx.execute(_PUT_VECTOR, rows)
         return True

@@ -13,8 +13,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_ext.errors import MessageError, StoreError
 from llama_index_memory_ext.store.database import (
     Database,
+    Transaction,
     reads,
-    transaction_of,
     writes_session,
 )
 from llama_index_memory_ext.store.tables import (
@@ -50,8 +50,6 @@ from llama_index_memory_ext.words.forms import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from sqlalchemy import Connection
-
     from llama_index_memory_ext.text.tool_calls import Json
 
     # Takes messages, oldest first, and returns how many of the oldest go into the log;
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
     Plan = Callable[[Sequence[ChatMessage]], int] | None
     # ``Owners.claim_within``.
     Claim = Callable[
-        [Connection, str, SessionAccess, Collection[str], Sequence[str]], bool
+        [Transaction, str, SessionAccess, Collection[str], Sequence[str]], bool
     ]
 
 logger = logging.getLogger(__name__)
@@ -170,13 +168,12 @@ class Readers:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._sql = database.tables.sql
 
     # ---- rows ----
 
     def find_within(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         statuses: Sequence[str] = ALL_STATUSES,
         after: int = 0,
@@ -185,49 +182,48 @@ class Readers:
         offset: int = 0,
     ) -> list[LogRow]:
         """Return the oldest rows of a session with these statuses, oldest first."""
-        page = {
-            "key": key,
-            "statuses": statuses,
-            "after": after,
-            "limit": limit,
-            "offset": offset,
-        }
-        result = conn.execute(self._sql(_SELECT_ROWS), page)
+        result = tx.execute(
+            _SELECT_ROWS,
+            key=key,
+            statuses=statuses,
+            after=after,
+            limit=limit,
+            offset=offset,
+        )
         return [LogRow.from_query(row) for row in result]
 
     find = reads(find_within)
 
     def rows_within(
-        self, conn: Connection, key: str, ids: Sequence[int]
+        self, tx: Transaction, key: str, ids: Sequence[int]
     ) -> list[LogRow]:
         """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
-        parameters = {"key": key, "row_ids": list(ids)}
-        result = conn.execute(self._sql(_SELECT_ROWS_BY_ID), parameters)
+        result = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
         return [LogRow.from_query(row) for row in result]
 
     rows = reads(rows_within)
 
     @reads
     def rows_in(
-        self, conn: Connection, key: str, ids: Sequence[int], epoch: int
+        self, tx: Transaction, key: str, ids: Sequence[int], epoch: int
     ) -> list[LogRow] | None:
         """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
-        rows = self.rows_within(conn, key, ids)
-        if self._cursor_of(conn, key, "").epoch == epoch:
+        rows = self.rows_within(tx, key, ids)
+        if self._cursor_of(tx, key, "").epoch == epoch:
             return rows
         return None
 
-    def lines_within(self, conn: Connection, key: str) -> frozenset[str]:
+    def lines_within(self, tx: Transaction, key: str) -> frozenset[str]:
         """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
         lines: set[str] = set()
-        for row in self.find_within(conn, key):
+        for row in self.find_within(tx, key):
             lines.update(visible(spoken(row.message)).splitlines())
         return frozenset(lines)
 
     @reads
     def glance(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         reader: str,
         last_id: int,
@@ -239,15 +235,15 @@ class Readers:
         Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
         the earlier rows needs no other query for a prompt.
         """
-        parameters = {
-            "key": key,
-            "reader": reader,
-            "watch": watch,
-            "last_id": last_id or LAST_ID,
-            "user_id": access.user_in(key),
-            "closed": OWN if access.shared else SHARED,
-        }
-        result = conn.execute(self._sql(_SELECT_SNAPSHOT), parameters).all()
+        result = tx.execute(
+            _SELECT_SNAPSHOT,
+            key=key,
+            reader=reader,
+            watch=watch,
+            last_id=last_id or LAST_ID,
+            user_id=access.user_in(key),
+            closed=OWN if access.shared else SHARED,
+        ).all()
         session = result[0]
         active: list[LogRow] = []
         log: list[LogRow] = []
@@ -269,7 +265,7 @@ class Readers:
     @reads
     def page(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         reader: str,
         seen: ReadPosition,
@@ -284,15 +280,15 @@ class Readers:
         of facts: the page has the version of its facts, which saves a query.
         """
         last_id = seen.last_id
-        parameters = {
-            "key": key,
-            "reader": reader,
-            "watch": watch,
-            "last_id": last_id,
-            "newest": LAST_ID if before is None else before - 1,
-            "limit": limit + 1,
-        }
-        result = conn.execute(self._sql(_SELECT_PAGE), parameters).all()
+        result = tx.execute(
+            _SELECT_PAGE,
+            key=key,
+            reader=reader,
+            watch=watch,
+            last_id=last_id,
+            newest=LAST_ID if before is None else before - 1,
+            limit=limit + 1,
+        ).all()
         session = result[0]
         is_last_stored = False
         rows: list[LogRow] = []
@@ -316,7 +312,7 @@ class Readers:
     @reads
     def unread(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         reader: str,
         *,
@@ -328,19 +324,18 @@ class Readers:
 
         ``with_active`` adds the active rows.
         """
-        page = self._cursor_of(conn, key, reader)
+        page = self._cursor_of(tx, key, reader)
         if after is None:
             after = page.position
         statuses = ALL_STATUSES if with_active else [ARCHIVED]
-        rows = self.find_within(conn, key, statuses, after, limit=limit)
+        rows = self.find_within(tx, key, statuses, after, limit=limit)
         return replace(page, rows=rows)
 
     # ---- cursors ----
 
-    def _cursor_of(self, conn: Connection, key: str, reader: str) -> LogPage:
+    def _cursor_of(self, tx: Transaction, key: str, reader: str) -> LogPage:
         """Return a page without rows, and with the state of the cursor."""
-        parameters = {"key": key, "reader": reader}
-        cursor = conn.execute(self._sql(_SELECT_CURSOR), parameters).one()
+        cursor = tx.execute(_SELECT_CURSOR, key=key, reader=reader).one()
         return LogPage(
             position=cursor.position or 0,
             epoch=cursor.epoch,
@@ -350,9 +345,9 @@ class Readers:
         )
 
     @reads
-    def state(self, conn: Connection, key: str, reader: str) -> CursorState:
+    def state(self, tx: Transaction, key: str, reader: str) -> CursorState:
         """Return the position of a cursor, and the state that was stored with it."""
-        page = self._cursor_of(conn, key, reader)
+        page = self._cursor_of(tx, key, reader)
         return CursorState(page.position, page.state)
 
     async def move(
@@ -398,7 +393,7 @@ class Readers:
 
     def move_within(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         reader: str,
         *,
@@ -408,77 +403,75 @@ class Readers:
         state: Json = None,
     ) -> bool:
         """As ``move``; the transaction is rolled back where it is False."""
-        if not self.is_current_within(conn, key, epoch, reader, old):
-            conn.rollback()
+        if not self.is_current_within(tx, key, epoch, reader, old):
+            tx.rollback()
             return False
-        self.put_cursor_within(conn, key, reader, new, state)
+        self.put_cursor_within(tx, key, reader, new, state)
         return True
 
     def put_cursor_within(
-        self, conn: Connection, key: str, reader: str, position: int, state: Json
+        self, tx: Transaction, key: str, reader: str, position: int, state: Json
     ) -> None:
         """Store the cursor of a reader."""
-        cursor = {"key": key, "reader": reader, "position": position, "state": state}
-        conn.execute(self._sql(_PUT_CURSOR), cursor)
+        tx.execute(_PUT_CURSOR, key=key, reader=reader, position=position, state=state)
 
     def register_within(
-        self, conn: Connection, key: str, readers: Sequence[str]
+        self, tx: Transaction, key: str, readers: Sequence[str]
     ) -> None:
         """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
         if readers:
             cursors = [{"key": key, "reader": reader} for reader in readers]
-            conn.execute(self._sql(_REGISTER_READER), cursors)
+            tx.execute(_REGISTER_READER, cursors)
 
-    def renew_within(self, conn: Connection, key: str) -> None:
+    def renew_within(self, tx: Transaction, key: str) -> None:
         """Give a session a new epoch, so that its readers read it again."""
-        parameters = {"key": key, "epoch": time.time_ns()}
-        conn.execute(self._sql(_RENEW_SESSION), parameters)
-        transaction_of(conn).epochs.pop(key, None)
+        tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
+        tx.epochs.pop(key, None)
 
     def is_current_within(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         epoch: int,
         reader: str = "",
         position: int = 0,
     ) -> bool:
         """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
-        cursor = self._cursor_of(conn, key, reader)
+        cursor = self._cursor_of(tx, key, reader)
         is_same = cursor.epoch == epoch
         if epoch == 0 and not is_same:
             # A log that only the plain host has written has got its epoch by the lock
             # of this transaction.
-            is_same = bool(self.find_within(conn, key, limit=1))
+            is_same = bool(self.find_within(tx, key, limit=1))
         return is_same and cursor.position == position
 
     # ---- names and counts ----
 
-    def names_within(self, conn: Connection, key: str) -> list[str]:
+    def names_within(self, tx: Transaction, key: str) -> list[str]:
         """Return the names of the readers of a session, sorted."""
-        return list(conn.scalars(self._sql(_SELECT_READERS), {"key": key}))
+        return tx.scalars(_SELECT_READERS, key=key)
 
     names = reads(names_within)
 
     @reads
     def sessions_of_reader(
-        self, conn: Connection, reader: str, *, pending: bool = False
+        self, tx: Transaction, reader: str, *, pending: bool = False
     ) -> list[str]:
         """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
         query = _SELECT_SESSIONS_OF_READER
         if pending:
             query = _SELECT_UNREAD_SESSIONS_OF_READER
-        return list(conn.scalars(self._sql(query), {"reader": reader}))
+        return tx.scalars(query, reader=reader)
 
     @reads
-    def has_session(self, conn: Connection, key: str) -> bool:
+    def has_session(self, tx: Transaction, key: str) -> bool:
         """Return whether a message was ever stored in a session."""
-        return bool(conn.execute(self._sql(_HAS_SESSION), {"key": key}).scalar())
+        return bool(tx.execute(_HAS_SESSION, key=key).scalar())
 
     @reads
     def count_messages(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         *,
         status: str | None = None,
@@ -490,14 +483,14 @@ class Readers:
 
         Without a ``status``, messages of any status count.
         """
-        parameters = {
-            "key": key,
-            "reader": reader,
-            "statuses": [status] if status else ALL_STATUSES,
-            "after": after,
-            "last": last,
-        }
-        count: int = conn.execute(self._sql(_COUNT_UNREAD), parameters).scalar_one()
+        count: int = tx.execute(
+            _COUNT_UNREAD,
+            key=key,
+            reader=reader,
+            statuses=[status] if status else ALL_STATUSES,
+            after=after,
+            last=last,
+        ).scalar_one()
         return count
 
 
@@ -559,14 +552,13 @@ class Log:
 
     def __init__(self, database: Database, readers: Readers, claim: Claim) -> None:
         self.database = database
-        self._sql = database.tables.sql
         self._readers = readers
         self._claim = claim
 
     @writes_session
     def append(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         messages: Sequence[ChatMessage],
         plan_flush: Plan,
@@ -580,7 +572,7 @@ class Log:
         Return copies of the messages that newly went into the log, oldest first.
 
         Args:
-            conn: A connection in a transaction that has locked the session.
+            tx: A connection in a transaction that has locked the session.
             key: The session.
             messages: The new messages. Of messages with the same ``message_id``, only
                 the first is written.
@@ -598,28 +590,29 @@ class Log:
         replaced: list[LogRow] = []
         if not replace:
             if plan_flush:
-                stored = self._readers.find_within(conn, key, [ACTIVE])
-            messages = self.unknown_within(conn, key, messages)
+                stored = self._readers.find_within(tx, key, [ACTIVE])
+            messages = self.unknown_within(tx, key, messages)
             if not (messages or stored):
-                conn.rollback()
+                tx.rollback()
                 return []
-        user_id: str | None = None
-        if access and self._claim(conn, key, access, speakers, readers):
-            user_id = access.user_id
+        has_several = False
+        if access and not self._is_claimed(tx, key, access, readers):
+            has_several = self._claim(tx, key, access, speakers, readers)
+        user_id = access.user_id if access and has_several else None
         if replace:
-            rows = self._readers.find_within(conn, key)
+            rows = self._readers.find_within(tx, key)
             same = _count_same(rows, messages)
             stored = rows[:same]
             replaced = rows[same:]
-            self.delete_within(conn, key, [row.id for row in replaced])
-            messages = self.unknown_within(conn, key, messages[same:])
+            self.delete_within(tx, key, [row.id for row in replaced])
+            messages = self.unknown_within(tx, key, messages[same:])
         count = 0
         if plan_flush:
             before = [row.message for row in stored]
             count = plan_flush(as_taken([*before, *messages]))
-        flushed = self._set_statuses(conn, key, stored, archived=count)
+        flushed = self._set_statuses(tx, key, stored, archived=count)
         new = self.insert_within(
-            conn,
+            tx,
             key,
             messages,
             user_id,
@@ -628,8 +621,23 @@ class Log:
         )
         return [*flushed, *new]
 
+    def _is_claimed(
+        self,
+        tx: Transaction,
+        key: str,
+        access: SessionAccess,
+        readers: Sequence[str],
+    ) -> bool:
+        """Return whether this process has stored this claim in this epoch of the session, so that it is still true."""
+        epoch = tx.epochs.get(key)
+        if access.shared or epoch is None:
+            return False
+        claim = (key, epoch, access, *readers)
+        tx.claims.append(claim)
+        return claim in self.database.claims
+
     def _set_statuses(
-        self, conn: Connection, key: str, stored: Sequence[LogRow], *, archived: int
+        self, tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int
     ) -> list[ChatMessage]:
         """Put the first ``archived`` rows into the log, and make the later rows active.
 
@@ -637,20 +645,19 @@ class Log:
         """
         flushed = [row for row in stored[:archived] if row.is_active]
         if flushed:
-            self.archive_within(conn, key, flushed[-1].id)
+            self.archive_within(tx, key, flushed[-1].id)
         reactivated = [row for row in stored[archived:] if not row.is_active]
         if reactivated:
-            parameters = {"key": key, "first": reactivated[0].id}
-            conn.execute(self._sql(_ACTIVATE_ROWS), parameters)
+            tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
         return [row.as_put for row in flushed]
 
-    def archive_within(self, conn: Connection, key: str, last_id: int) -> None:
+    def archive_within(self, tx: Transaction, key: str, last_id: int) -> None:
         """Move the active rows up to the row ``last_id`` into the log."""
-        conn.execute(self._sql(_ARCHIVE_ROWS), {"key": key, "last": last_id})
+        tx.execute(_ARCHIVE_ROWS, key=key, last=last_id)
 
     def insert_within(
         self,
-        conn: Connection,
+        tx: Transaction,
         key: str,
         messages: Sequence[ChatMessage],
         user_id: str | None = None,
@@ -667,7 +674,7 @@ class Log:
         if not messages:
             return []
         now = time.time_ns()
-        roles = self._roles_of(conn, key, messages)
+        roles = self._roles_of(tx, key, messages)
         speakers: dict[str, str] = {}
         for row in replaced:
             if user_id and row.user_id is not None:
@@ -688,19 +695,18 @@ class Log:
                     "user_id": _speaker_of(roles[i], speaker),
                 }
             )
-        conn.execute(self._sql(_INSERT_ROW), rows)
-        self._store_message_ids(conn, key, rows)
+        tx.execute(_INSERT_ROW, rows)
+        self._store_message_ids(tx, key, rows)
         flushed = rows[: max(archived, 0)]
         return [ChatMessage.model_validate(row["data"]) for row in flushed]
 
     def ids_within(
-        self, conn: Connection, key: str, statuses: Sequence[str] = ALL_STATUSES
+        self, tx: Transaction, key: str, statuses: Sequence[str] = ALL_STATUSES
     ) -> list[int]:
         """Return the ids of the rows of a session with these statuses."""
-        parameters = {"key": key, "statuses": statuses}
-        return list(conn.scalars(self._sql(_SELECT_IDS), parameters))
+        return tx.scalars(_SELECT_IDS, key=key, statuses=statuses)
 
-    def delete_within(self, conn: Connection, key: str, ids: Sequence[int]) -> int:
+    def delete_within(self, tx: Transaction, key: str, ids: Sequence[int]) -> int:
         """Delete rows of a session, oldest first, and return their number.
 
         The session gets a new epoch, so that its readers read it again. A cursor behind
@@ -709,68 +715,65 @@ class Log:
         """
         count = 0
         if ids:
-            deleted = {"key": key, "row_ids": ids}
-            self._delete_vectors(conn, key, ids)
-            conn.execute(self._sql(_DELETE_MESSAGE_IDS), deleted)
-            count = conn.execute(self._sql(_DELETE_ROWS), deleted).rowcount
-            self._move_cursors_back(conn, key, ids[0])
-        self._readers.renew_within(conn, key)
+            self._delete_vectors(tx, key, ids)
+            tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
+            count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
+            self._move_cursors_back(tx, key, ids[0])
+        self._readers.renew_within(tx, key)
         return count
 
-    def _delete_vectors(self, conn: Connection, key: str, ids: Sequence[int]) -> None:
+    def _delete_vectors(self, tx: Transaction, key: str, ids: Sequence[int]) -> None:
         """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
-        calls = conn.scalars(self._sql(_SELECT_CALL), {"key": key, "row_id": ids[0]})
-        vectors = {
-            "namespace": vectors_namespace(key),
-            "ids": [str(row_id) for row_id in [*calls, *ids]],
-        }
-        conn.execute(self._sql(_DELETE_VECTORS), vectors)
+        calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
+        tx.execute(
+            _DELETE_VECTORS,
+            namespace=vectors_namespace(key),
+            ids=[str(row_id) for row_id in [*calls, *ids]],
+        )
 
-    def _move_cursors_back(self, conn: Connection, key: str, first: int) -> None:
+    def _move_cursors_back(self, tx: Transaction, key: str, first: int) -> None:
         """Move the cursors at or behind the row ``first`` to rows that remain."""
-        query = self._sql(_SELECT_CURSORS_BEHIND)
-        for cursor in conn.execute(query, {"key": key, "first": first}).all():
+        for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
             position = 0
             state = None
             if cursor.state is None or ROWS in cursor.state:
-                position = self._rows_between(conn, key, 0, cursor.position).last
+                position = self._rows_between(tx, key, 0, cursor.position).last
             if cursor.state and ROWS in cursor.state:
-                entries = self._remaining_entries(conn, key, cursor.state[ROWS])
+                entries = self._remaining_entries(tx, key, cursor.state[ROWS])
                 if position or entries:
                     state = {**cursor.state, ROWS: entries}
-            self._readers.put_cursor_within(conn, key, cursor.reader, position, state)
+            self._readers.put_cursor_within(tx, key, cursor.reader, position, state)
 
     def _remaining_entries(
-        self, conn: Connection, key: str, entries: Iterable[Sequence[Json]]
+        self, tx: Transaction, key: str, entries: Iterable[Sequence[Json]]
     ) -> list[Json]:
         """Return the entries of a state that still have rows, each with the rows that remain."""
         remaining: list[Json] = []
         for first, last, *values in entries:
-            span = self._rows_between(conn, key, first, last)
+            span = self._rows_between(tx, key, first, last)
             if span.first:
                 remaining.append([*span, *values])
         return remaining
 
-    def _rows_between(self, conn: Connection, key: str, first: int, last: int) -> Span:
+    def _rows_between(self, tx: Transaction, key: str, first: int, last: int) -> Span:
         """Return the first and the last row of a session between two ids."""
-        parameters = {"key": key, "first": first, "last": last}
-        ids = conn.execute(self._sql(_SELECT_SPAN), parameters).one()
+        ids = tx.execute(_SELECT_SPAN, key=key, first=first, last=last).one()
         return Span(ids.first_id, ids.last_id)
 
     def _roles_of(
-        self, conn: Connection, key: str, messages: Sequence[ChatMessage]
+        self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
     ) -> Sequence[ChatMessage]:
         """Return the messages with the roles of ``as_taken``, which may depend on the message before them."""
         if not is_printed(messages[0]):
             return as_taken(messages)
-        row = conn.execute(self._sql(_SELECT_LAST_ROW), {"key": key}).first()
+        row = tx.execute(_SELECT_LAST_ROW, key=key).first()
         if row is None:
             return as_taken(messages)
         last = LogRow.from_query(row).message
         return as_taken([last, *messages])[1:]
 
     def _store_message_ids(
-        self, conn: Connection, key: str, rows: Sequence[Row]
+        self, tx: Transaction, key: str, rows: Sequence[Row]
     ) -> None:
         """Store the ids that programs have given the messages of new rows."""
         message_ids: dict[int, str] = {}
@@ -780,23 +783,23 @@ class Log:
                 message_ids[row["timestamp"]] = message_id
         if not message_ids:
             return
-        times = {
-            "key": key,
-            "first": rows[0]["timestamp"],
-            "last": rows[-1]["timestamp"],
-        }
         # A clock may give an earlier row the same time; the newest row counts.
         row_ids: dict[int, int] = {}
-        for written in conn.execute(self._sql(_SELECT_TIMES), times):
+        for written in tx.execute(
+            _SELECT_TIMES,
+            key=key,
+            first=rows[0]["timestamp"],
+            last=rows[-1]["timestamp"],
+        ):
             row_ids[written.timestamp] = written.id
         new_ids = [
             {"key": key, "message_id": message_id, "row_id": row_ids[timestamp]}
             for timestamp, message_id in message_ids.items()
         ]
-        conn.execute(self._sql(_PUT_MESSAGE_ID), new_ids)
+        tx.execute(_PUT_MESSAGE_ID, new_ids)
 
     def unknown_within(
-        self, conn: Connection, key: str, messages: Sequence[ChatMessage]
+        self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
     ) -> Sequence[ChatMessage]:
         """Return the messages whose id neither the session nor an earlier message has.
 
@@ -810,7 +813,7 @@ class Log:
         ]
         if not any(ids):
             return messages
-        stored = self._messages_by_id(conn, key, list(filter(None, ids)))
+        stored = self._messages_by_id(tx, key, list(filter(None, ids)))
         new: list[ChatMessage] = []
         for message_id, message in zip(ids, messages, strict=True):
             if message_id is None:
@@ -827,12 +830,11 @@ class Log:
         return new
 
     def _messages_by_id(
-        self, conn: Connection, key: str, ids: Sequence[str]
+        self, tx: Transaction, key: str, ids: Sequence[str]
     ) -> dict[str, Json]:
         """Return the stored messages that have these ids."""
         messages: dict[str, Json] = {}
-        parameters = {"key": key, "message_ids": ids}
-        for row in conn.execute(self._sql(_SELECT_BY_MESSAGE_ID), parameters):
+        for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
             stored_id = message_id_of(row.data.get("additional_kwargs") or {})
             # The plain host may have deleted or replaced the message meanwhile.
             if row.message_id == stored_id:

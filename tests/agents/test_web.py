@@ -13,12 +13,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
@@ -64,6 +66,9 @@ def serving(
         ]
         # A client may use its open connection again after any time, and a server that closes it then answers nothing.
         command += ["--timeout-keep-alive", "600"]
+        # On a busy machine a worker needs more than 5 seconds to start. The lowest version has no such limit to set.
+        if "timeout_worker_healthcheck" in signature(uvicorn.Config).parameters:
+            command += ["--timeout-worker-healthcheck", "120"]
         environment = {
             **os.environ,
             "DATABASE_URI": database_uri,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -22,6 +22,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.database import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
 
@@ -109,10 +110,10 @@ async def stored(store: MemoryStore) -> str:
     """All rows of messages, cursors and facts, as one text."""
     tables = store.database.tables
 
-    def read(conn: Connection) -> str:
+    def read(transaction: Transaction) -> str:
         # A row that is printed as it is would be cut.
         found = [
-            [*map(tuple, conn.execute(select(table)))]
+            [*map(tuple, transaction.execute(select(table)))]
             for table in (tables.rows, tables.cursors, tables.facts)
         ]
         return str(found)

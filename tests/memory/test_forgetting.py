@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, func, select, table
+from sqlalchemy import func, select, table
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
@@ -23,6 +23,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.database import Transaction
 from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
@@ -65,12 +66,14 @@ def on(
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     """How many rows there are in each table."""
 
-    def count(conn: Connection) -> dict[str, int | None]:
+    def count(transaction: Transaction) -> dict[str, int | None]:
         counts = {
             kind: select(func.count()).select_from(table(f"llama_index_memory{kind}"))
             for kind in KINDS
         }
-        return {kind: conn.execute(query).scalar() for kind, query in counts.items()}
+        return {
+            kind: transaction.execute(query).scalar() for kind, query in counts.items()
+        }
 
     return await store.database.run(count, writes=False)
 
@@ -520,9 +523,11 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
     await store.add_message("s7", user("Hello."))
     sessions = [f"s{i}" for i in range(1_200)]
 
-    def claim(conn: Connection) -> None:
+    def claim(transaction: Transaction) -> None:
         for session_id in sessions:
-            store.owners.claim_within(conn, session_id, SessionAccess("ann"), (), [])
+            store.owners.claim_within(
+                transaction, session_id, SessionAccess("ann"), (), []
+            )
 
     await store.database.run(claim, sessions=sessions)
     assert await store.forget_user("ann", vacuum=False) == {

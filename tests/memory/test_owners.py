@@ -19,6 +19,7 @@ from llama_index_memory_ext import (
     SessionOwnerError,
     SettingError,
 )
+from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.memories import OpenPlainMemory
@@ -252,6 +253,22 @@ async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -
     assert [one.content for one in await bob.aget_all()] == ["I live in Bonn.", "Fine."]
     await store.forget_user("bob", vacuum=False)
     assert await store.sessions() == []
+
+
+async def test_forgetting_leaves_the_reader_of_a_user_whose_id_ends_alike(
+    store: MemoryStore,
+) -> None:
+    """The name of a reader ends with its user, and ids may hold " of ", too."""
+    for user_id in ("bob", "x of bob"):
+        await store.log.append(
+            "team",
+            [user(f"I am {user_id}.")],
+            None,
+            access=SessionAccess(user_id, shared=True),
+            readers=[f"facts of {user_id}"],
+        )
+    await store.forget_user("bob")
+    assert await store.readers.names("team") == ["facts of x of bob"]
 
 
 async def test_what_another_says_is_no_evidence(

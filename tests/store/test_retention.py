@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
-from sqlalchemy import Connection, update
+from sqlalchemy import update
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
 from llama_index_memory_ext.cli.forget import SearchResult, search_file
+from llama_index_memory_ext.store.database import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import contents, learner, likes, talk
@@ -44,8 +45,8 @@ async def age(store: MemoryStore, session_id: str, days: float) -> None:
         .values(timestamp=rows.c.timestamp - int(days * DAY))
     )
 
-    def write(conn: Connection) -> None:
-        conn.execute(older)
+    def write(transaction: Transaction) -> None:
+        transaction.execute(older)
 
     await store.database.run(write)
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
+from llama_index_memory_ext.store.database import Transaction
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
@@ -382,8 +382,8 @@ async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_i
 ) -> None:
     """However long the session is, and however many there are; the host's own query reads all rows of a session."""
 
-    def explain(conn: Connection) -> str:
+    def explain(transaction: Transaction) -> str:
         plan = f"EXPLAIN QUERY PLAN SELECT key FROM {query}"  # noqa: S608 - a query of this test
-        return str(conn.exec_driver_sql(plan).all())
+        return str(transaction.execute(plan).all())
 
     assert f"INDEX {index}" in await open_store().database.run(explain, writes=False)

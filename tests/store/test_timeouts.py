@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -22,6 +21,7 @@ from llama_index_memory_ext import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.models.offline import OfflineModel
+from llama_index_memory_ext.store.database import Transaction
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.store.frozen import OwnServer, holding, own_server
@@ -113,9 +113,9 @@ async def test_the_server_ends_what_nobody_waits_for_any_more(
 ) -> None:
     """And so frees its locks; a second after the caller has gone, who has time enough to open the database here."""
 
-    def show(conn: Connection) -> list[object]:
+    def show(transaction: Transaction) -> list[object]:
         return [
-            conn.exec_driver_sql(f"SHOW {kind}_timeout").scalar()
+            transaction.execute(f"SHOW {kind}_timeout").scalar()
             for kind in ("statement", "lock")
         ]
 
