@@ -19,29 +19,6 @@ NOT_YET_IN_A_PAGE = {
     "recall_generated",
 }
 
-ONE_MESSAGE = """
-How many times as likely the right answer gets by a small real model (`one_message`: SmolLM2-135M on llama.cpp), if the same words stand in one
-message, as `CondensedMemory` sends them: the mean of the logarithms, its interval of 95 %, and in which share of the tasks it gets likelier. Below 1
-the list is better. The line says to use the conversation; in the third column of numbers the one message has it or not. {one_message|questions: tasks|.0f} tasks of the
-first kind, {one_message|sum: tasks|.0f} of each other; the wording was chosen on tasks of other seeds.
-
-| last message | against a list of messages | against the list with the same line | what the line adds in the one message |
-|---|---|---|---|
-"""
-KINDS = {
-    "questions": 'a question ("Where does Nora live?")',
-    "follow-up": '"And Nora?", after the same question about another one',
-    "instruction": "an instruction to write",
-    "continuation": "a text to go on with",
-    "unrelated": "a question that needs nothing of what was told",
-    "sum": "a question whose answer is a sum of two told numbers",
-}
-COMPARED = (
-    "the message adds to a list",
-    "the message adds to a list with the hint",
-    "the hint adds",
-)
-
 ALL_FIGURES = """
 ## One message
 
@@ -126,7 +103,6 @@ IN_SHORT = """
 | | measured |
 |---|---|
 | tasks told in 2 to 40 pieces, with a restart in the middle: all pieces reach the model, once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} |
-| how much likelier the right answer to a question gets, with a small real model, if what was told stands in one message and not in a list of messages; and if the list has our line that says to use the conversation, too | {one_message|questions: the message adds to a list, mean|times} times; {one_message|questions: the message adds to a list with the hint, mean|times} times |
 | messages that hold the answers to LoCoMo's questions, in a prompt of 4,000 tokens: by default, and with 2,000 of them for recall | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %, and {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % (LlamaIndex's `Memory`: {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with its `VectorMemoryBlock`: {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} %) |
 | prompt tokens that OpenAI's cache finds (up to GPT-5.5), and what a token costs then, at a limit of 8,000, without facts: by default; with recall off | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} at {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} times the price of LlamaIndex's `Memory`, which has {cached_prefix|share found, R1, LlamaIndex's Memory, 8,000|.0%}; {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} at {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times |
 | true facts of LoCoMo that the checks lose, with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % |
@@ -135,9 +111,6 @@ IN_SHORT = """
 
 Where LlamaIndex's `Memory`, a list of messages, does better:
 
-- **Other last messages.** Against a list that has our line, too, the right words are {one_message|continuation: the message adds to a list with the hint, mean|times} times as likely in one message where a text is to go on,
-  {one_message|unrelated: the message adds to a list with the hint, mean|times} times for a question that needs nothing of what was told, and {one_message|sum: the message adds to a list with the hint, mean|times} times for a sum of two told numbers (against a list without the line:
-  {one_message|continuation: the message adds to a list, mean|times}, {one_message|unrelated: the message adds to a list, mean|times} and {one_message|sum: the message adds to a list, mean|times} times). Below 1 the list is better.
 - **Caches with recall and facts.** Recalled messages and facts change with each question, and no cache serves them: hence the price above, and more with facts. Anthropic, Bedrock and
   GPT-5.6 or later find nothing without `cache_points=True`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
 - **Time with recall.** With 10,000 stored messages, of which each matches the question, a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms; a `Memory` without blocks takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages.
@@ -162,7 +135,7 @@ READ_FIRST = """
   paid in full. The prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
   The call per turn that learns facts comes on top. Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache the conversation only with [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
-- **You need proof of better answers.** The table counts messages in the prompt, not right answers. A very small model added numbers worse from one message than from a list. [All figures](docs/figures.md).
+- **You need proof of better answers.** The table counts messages in the prompt, not right answers. How one small model answered is [measured](docs/figures.md#right-answers). [All figures](docs/figures.md).
 """
 
 DEFAULTS = """
@@ -222,20 +195,6 @@ ENGINE = (
     ("`ChatMemoryBuffer`", "ChatMemoryBuffer"),
     ("a list of strings, the oldest dropped each turn", "the recipe"),
 )
-
-
-def _likelier(kind: str, what: str) -> str:
-    """How many times as likely, its interval, and how often it is better."""
-    name = f"one_message|{kind}: {what}"
-    return f"{{{name}, mean|times}} [{{{name}, from|times}}, {{{name}, to|times}}]; {{{name}, better in|.0%}}"
-
-
-def _one_message() -> str:
-    rows = [
-        f"| {label} | {' | '.join(_likelier(kind, what) for what in COMPARED)} |"
-        for kind, label in KINDS.items()
-    ]
-    return ONE_MESSAGE + "\n".join(rows) + "\n"
 
 
 def _by_rule(what: str, how: str) -> str:
@@ -300,7 +259,6 @@ def _engine() -> str:
 
 TEXTS: dict[str, str] = {
     "all": ALL_FIGURES,
-    "one-message": _one_message(),
     "readme": READ_FIRST,
     "in-short": IN_SHORT,
     "defaults": DEFAULTS,

@@ -53,7 +53,6 @@ from llama_index_memory_ext.settings import (
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import Opening, Seen
 from llama_index_memory_ext.text.messages import (
-    HINT,
     MEDIA_TOKENS,
     body_of,
     characters_of,
@@ -1065,21 +1064,13 @@ class CondensedMemory(Memory):
             )
             tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
         parts, messages = await self._format_memory_blocks(split_contents)
-        joined = template.joined(shape, parts, self._hint_for(contents, turn))
+        joined = template.joined(shape, parts)
         if tokens_left < 0:
             # The bound of our template may be too high, never too low. The exact count
             # is slower.
             tokens = await self._tokens_of([*messages, ChatMessage(blocks=joined)])
             tokens_left = room - tokens
         return _FittedContents(contents, joined, messages, tokens_left)
-
-    def _hint_for(self, contents: dict[str, Any], turn: list[ChatMessage]) -> str:
-        """Return the sentence between a record and the question that stands behind it in the same message."""
-        has_record = bool(contents.get(self.condensed_block.name))
-        is_in_front = self.insert_method == InsertMethod.USER
-        if has_record and is_in_front and template.last_question(turn):
-            return HINT
-        return ""
 
     def _block_to_truncate(
         self, contents: dict[str, Any]
@@ -1123,7 +1114,7 @@ class CondensedMemory(Memory):
                 *fitted.messages,
             ]
         else:
-            template.add_media(media, fitted.joined, turn_messages)
+            template.add_media(media, turn_messages)
             messages = self._insert_memory_content(
                 turn_messages, fitted.joined, fitted.messages
             )

@@ -259,9 +259,6 @@ def cleaned(value: Json) -> Json:
     return value
 
 
-# Stands between the memory and the user's message. benchmarks/one_message.py measures
-# its effect.
-HINT = "Use the conversation above to answer this:"
 INSTRUCTION_ROLES: frozenset[str] = frozenset(
     {MessageRole.SYSTEM, MessageRole.DEVELOPER}
 )
