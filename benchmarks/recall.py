@@ -40,6 +40,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.command import NOT_MEASURED, named_path, shown
 from benchmarks.e5 import RememberingE5, has_e5
 from benchmarks.locomo import conversations_in, file_in
@@ -56,7 +58,6 @@ from llama_index_memory_ext.facts.ranking import (
 from llama_index_memory_ext.record.recall import (
     LENGTH_WEIGHT,
     SATURATION,
-    IndexedMessage,
     favour_answers,
     neighbours,
 )
@@ -221,14 +222,11 @@ def turns_by_similarity(
         **ranker_options,
     )
     ids = [item["id"] for item in items]
-    messages = [
-        IndexedMessage((i,), days[i], 0, is_question=texts[i].rstrip().endswith("?"))
-        for i in range(len(items))
-    ]
+    questions = np.array([text.rstrip().endswith("?") for text in texts])
 
     def order(question: str) -> list[str]:
         similarities = values_of(ranker.similarities(question), ids)
-        favoured = favour_answers(messages, similarities)
+        favoured = favour_answers(questions, similarities)
         newest_first = reversed(range(len(items)))
         return [ids[i] for i in sorted(newest_first, key=lambda i: -favoured[i])]
 

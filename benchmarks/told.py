@@ -60,7 +60,7 @@ _SMALL_TALK = (
 )
 _KNOWN = (
     ("What is the capital of France?", "The capital of France is Paris"),
-    ("How many days does a week have?", "A week has seven days"),
+    ("Which day comes after Monday?", "The day after Monday is Tuesday"),
     ("What colour is the sky on a clear day?", "The sky is blue"),
     ("Which planet is the largest?", "The largest planet is Jupiter"),
     ("What is water made of?", "Water is made of hydrogen and oxygen"),

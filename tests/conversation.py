@@ -10,12 +10,8 @@ from typing import Any
 from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext.text.messages import (
-    HINT,
-)
-
 # What stands between the record and the question.
-BEFORE_QUESTION = f"</memory>\n\n{HINT}\n\n"
+BEFORE_QUESTION = "</memory>\n\n"
 
 
 def user(text: str) -> ChatMessage:

@@ -200,21 +200,17 @@ def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(
         told.tasks(6, 7, ending) == told.tasks(6, 7, ending) != told.tasks(6, 8, ending)
     )
     for task in told.tasks(3, 7, ending):
-        listed, hinted_list, (bare,), (hinted,) = one_message.prompts_of(task)
-        assert hinted_list == [
-            *listed[:-1],
-            {"role": "user", "content": f"{one_message.HINT}\n\n{task.question}"},
-        ]
+        listed, (joined,) = one_message.prompts_of(task)
         assert [one["content"] for one in listed] == [
             *(one.content for one in task.said),
             task.question,
         ]
-        assert all(f">{one.content}</message>" in bare["content"] for one in task.said)
-        assert (
-            hinted["content"].replace(f"{one_message.HINT}\n\n", "")
-            == bare["content"]
-            != hinted["content"]
+        assert all(
+            f">{one.content}</message>" in joined["content"] for one in task.said
         )
+        assert joined["content"].endswith(f"</memory>\n\n{task.question}")
+        assert one_message.is_right(task, f"{task.answer}.")
+        assert not one_message.is_right(task, "I do not know.")
         told_of = any(
             task.answer.split()[-1] in str(one.content)
             for one in task.said

@@ -213,7 +213,7 @@ def test_all_other_changes_count(before: str, after: str) -> None:
 def test_the_list_tells_the_seconds_of_the_last_run_and_what_is_needed() -> None:
     lines = {line.split()[0]: line for line in run_all.listed().splitlines()}
     assert lines.keys() == set(run_all.NAMES)
-    assert re.search(r" [\d,]+ s  \[bench\]$", lines["one_message"])
+    assert re.search(r" [\d,]+ s  \[bench\]$", lines["tool_rounds"])
 
 
 def test_only_those_that_are_named_are_run(monkeypatch: pytest.MonkeyPatch) -> None:

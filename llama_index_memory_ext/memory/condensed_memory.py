@@ -64,7 +64,6 @@ from llama_index_memory_ext.settings import (
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
 from llama_index_memory_ext.text.messages import (
-    HINT,
     MEDIA_TOKENS,
     body_of,
     characters_of,
@@ -1132,21 +1131,13 @@ class CondensedMemory(Memory):
             profile = [TextBlock(text=profile)]
         if profile:
             parts.insert(0, (PROFILE_NAME, profile))
-        joined = template.joined(shape, parts, self._hint_for(contents, turn))
+        joined = template.joined(shape, parts)
         if tokens_left < 0:
             # The bound of our template may be too high, never too low. The exact count
             # is slower.
             tokens = await self._tokens_of([*messages, ChatMessage(blocks=joined)])
             tokens_left = room - tokens
         return _FittedContents(contents, joined, messages, tokens_left)
-
-    def _hint_for(self, contents: dict[str, Any], turn: list[ChatMessage]) -> str:
-        """Return the sentence between a record and the question that stands behind it in the same message."""
-        has_record = bool(contents.get(self.condensed_block.name))
-        is_in_front = self.insert_method == InsertMethod.USER
-        if has_record and is_in_front and template.last_question(turn):
-            return HINT
-        return ""
 
     @property
     def _truncatable_blocks(self) -> dict[str, BaseMemoryBlock[Any]]:
@@ -1193,7 +1184,7 @@ class CondensedMemory(Memory):
                 *fitted.messages,
             ]
         else:
-            template.add_media(media, fitted.joined, turn_messages)
+            template.add_media(media, turn_messages)
             messages = self._insert_memory_content(
                 turn_messages, fitted.joined, fitted.messages
             )

@@ -22,7 +22,6 @@ from llama_index_memory_ext.record.window import (
     cache_points_in,
 )
 from llama_index_memory_ext.text.messages import (
-    HINT,
     ID_KEY,
     SPEAKER_KEY,
     body_of,
@@ -46,20 +45,15 @@ class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
     No template language ever sees the texts of users and tools, and no text is compiled
-    or parsed. The ``template_str`` documents the same layout in Jinja. A
-    ``CondensedMemory`` whose record stands in front of the user's message passes a
-    ``hint``, which tells the model to use the record.
+    or parsed. The ``template_str`` documents the same layout in Jinja.
     """
 
     def __init__(self) -> None:
         template_str = (
             "<memory>\n{% for name, blocks in memory_blocks %}<{{ name }}>\n"
             "{% for block in blocks %}{{ block.text }}{% endfor %}</{{ name }}>\n{% endfor %}</memory>\n\n"
-            "{% if hint %}{{ hint }}\n\n{% endif %}"
         )
-        super().__init__(
-            template_str=template_str, template_vars=["memory_blocks", "hint"]
-        )
+        super().__init__(template_str=template_str, template_vars=["memory_blocks"])
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Return one user message with the blocks of all memory blocks.
@@ -70,13 +64,13 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         return [
             ChatMessage(
                 role=MessageRole.USER,
-                blocks=_tagged(kwargs["memory_blocks"], kwargs.get("hint") or ""),
+                blocks=_tagged(kwargs["memory_blocks"]),
             )
         ]
 
 
 def _tagged(
-    memory_blocks: Sequence[tuple[str, list[ContentBlock]]], hint: str
+    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
 ) -> list[ContentBlock]:
     content: list[ContentBlock] = []
     text = "<memory>\n"
@@ -94,8 +88,6 @@ def _tagged(
                 content.append(block)
         text += f"</{name}>\n"
     text += "</memory>\n\n"
-    if hint:
-        text += f"{hint}\n\n"
     return [*content, TextBlock(text=text)]
 
 
@@ -143,7 +135,6 @@ def with_record_in_blocks(
 def joined(
     template: RichPromptTemplate,
     memory_blocks: list[tuple[str, list[ContentBlock]]],
-    hint: str,
 ) -> list[ContentBlock]:
     """Return the blocks of the message that a template makes of memory blocks; [] for no memory block.
 
@@ -154,8 +145,8 @@ def joined(
         return []
     if type(template) is MemoryBlocksTemplate:
         # A ChatMessage would validate each block again.
-        return _tagged(memory_blocks, hint)
-    messages = template.format_messages(memory_blocks=memory_blocks, hint=hint)
+        return _tagged(memory_blocks)
+    messages = template.format_messages(memory_blocks=memory_blocks)
     content = list(messages[0].blocks)
     last = content[-1] if content else None
     if isinstance(last, TextBlock) and not last.text.endswith("\n\n"):
@@ -175,7 +166,7 @@ def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
         tokens += text.tokens if isinstance(text, CountedText) else counter.count(text)
         tokens += len(f"<{name}>\n</{name}>\n\n".encode())
     # No token is shorter than a byte.
-    return tokens + len(f"<memory>\n</memory>\n\n{HINT}\n\n")
+    return tokens + len("<memory>\n</memory>\n\n")
 
 
 def last_question(messages: Sequence[ChatMessage]) -> ChatMessage | None:
@@ -198,26 +189,10 @@ def holds_question(messages: Sequence[ChatMessage], question: ChatMessage) -> bo
     )
 
 
-def add_media(
-    media: list[ContentBlock],
-    content: list[ContentBlock],
-    messages: list[ChatMessage],
-) -> None:
-    """Add media to the prompt: behind the memory, in front of the hint.
-
-    Without a hint, add the media in front of the question: the content may become a
-    system message, which takes no media.
-    """
-    if not media:
-        return
-    last = content[-1]
-    end = f"{HINT}\n\n"
-    if isinstance(last, TextBlock) and last.text.endswith(end):
-        text = last.text.removesuffix(end)
-        content[-1:] = [TextBlock(text=text), *media, TextBlock(text=end)]
-        return
+def add_media(media: list[ContentBlock], messages: list[ChatMessage]) -> None:
+    """Add media in front of the question: a system message with the memory would take none."""
     question = last_question(messages)
-    if question is not None:
+    if media and question is not None:
         question.blocks = [*media, *question.blocks]
 
 

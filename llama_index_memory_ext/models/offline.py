@@ -20,7 +20,6 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
 from llama_index_memory_ext.text.messages import (
-    HINT,
     body_of,
 )
 
@@ -223,7 +222,6 @@ def _entries(message: ChatMessage) -> Iterator[_Entry]:
     text = body_of(message)
     if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
-        text = text.strip().removeprefix(HINT)
         yield from _elements(memory)
     call_id = message.additional_kwargs.get("tool_call_id") or ""
     yield _Entry(message.role.value, text.strip(), call_id)

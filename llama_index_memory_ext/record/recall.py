@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
@@ -35,6 +36,7 @@ from llama_index_memory_ext.text.messages import (
     ID_KEY,
     INSTRUCTION_ROLES,
     body_of,
+    plain_entry,
     question_in,
     spoken,
     tokens_of,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
+    from numpy.typing import NDArray
 
     from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
     from llama_index_memory_ext.store.tables import LogRow, ReadPosition
@@ -108,19 +111,42 @@ _RETRY_SECONDS = 2.0
 
 
 class IndexedMessage(NamedTuple):
-    """A message in the index: its rows, its day, its tokens when recalled, and whether it ends as a question."""
+    """A message in the index: its rows and its day."""
 
     row_ids: tuple[int, ...]
     day: str
-    tokens: int
-    is_question: bool
 
 
 class RankedMessage(NamedTuple):
-    """A message in the index, and its similarity to a question, in (0, 1]."""
+    """A message in the index, its similarity to a question, in (0, 1], and its tokens when it is recalled."""
 
     message: IndexedMessage
     similarity: float
+    tokens: int
+
+
+class _Matches(NamedTuple):
+    """The messages of an index that match a question.
+
+    Attributes:
+        messages: The messages, also those that do not match.
+        tokens: The tokens of each message when it is recalled.
+        similarity: The similarity of each message, at most 1.
+        order: The places of the best 1,000 messages that match, best first.
+    """
+
+    messages: Sequence[IndexedMessage]
+    tokens: NDArray[np.intc]
+    similarity: tfidf.Values
+    order: NDArray[np.intp]
+
+    def ranked(self, place: int) -> RankedMessage:
+        """Return the message at a place with its similarity and tokens."""
+        return RankedMessage(
+            self.messages[place],
+            float(self.similarity[place]),
+            int(self.tokens[place]),
+        )
 
 
 class _Unit(NamedTuple):
@@ -171,7 +197,10 @@ class MessageIndex:
         self._tags = tags
         self._languages = languages
         self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
+        # By message: its tokens when it is recalled, and whether it ends as a question.
         self._messages: list[IndexedMessage] = []
+        self._tokens = array("i")
+        self._questions = array("b")
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
         # The last messages, whose neighbours may still come, and the neighbours before
@@ -222,8 +251,8 @@ class MessageIndex:
         """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
         changed = {unit.rows[0].id for unit in self._units[first:]}
         while self._messages and self._messages[-1].row_ids[0] in changed:
-            self._messages.pop()
-            self._ids.pop()
+            for values in (self._messages, self._ids, self._tokens, self._questions):
+                values.pop()
         texts = ["\n".join(unit.words) for unit in self._units]
         days = [unit.rows[0].day for unit in self._units]
         documents: list[tfidf.Document] = []
@@ -232,10 +261,10 @@ class MessageIndex:
             if not entries:
                 continue
             row_ids = tuple(row.id for row in unit.rows)
-            is_question = texts[i].rstrip().endswith(_QUESTION_MARKS)
-            message = IndexedMessage(row_ids, days[i], tokens_of(entries), is_question)
             document_id = str(row_ids[0])
-            self._messages.append(message)
+            self._messages.append(IndexedMessage(row_ids, days[i]))
+            self._tokens.append(tokens_of(entries))
+            self._questions.append(texts[i].rstrip().endswith(_QUESTION_MARKS))
             self._ids.append(document_id)
             day = date_words(date.fromisoformat(days[i])) if days[i] else ""
             context = neighbours(i, texts, days)
@@ -251,59 +280,69 @@ class MessageIndex:
         first. ``context`` is the text of each turn before, oldest first. All rows of a
         message are before the row ``before``.
         """
+        matches = self._matches(question, context, before)
+        return [matches.ranked(place) for place in matches.order.tolist()]
+
+    def _matches(
+        self, question: str, context: Sequence[str], before: float
+    ) -> _Matches:
         with self._lock:
             end = bisect_left(
                 self._messages, before, key=lambda message: message.row_ids[-1]
             )
             messages = self._messages[:end]
             ids = tuple(self._ids[:end])
+            tokens = np.array(self._tokens[:end], np.intc)
+            questions = np.array(self._questions[:end], bool)
         similarity = tfidf.similarities_with_context(
             self.ranker, ids, question, context, _EARLIER_WEIGHT
         )
-        similarity = favour_answers(messages, similarity)
+        similarity = favour_answers(questions, similarity)
         periods = list(relative_periods(question.casefold(), utc_now().date()))
         if periods:
             similarity = tfidf.divided_by_best(
                 similarity + _TIME_SHARE * said_within(messages, periods)
             )
         matching = np.flatnonzero(similarity)
-        order = np.lexsort((-matching, -similarity[matching]))
-        return [
-            RankedMessage(messages[i], float(similarity[i]))
-            for i in matching[order][:_MOST_RANKED]
-        ]
+        order = matching[np.lexsort((-matching, -similarity[matching]))]
+        return _Matches(messages, tokens, similarity, order[:_MOST_RANKED])
 
     def fitting(
         self,
-        ranked: Iterable[RankedMessage],
+        question: str,
+        context: Sequence[str],
+        before: float,
         budget: RecallBudget,
         message_limit: int,
     ) -> list[RankedMessage]:
-        """Return the ranked messages that fit, clipped to ``message_limit``, under headings of their days.
+        """Return the messages as ``ranked`` that fit, clipped to ``message_limit``, under headings of their days.
 
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
         first.
         """
-
-        def worth(candidate: RankedMessage) -> float:
-            tokens = min(candidate.message.tokens, message_limit)
-            return candidate.similarity / float(max(tokens, _SHORT) ** _LENGTH_POWER)
-
+        matches = self._matches(question, context, before)
+        tokens = np.minimum(matches.tokens[matches.order], message_limit)
+        length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
+        worth = matches.similarity[matches.order] / length
+        fewest_tokens = tokens.min(initial=message_limit)
         fitting: list[RankedMessage] = []
         days: set[str] = set()
         used = 0
-        for candidate in sorted(ranked, key=worth, reverse=True):
-            message = candidate.message
-            tokens = min(message.tokens, message_limit)
-            if message.day not in days:
-                tokens += self._day_tokens
+        most_worth_first = matches.order[np.argsort(-worth, kind="stable")]
+        for place in most_worth_first.tolist():
+            if used + fewest_tokens > budget.most:
+                break
+            candidate = matches.ranked(place)
+            cost = min(candidate.tokens, message_limit)
+            if candidate.message.day not in days:
+                cost += self._day_tokens
             room = budget.limit
             if candidate.similarity >= WORTH_MORE:
                 room = budget.most
-            if used + tokens <= room:
+            if used + cost <= room:
                 fitting.append(candidate)
-                days.add(message.day)
-                used += tokens
+                days.add(candidate.message.day)
+                used += cost
         return fitting
 
     def clip_for(self, question: str) -> Callable[[str, int], str] | None:
@@ -315,13 +354,25 @@ class MessageIndex:
         return None
 
     def entries(
-        self, rows: Sequence[LogRow], limit: int, clip: Callable[[str, int], str] | None
+        self,
+        rows: Sequence[LogRow],
+        tokens: int,
+        limit: int,
+        clip: Callable[[str, int], str] | None,
     ) -> list[Entry]:
         """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
 
-        ``clip`` shortens a message of more than ``limit`` tokens; None: its two ends
+        ``tokens`` are those of the whole message. ``clip`` shortens a message of more
+        than ``limit`` tokens; None: its two ends
         are shown.
         """
+        if len(rows) == 1 and tokens <= limit:
+            (row,) = rows
+            entry = plain_entry(
+                row.id, row.data, tokens, self._tags, speaker=row.speaker
+            )
+            if entry is not None:
+                return [entry]
         entries = clip_entries(
             entries_of(rows, self._counter, self._tags, brief=True),
             limit,
@@ -349,10 +400,12 @@ def neighbours(
 
 
 def favour_answers(
-    messages: Sequence[IndexedMessage], similarity: tfidf.Values
+    questions: NDArray[np.bool_], similarity: tfidf.Values
 ) -> tfidf.Values:
-    """Return the similarities, lower for messages that end as a question and higher for those behind them."""
-    questions = np.fromiter((message.is_question for message in messages), bool)
+    """Return the similarities, lower for messages that end as a question and higher for those behind them.
+
+    ``questions`` tells of each message whether it does.
+    """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
     return tfidf.divided_by_best(favoured)
@@ -522,8 +575,14 @@ class MessageSearch:
         message_limit = int((limit - tags) * _MESSAGE_SHARE)
 
         def choose() -> list[RankedMessage]:
-            ranked = index.ranked(question, request.context, request.before)
-            return sorted(index.fitting(ranked, request.budget, message_limit))
+            fitting = index.fitting(
+                question,
+                request.context,
+                request.before,
+                request.budget,
+                message_limit,
+            )
+            return sorted(fitting)
 
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
@@ -599,7 +658,7 @@ class MessageSearch:
             # The search in a long log takes longer than an event loop should be
             # blocked.
             chosen = await asyncio.to_thread(choose)
-        row_ids = [row_id for message, _ in chosen for row_id in message.row_ids]
+        row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
         rows = await self.reader.store.readers.rows_in(session_id, row_ids, index.epoch)
         if rows is None:
             return None
@@ -678,9 +737,9 @@ def show_messages(
     clip = index.clip_for(question)
     rows_by_id = {row.id: row for row in rows}
     shown_messages = []
-    for message, similarity in chosen:
+    for message, similarity, tokens in chosen:
         stored = [rows_by_id[i] for i in message.row_ids if i in rows_by_id]
-        entries = index.entries(stored, limit, clip)
+        entries = index.entries(stored, tokens, limit, clip)
         if entries:
             found_message = FoundMessage(
                 similarity,
@@ -688,7 +747,7 @@ def show_messages(
                 stored[0].role,
                 message.day,
                 "\n".join(entry.body for entry in entries),
-                stored[0].message.additional_kwargs.get(ID_KEY),
+                (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
             )
             shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages

@@ -227,7 +227,7 @@ class _Analysis(NamedTuple):
 class _GroupPosting(NamedTuple):
     """The rows with a term of a group, and the share of the group's weight that each row gets."""
 
-    rows: NDArray[np.intc]
+    rows: NDArray[np.integer[Any]]
     shares: Values
 
 
@@ -501,13 +501,13 @@ class TfidfRanker:
             return cached
         postings = [self._postings[term] for term in group if term in self._postings]
         if len(postings) > 1:
-            rows, places = np.unique(
+            # Faster than sorting the rows.
+            by_row = np.bincount(
                 np.concatenate([view(posting.rows) for posting in postings]),
-                return_inverse=True,
+                np.concatenate([view(posting.counts) for posting in postings]),
             )
-            counts = np.bincount(
-                places, np.concatenate([view(posting.counts) for posting in postings])
-            )
+            rows = np.flatnonzero(by_row)
+            counts = by_row[rows]
         else:
             posting = postings[0] if postings else Posting()
             rows = view(posting.rows)

@@ -30,7 +30,6 @@ from tests.scripted_models import client_without_connections
 
 QUESTIONS = ["My name is Logan.", "I live in Oslo.", "What is my name?"]
 FACT = "Logan likes rain."
-# Without a record there is no hint.
 NO_RECORD = "</memory>\n\n"
 
 

@@ -24,9 +24,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
-from llama_index_memory_ext.text.messages import (
-    HINT,
-)
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory
 from tests.openai_server import say
@@ -117,12 +114,9 @@ async def test_a_picture_is_sent_for_two_more_turns_and_then_leaves_a_mark(
     contents = [request[-1]["content"] for request in server.requests]
     assert [len(request) for request in server.requests] == [1, 1, 1, 1]
     assert [str(content).count("'image_url':") for content in contents] == [1, 1, 1, 0]
-    assert [contents[i][-4]["text"] for i in (1, 2)] == [LAST, BEFORE_LAST]
-    assert all(contents[i][-3]["image_url"]["url"] == SENT_PIXEL for i in (1, 2))
-    assert [part["text"] for part in contents[2][-2:]] == [
-        f"{HINT}\n\n",
-        "Is it round?",
-    ]
+    assert [contents[i][-3]["text"] for i in (1, 2)] == [LAST, BEFORE_LAST]
+    assert all(contents[i][-2]["image_url"]["url"] == SENT_PIXEL for i in (1, 2))
+    assert contents[2][-1]["text"] == "Is it round?"
     assert all(
         record(said(content))[0] == ("user", "What is it?\n[image]")
         for content in contents[1:]
@@ -135,7 +129,7 @@ async def test_a_number_of_turns_can_be_chosen(open_memory: OpenMemory) -> None:
     for turns in (0, 1, 2, 3, 9):
         shown = await open_memory(media_turns=turns).aget()
         assert len(media(shown)) == len(labels(shown)) == min(turns, 4)
-        assert turns or f"</memory>\n\n{HINT}\n\nAnd?" in sent_text(shown)
+        assert turns or "</memory>\n\nAnd?" in sent_text(shown)
 
 
 async def test_media_of_every_kind_and_of_every_role_are_sent_in_their_order(
