@@ -99,11 +99,10 @@ def has_subject(statement: str, text: str) -> bool:
         name = statement[:_SUBJECT]
         begins = re.search(rf"(?:^|\W){re.escape(name)}", text) is not None
         return begins and STOP_CHARACTERS.isdisjoint(name)
-    words = tokens_in(statement)[:1]
-    is_name = any(word[:1].isupper() for word in words) and STOP_WORDS.isdisjoint(
-        map(str.casefold, words)
-    )
-    return is_name and words[0] in tokens_in(text)
+    words = tokens_in(statement.replace("\u2019", "'").replace("'s", ""))
+    if not words or not words[0][0].isupper() or words[0].casefold() in STOP_WORDS:
+        return False
+    return words[0] in tokens_in(text)
 
 
 def has_other_order(statement: str, text: str) -> bool:

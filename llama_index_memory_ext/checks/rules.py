@@ -308,7 +308,7 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
         relations = relations & said_relations
         named_in = place.quote
     else:
-        named_in = source.said
+        named_in = f"{source.said}\n{source.known_text}"
     if not relations and not has_subject(new.content, named_in):
         return Rejection("other", "It is about somebody else, and does not say whom.")
     if new.about == "other" and has_other_order(new.content, place.text):
