@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.dates import ages_in, missing_dates
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.words.dates import Period, dates_in, period_of
 from llama_index_memory_ext.words.detection import is_translation, language_of
-from llama_index_memory_ext.words.tokens import keywords
+from llama_index_memory_ext.words.forms import comparable
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import date
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.text.messages import (
-        Utterance,
-    )
+    from llama_index_memory_ext.text.messages import Utterance
 
 
 # In characters.
@@ -30,6 +30,11 @@ _MAX_TRANSLATED = 300
 # words take some characters.
 _STRETCH = 1.5
 _SLACK = 100
+# A content of fewer words is no copy of a sentence, nor one with a smaller share of it.
+_SHORTEST_COPY = 3
+_LEAST_SHARE_OF_COPY = 0.9
+# The most of the user's keywords in a copy of the assistant's words.
+_MOST_OF_BOTH = 0.5
 # The longest answer to a question, in words, or in characters of a script without
 # spaces.
 _LONGEST_ANSWER = 6
@@ -126,40 +131,35 @@ class Source:
     def find(self, quote: str) -> Place | None:
         """Return the best place of a quote in the user's lines, the last of equal ones.
 
-        A quote that no line has may be a translation of a line in another language.
-        Return None if it is none.
+        A quote that no line has may translate a line. Return None if it does not.
         """
-        users_lines = [
-            i for i, line in enumerate(self.lines) if line.is_users and line.text
-        ]
+        users_lines = [i for i, line in enumerate(self.lines) if line.is_users]
         longest = max((len(self.lines[i].text) for i in users_lines), default=0)
         if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
             return None
-        return self._find_words(quote, users_lines) or self._find_original(
-            quote, users_lines
-        )
-
-    def _find_words(self, quote: str, users_lines: Sequence[int]) -> Place | None:
         best: Place | None = None
         for i in users_lines:
             text = self.lines[i].text
             span = find_quote(quote, text)
             if span and (best is None or span.share >= best.span.share):
                 best = Place(i, text, span)
-        return best
+        return best or self._find_original(quote, users_lines)
 
     def _find_original(self, quote: str, users_lines: Sequence[int]) -> Place | None:
-        """Return the line that a quote translates, with most keywords in common."""
+        """Return the line that a quote translates, with most keywords in common.
+
+        Small models also report the assistant's words and the tags of the request.
+        """
+        texts = [self.lines[i].text for i in users_lines]
         originals = [
             i for i in users_lines if is_translation(quote, self.lines[i].text)
         ]
-        if not originals:
-            return None
         language = language_of(quote)
         # A model quotes a user who also writes in this language in it.
-        if language and any(
-            language_of(self.lines[i].text) == language for i in users_lines
-        ):
+        may_be_exact = language is not None and language in map(language_of, texts)
+        if may_be_exact or not originals or escape_tags(quote) != quote:
+            return None
+        if any(find_quote(quote, line.text) for line in self.others_lines):
             return None
         words = keywords(quote)
         best = max(
@@ -168,6 +168,35 @@ class Source:
         text = self.lines[best].text
         span = Span(0, min(len(text), _MAX_TRANSLATED), 1.0)
         return Place(best, text, span, is_translated=True)
+
+    @cached_property
+    def others_lines(self) -> list[Utterance]:
+        """The lines that are not the user's."""
+        lines = (*self.context, *self.lines)
+        return [line for line in lines if not line.is_users]
+
+    def find_copy(self, content: str) -> Place | None:
+        """Return the place of a content that copies the user's words; None if it is none."""
+        if len(tokens_in(content)) < _SHORTEST_COPY:
+            return None
+        place = self.find(content)
+        if (
+            place is None
+            or place.is_translated
+            or place.span.share < _LEAST_SHARE_OF_COPY
+        ):
+            return None
+        return place
+
+    def is_the_assistants(self, content: str) -> bool:
+        """Return whether a content copies the assistant's words, and not mostly the user's."""
+        if len(tokens_in(content)) < _SHORTEST_COPY:
+            return False
+        copy = comparable(content).rstrip(".!")
+        is_copy = any(copy in comparable(line.text) for line in self.others_lines)
+        telling = keywords(content)
+        own = shared(telling, self.users_keywords)
+        return is_copy and len(own) <= _MOST_OF_BOTH * len(telling)
 
     def question(self, place: Place) -> str:
         """Return the question that the line of a place answers in a few words.

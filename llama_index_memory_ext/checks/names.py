@@ -59,7 +59,7 @@ _NEAR = 10
 # on.
 _NEW_RUN = 2
 _NEW_SHARE = 0.35
-# The subject of a statement stands in this many first words or characters.
+# A name has at least this many characters in scripts without capitals.
 _SUBJECT = 2
 
 
@@ -97,13 +97,12 @@ def has_subject(statement: str, text: str) -> bool:
     """
     if script_of(statement) == "cjk":
         name = statement[:_SUBJECT]
-        return name in text and STOP_CHARACTERS.isdisjoint(name)
-    words = set(tokens_in(text))
-    for word in tokens_in(statement)[:_SUBJECT]:
-        is_name = word[:1].isupper() and word.casefold() not in STOP_WORDS
-        if is_name and word in words:
-            return True
-    return False
+        begins = re.search(rf"(?:^|\W){re.escape(name)}", text) is not None
+        return begins and STOP_CHARACTERS.isdisjoint(name)
+    words = tokens_in(statement.replace("\u2019", "'").replace("'s", ""))
+    if not words or not words[0][0].isupper() or words[0].casefold() in STOP_WORDS:
+        return False
+    return words[0] in tokens_in(text)
 
 
 def has_other_order(statement: str, text: str) -> bool:
@@ -134,7 +133,7 @@ def relations_in(text: str) -> set[str]:
     for relation, *synonyms in word_lists("relations")[""]:
         for name in (relation, *synonyms):
             if is_spaced or name.isascii():
-                is_named = name in words
+                is_named = name in words or f"{name}s" in words
             else:
                 is_named = name in text
             if is_named:

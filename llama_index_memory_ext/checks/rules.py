@@ -3,7 +3,7 @@
 A check is a function that returns a ``Rejection`` or None. New facts must pass
 ``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
 ``CHECKS``. Entries that end a known fact must pass ``ENDING_CHECKS``, and entries that
-confirm a fact must pass ``is_said_again``. The first rejection counts, so the cheapest
+confirm one ``CONFIRMING_CHECKS``. The first rejection counts, so the cheapest
 checks stand first.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -28,9 +29,16 @@ from llama_index_memory_ext.checks.names import (
     shares_word,
 )
 from llama_index_memory_ext.checks.numbers import has_numbers, missing_numbers
+from llama_index_memory_ext.checks.people import (
+    clauses_in,
+    closest_clause,
+    names_person,
+    speaks_of_other,
+)
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.secrets import holds_secret
+from llama_index_memory_ext.checks.small_talk import addresses_listener, is_small_talk
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
@@ -40,7 +48,12 @@ from llama_index_memory_ext.words.detection import (
     may_be_english,
     script_of,
 )
-from llama_index_memory_ext.words.forms import IRREGULAR, STOP_WORDS, are_forms
+from llama_index_memory_ext.words.forms import (
+    IRREGULAR,
+    STOP_WORDS,
+    are_forms,
+    comparable,
+)
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
 
 if TYPE_CHECKING:
@@ -204,6 +217,19 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
     return Rejection("quote_not_found", "Its quote is not in the conversation.")
 
 
+def is_not_the_assistants(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a content that copies the assistant's words, behind a quote of the user's.
+
+    A short answer may take over the words of its question.
+    """
+    place = candidate.place
+    if place is None or source.question(place):
+        return None
+    if source.is_the_assistants(candidate.new.content):
+        return Rejection("not_the_users_words", "Only the assistant said it.")
+    return None
+
+
 def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact without a telling word, name, number or date of its message.
 
@@ -248,8 +274,13 @@ def _are_said(words: frozenset[str], said: frozenset[str]) -> bool:
 
 
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a fact that the model itself calls asked, supposed, denied or quoted."""
-    said_as = candidate.new.said_as
+    """Reject a fact that the model itself calls asked, supposed, denied or quoted.
+
+    A content that says the user's denial itself is stated: "Does not smoke".
+    """
+    said_as: str = candidate.new.said_as
+    if said_as == "denied" and is_denial(candidate):
+        return None
     if said_as in _UNSAID:
         return Rejection(said_as, _UNSAID[said_as])
     return None
@@ -259,22 +290,28 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about another person that does not say whom.
 
     It would be taken for the user's. Where the words name a relative or a friend, the
-    content has this relation, or a name that stands there too.
+    content has this relation, or a name that stands there too. The model's label or the
+    words tell that it is about another person.
     """
     new = candidate.new
     place = candidate.place
-    if new.about == "user" or place is None:
+    if place is None:
+        return None
+    sentences = sentences_at(place.text, place.span)
+    if new.about == "user" and (
+        names_person(new.content) or not speaks_of_other(new.content, sentences)
+    ):
         return None
     relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
-    said_relations = relations_in(" ".join(sentences_at(place.text, place.span)))
+    said_relations = relations_in(" ".join(sentences))
     if said_relations:
         relations = relations & said_relations
         named_in = place.quote
     else:
-        named_in = source.said
+        named_in = f"{source.said}\n{source.known_text}"
     if not relations and not has_subject(new.content, named_in):
         return Rejection("other", "It is about somebody else, and does not say whom.")
-    if has_other_order(new.content, place.text):
+    if new.about == "other" and has_other_order(new.content, place.text):
         return Rejection("other", "It names people in another order than the words do.")
     return None
 
@@ -292,6 +329,18 @@ def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
         candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
     ):
         return Rejection("rider", "A part of it has no words of the user's.")
+    return None
+
+
+def says_something(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject greetings, thanks and praise, and what the user says to the assistant alone."""
+    content = candidate.new.content
+    place = candidate.place
+    if place is None:
+        return None
+    is_copy = comparable(content).rstrip(".!") in comparable(place.text)
+    if is_small_talk(content) or (is_copy and addresses_listener(content)):
+        return Rejection("small_talk", "It says nothing of the user.")
     return None
 
 
@@ -397,11 +446,13 @@ CHECKS: tuple[Check, ...] = (
     has_no_secret,
     is_meant,
     is_the_users,
+    is_not_the_assistants,
     has_no_markup,
     has_said_addresses,
     names_whom,
     shares_words,
     is_said_in_earnest,
+    says_something,
     has_said_dates,
     has_no_rider,
 )
@@ -467,50 +518,49 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
 ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
 
 
-class UsersKeywords(NamedTuple):
-    """The keywords of a user's statements, and of questions and suppositions."""
-
-    statements: frozenset[str]
-    questions: frozenset[str]
-
-    def mostly_ask(self, telling: frozenset[str]) -> bool:
-        """Return whether at least half of the said keywords are only asked."""
-        stated = shared(telling, self.statements)
-        only_asked = shared(telling, self.questions) - stated
-        return bool(only_asked) and len(only_asked) >= len(stated)
-
-
-def users_keywords(sentences: Iterable[str]) -> UsersKeywords:
-    """Return the keywords of sentences of the user's."""
-    stating = list[str]()
-    asking = list[str]()
-    for sentence in sentences:
-        if _may_ask(sentence):
-            asking.append(sentence)
-        else:
-            stating.append(sentence)
-    return UsersKeywords(keywords("\n".join(stating)), keywords("\n".join(asking)))
-
-
-def is_said_again(fact: Fact, words: UsersKeywords) -> Rejection | None:
-    """Reject a confirmation without a keyword that the user states.
-
-    A question confirms nothing, and the assistant repeats facts of the prompt.
-    """
-    telling = keywords(fact.content)
-    if words.mostly_ask(telling):
-        return Rejection("asked", _UNSAID["asked"])
-    if overlaps(telling, words.statements):
-        return None
-    return Rejection("not_the_users_words", "No word of it is in the user's words.")
-
-
-def is_asked_again(fact: Fact, place: Place) -> bool:
-    """Return whether a quote only asks for a fact or supposes it."""
-    sentences = sentences_at(with_question_marks(place.text), place.span)
-    return all(map(_may_ask, sentences)) or users_keywords(sentences).mostly_ask(
-        keywords(fact.content)
+def is_denial(candidate: Candidate) -> bool:
+    """Return whether a content denies something, and the user's words deny it, too."""
+    place = candidate.place
+    content = candidate.new.content
+    if place is None or not denies(content):
+        return False
+    telling = keywords(content)
+    return any(
+        denies(clause) and overlaps(telling, keywords(clause))
+        for clause in clauses_in(sentences_at(place.text, place.span))
     )
+
+
+def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a confirmation by words that only ask or suppose a fact, deny or end it."""
+    content = candidate.new.content
+    place = candidate.place
+    if place is None:
+        return None
+    sentences = sentences_at(with_question_marks(place.text), place.span)
+    if all(map(_may_ask, sentences)) or _mostly_ask(content, sentences):
+        return Rejection("asked", _UNSAID["asked"])
+    clause = closest_clause(content, sentences)
+    is_denied = denies(clause) != denies(content)
+    is_changed = tells_change(clause) and not overlaps(_changes(), keywords(content))
+    if is_denied or is_changed:
+        return Rejection("denied", "The user's words deny it or end it.")
+    return None
+
+
+def _mostly_ask(content: str, sentences: Iterable[str]) -> bool:
+    """Return whether at least half of the said keywords of a content are only asked."""
+    asking = list[str]()
+    stating = list[str]()
+    for sentence in sentences:
+        (asking if _may_ask(sentence) else stating).append(sentence)
+    telling = keywords(content)
+    stated = shared(telling, keywords("\n".join(stating)))
+    only_asked = shared(telling, keywords("\n".join(asking))) - stated
+    return bool(only_asked) and len(only_asked) >= len(stated)
+
+
+CONFIRMING_CHECKS: tuple[Check, ...] = (is_the_users, shares_words, is_said_again)
 
 
 def _words(section: str) -> frozenset[str]:
@@ -564,14 +614,18 @@ def tells_change(text: str) -> bool:
     [True, True, False, False]
     """
     words = [word.removesuffix("'ve") for word in _words_in(text)]
-    changes = frozenset(map(term_of, _words("changes")))
     for i, word in enumerate(words):
         if word not in _words("speakers"):
             continue
         for verb in words[i + 1 : i + 1 + _NEAR]:
-            if term_of(verb) in changes and (_may_be_past(verb) or verb == "back"):
+            if term_of(verb) in _changes() and (_may_be_past(verb) or verb == "back"):
                 return True
     return bool(phrases("clauses", "since_now").search(text))
+
+
+@cache
+def _changes() -> frozenset[str]:
+    return frozenset(map(term_of, _words("changes")))
 
 
 def unsaid_reason(
@@ -587,6 +641,10 @@ def unsaid_reason(
     >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
     'asked'
     """
+    if all(map(_is_question, filter(str.strip, sentences_of(statement)))):
+        return "asked"
+    if phrases("clauses", "supposed").search(statement):
+        return "supposed"
     inside = sentences_at(text, span)
     if not _is_stated(statement, text):
         is_asked = bool(inside) and all(map(_is_question, inside))
@@ -595,7 +653,8 @@ def unsaid_reason(
         is_supposed = any(map(phrases("clauses", "supposed").search, inside))
         if is_supposed and not phrases("clauses", "conditional").search(statement):
             return "supposed"
-    return "quoted" if _is_quoted(text, span) else ""
+    is_ironic = any(map(phrases("clauses", "irony").search, inside))
+    return "quoted" if is_ironic or _is_quoted(text, span) else ""
 
 
 def _is_stated(statement: str, text: str) -> bool:

@@ -64,6 +64,8 @@ _CONFIDENCE = re.compile(
 _PERCENT = 100
 # A model that gives no confidence at all is sure of its report.
 _DEFAULT_CONFIDENCE = 0.8
+# Small models name the speaker in place of how the user says it.
+_OTHER_SPEAKERS = ("assistant", "the assistant", "ai", "system", "tool", "model")
 # Longer names, in characters, are not compared.
 _LONGEST_NAME = 100
 _LONGEST_CATEGORIES = 200
@@ -200,7 +202,8 @@ def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
         for part in values[:_MOST_NAMES]
         if isinstance(part, str)
     ]
-    for name in re.split(r"[|,;/]", "|".join(texts))[:_MOST_NAMES]:
+    names = re.split(r"[|,;/]| or ", "|".join(texts))[:_MOST_NAMES]
+    for name in (*texts, *names):
         matches = get_close_matches(
             name.strip().casefold(), spellings, n=1, cutoff=0.85
         )
@@ -275,11 +278,14 @@ def _share_of(number: float, scale: int) -> float:
 
 
 def read_said_as(value: Json) -> SaidAs:
-    """Return how the user said a fact; "stated" for anything but the terms of the prompt."""
-    text = value if isinstance(value, str) else ""
-    matches = get_close_matches(
-        text[:_LONGEST_NAME].strip().lower(), get_args(SaidAs), n=1, cutoff=0.8
-    )
+    """Return how the user said a fact; "stated" for anything but the terms of the prompt.
+
+    What the assistant said is quoted.
+    """
+    text = value[:_LONGEST_NAME].strip().lower() if isinstance(value, str) else ""
+    if text in _OTHER_SPEAKERS:
+        return "quoted"
+    matches = get_close_matches(text, get_args(SaidAs), n=1, cutoff=0.8)
     return matches[0] if matches else "stated"
 
 
@@ -393,6 +399,9 @@ class NewFact(_Entry):
     # A new fact that cannot be used has no content.
 
     label: _Label = _field("", "n1, n2, ...", "label", "id")
+    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+    said_as: SaidAsField = _field("", "How the user says it.", "said_as")
+    about: AboutField = _field("", "Whom it is about.", "about")
     content: Annotated[str, BeforeValidator(read_statement)] = _field(
         "", "One statement, in the third person and without a subject.", *_CONTENTS
     )
@@ -400,9 +409,6 @@ class NewFact(_Entry):
     confidence: Annotated[float, BeforeValidator(read_confidence)] = _field(
         None, "0 to 1", "confidence", "certainty", "score"
     )
-    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
-    said_as: SaidAsField = _field("", "How the user says it.", "said_as")
-    about: AboutField = _field("", "Whom it is about.", "about")
     valid_from: _Day = _field(
         "", "A date, only if said.", "valid_from", "from", "since"
     )
@@ -414,14 +420,20 @@ class NewFact(_Entry):
         return read_category(value, (info.context or {}).get("categories", CATEGORIES))
 
 
-class Retirement(_Entry):
-    """A known fact that is true no longer."""
-
-    # The number of a retirement that cannot be used is 0.
+class Confirmation(_Entry):
+    """A known fact that the user says again."""
 
     number: _Number = _field(
         0, "The number of the known fact.", "number", "index", "id", "fact"
     )
+    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
+
+
+class Retirement(Confirmation):
+    """A known fact that is true no longer."""
+
+    # The number of a retirement that cannot be used is 0.
+
     reason: Annotated[
         str, BeforeValidator(lambda value: " ".join(read_text(value).split()))
     ] = ""
@@ -431,7 +443,6 @@ class Retirement(_Entry):
         "replaced_by",
         "replacement",
     )
-    quote: _Quote = _field("", "The user's own words, verbatim.", *_QUOTES)
     said_as: SaidAsField = _field(
         "", "How the user says what is in the quote.", "said_as"
     )
@@ -450,8 +461,8 @@ class ExtractionReply(BaseModel):
     new_facts: Annotated[list[NewFact], BeforeValidator(_read_entries)] = _field(
         [], None, *_SECTIONS[0]
     )
-    confirmed: Annotated[list[_Number], BeforeValidator(_read_entries)] = _field(
-        [], "Numbers of known facts that the user says again.", *_SECTIONS[1]
+    confirmed: Annotated[list[Confirmation], BeforeValidator(_read_entries)] = _field(
+        [], None, *_SECTIONS[1]
     )
     retired: Annotated[list[Retirement], BeforeValidator(_read_entries)] = _field(
         [], None, *_SECTIONS[2]
@@ -545,8 +556,8 @@ def _is_fact(value: dict[str, Json]) -> bool:
 
 def _has_usable_entries(reply: ExtractionReply) -> bool:
     contents = (fact.content for fact in reply.new_facts)
-    numbers = (entry.number for entry in reply.retired)
-    return any(contents) or any(numbers) or any(reply.confirmed)
+    numbers = (entry.number for entry in (*reply.retired, *reply.confirmed))
+    return any(contents) or any(numbers)
 
 
 def merge_replies(replies: Sequence[ExtractionReply]) -> ExtractionReply:

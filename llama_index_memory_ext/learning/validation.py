@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import chain
 from time import thread_time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,18 +13,15 @@ from llama_index_memory_ext.checks.evidence import Place, Source
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.rules import (
     CHECKS,
+    CONFIRMING_CHECKS,
     DOUBTS,
     ENDING_CHECKS,
     MAX_FACT,
     Candidate,
     Ending,
     Rejection,
-    UsersKeywords,
     first_rejection,
-    is_asked_again,
     is_said_again,
-    sentences_of,
-    users_keywords,
 )
 from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
@@ -36,6 +32,7 @@ from llama_index_memory_ext.fact import (
     retire,
 )
 from llama_index_memory_ext.facts.history import why_retired
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
@@ -44,8 +41,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.checks.rules import Check
     from llama_index_memory_ext.learning.reply import (
+        Confirmation,
         ExtractionReply,
-        NewFact,
         Retirement,
     )
     from llama_index_memory_ext.text.messages import (
@@ -155,8 +152,8 @@ def validate_reply(
             validation.rejected.append(_NO_TIME)
             continue
         validation.end(entry, is_only=quotes[entry.quote] == 1)
-    for number in reply.confirmed:
-        validation.confirm(number)
+    for confirmation in reply.confirmed:
+        validation.confirm(confirmation)
     return validation.result(past)
 
 
@@ -187,15 +184,13 @@ class _Validation:
             if not fact.retired
         }
 
-    @cached_property
-    def users_keywords(self) -> UsersKeywords:
-        texts = (line.text for line in self.source.lines if line.is_users)
-        return users_keywords(chain.from_iterable(map(sentences_of, texts)))
-
     def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
-        place = self.source.find(new.quote)
+        place = self.source.find(new.quote) or self.source.find_copy(new.content)
         candidate = Candidate(new, place, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
+        if new.said_as == "denied" and rejection is None:
+            # Its content says the denial itself.
+            new = new.model_copy(update={"said_as": "stated"})
         if rejection:
             self.rejected.append(rejection)
         elif place:
@@ -221,7 +216,7 @@ class _Validation:
             self.accepted.append(fact)
         else:
             self.rejected.append(_KNOWN)
-            if not is_asked_again(fact, place):
+            if not is_said_again(Candidate(new, place, 0), self.source):
                 self.confirmed[fact.id] = raised(fact, self.now)
         self.by_label.setdefault(new.label, fact)
 
@@ -274,12 +269,14 @@ class _Validation:
             reason += " What is true instead was not stored."
         return reason
 
-    def confirm(self, number: int) -> None:
-        fact = self._known_fact(number)
+    def confirm(self, entry: Confirmation) -> None:
+        fact = self._known_fact(entry.number)
         if fact is None:
             self.rejected.append(_UNKNOWN)
             return
-        rejection = is_said_again(fact, self.users_keywords)
+        said = NewFact(content=fact.content, quote=entry.quote)
+        candidate = Candidate(said, self.source.find(entry.quote), 0)
+        rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
         if rejection:
             self.rejected.append(rejection)
         else:
@@ -315,10 +312,14 @@ class _Validation:
         """
         around = self.source.around(place)
         valid_until = self.source.last_day(new.valid_until)
+        said_on = self.source.said_on
         if new.said_as == "past":
             # It was over when the user said it.
-            day_before = self.source.said_on - timedelta(days=1)
+            day_before = said_on - timedelta(days=1)
             valid_until = min(valid_until or day_before, day_before)
+        elif valid_until and valid_until <= said_on:
+            # Small models write the day of the conversation as the last day.
+            valid_until = None
         rows = tuple(self.source.lines[i].row_id for i in around.lines)
         return Fact(
             **new.model_dump(

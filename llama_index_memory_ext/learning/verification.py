@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -16,7 +16,11 @@ from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.checks.rules import Rejection
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.fact import Fact, SaidAs
-from llama_index_memory_ext.learning.prompt import messages_text, on_one_line
+from llama_index_memory_ext.learning.prompt import (
+    alternatives,
+    messages_text,
+    on_one_line,
+)
 from llama_index_memory_ext.learning.reply import (
     AboutField,
     json_values,
@@ -35,9 +39,10 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.text.tool_calls import Json
 
-_INSTRUCTIONS, VERDICT_FORM = (
+_INSTRUCTIONS, _FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")
 )
+VERDICT_FORM = _FORM.replace("{said_as}", alternatives(get_args(SaidAs)))
 _ENDED = "No longer true: "
 _MOST_CHARACTERS = 1_500
 # How the words may say that a fact is no longer true.
@@ -64,11 +69,11 @@ class Judgement(BaseModel):
     number: Annotated[int, BeforeValidator(read_number)] = Field(
         description="The number of the candidate."
     )
-    said_as: Judged = Field(description="How the user says it.")
-    about: AboutField = Field(description="Whom it is about.")
     quote: Annotated[str, BeforeValidator(read_text)] = Field(
         description="The user's own words, verbatim."
     )
+    said_as: Judged = Field(description="How the user says it.")
+    about: AboutField = Field(description="Whom it is about.")
 
     def agrees(self, fact: Fact) -> bool:
         """Return whether the second reading says the same of a new fact as the first.

@@ -203,4 +203,4 @@ def test_a_rider_in_a_quote_or_a_category_is_not_stored() -> None:
     for fact in validate_reply(
         reply, (Utterance(1, "user", "I like green tea."),), (), now=NOW
     ).accepted:
-        assert (fact.quote, fact.category) == ("I like green tea.", "goal")
+        assert (fact.quote, fact.category) == ("like green tea", "goal")

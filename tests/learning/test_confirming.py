@@ -22,7 +22,8 @@ def confirmed_by(text: str, content: str, *, as_new: bool = False) -> ValidatedR
     """What is stored when a model says that this text confirms this fact: by its number, or as a new one."""
     known = Fact(content=content, confidence=0.8)
     new = {"content": content, "quote": text, "confidence": 0.9}
-    reply = {"new_facts": [new]} if as_new else {"confirmed": [1]}
+    again = {"number": 1, "quote": text}
+    reply = {"new_facts": [new]} if as_new else {"confirmed": [again]}
     lines = [
         Utterance(1, "user", text),
         Utterance(2, "assistant", f"I know: {content}"),
@@ -61,3 +62,28 @@ def test_a_question_confirms_nothing_and_a_statement_does(
 def test_why_a_fact_is_not_confirmed(text: str, reason: str) -> None:
     outcome = confirmed_by(text, "Is allergic to walnuts")
     assert (outcome.confirmed, outcome.rejections) == ((), {reason: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("I quit the gym.", "Goes to the gym three times a week"),
+        ("I don't eat fish any more.", "Eats fish"),
+        ("Ich esse kein Fleisch.", "Isst Fleisch"),
+        ("Ya no trabajo en el banco, ahora soy profesor.", "Trabaja en el banco"),
+    ],
+)
+def test_words_that_contradict_a_fact_do_not_confirm_it(
+    text: str, content: str
+) -> None:
+    outcome = confirmed_by(text, content)
+    assert (outcome.confirmed, outcome.rejections) == ((), {"denied": 1})
+
+
+def test_a_number_without_a_quote_confirms_nothing() -> None:
+    """Small models report "confirmed": [1] in nearly every reply."""
+    reply = ExtractionReply.model_validate({"confirmed": [1]})
+    lines = [Utterance(1, "user", "I like tea.")]
+    known = [Fact(content="Likes tea")]
+    outcome = validate_reply(reply, lines, known, now=NOW)
+    assert (outcome.confirmed, outcome.rejections) == ((), {"no_quote": 1})

@@ -219,7 +219,7 @@ async def test_the_calls_of_an_answer_are_one_reply(
     assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"] * (
         ARGUMENTS in arguments
     )
-    assert reply.confirmed == confirmed
+    assert [entry.number for entry in reply.confirmed] == confirmed
 
 
 async def test_a_model_set_to_text_is_asked_for_json_of_the_schema(
@@ -347,7 +347,7 @@ async def test_a_server_that_refuses_the_schema_is_asked_without_and_only_once(
     )
     for refusals in (1, 1, 1):
         for llm, _ in clients:
-            assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
+            assert (await ask_for_facts(llm, PROMPT))[0].confirmed[0].number == 1
         assert [len(server.refusals) for _, server in clients] == [refusals, 0]
     assert ["response_format" in body for body in clients[0][1].bodies] == [False] * 3
     assert ["response_format" in body for body in clients[1][1].bodies] == [True] * 3
@@ -393,9 +393,9 @@ async def test_categories_of_a_program_replace_ours_everywhere(
     llm, server = start_client(OpenAI, lambda messages, tools: answers.pop(0))
     prompt = extraction_prompt(LINES, [], today=TODAY, categories=categories)
     assert re.findall("- category: (.*)", str(prompt[0].content)) == [
-        "Diet (what they eat) or allergy."
+        "Diet (what they eat) | allergy."
         if isinstance(categories, dict)
-        else "Diet or allergy."
+        else "Diet | allergy."
     ]
     for mode in (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM):
         llm.pydantic_program_mode = mode
@@ -420,7 +420,7 @@ def test_instructions_of_a_program_stand_in_place_of_ours_and_the_rest_stays() -
         str(extraction_prompt([], [], today=TODAY, instructions=text)[0].content)
         for text in (None, "what they say about their {plants}.")
     )
-    assert "new_facts: what they say about their {plants}.\n- content:" in theirs
+    assert "new_facts: what they say about their {plants}.\n- quote:" in theirs
     assert "their work that will still matter" in ours
     assert "their work that will still matter" not in theirs
     for rest in (

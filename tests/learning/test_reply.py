@@ -92,7 +92,7 @@ def contents(reply: ExtractionReply) -> list[str]:
 def test_a_reply_is_read_whole() -> None:
     reply = parse_reply(json.dumps(REPLY))
     assert [fact.model_dump() for fact in reply.new_facts] == [TEA, CATS]
-    assert reply.confirmed == [1, 2]
+    assert [entry.number for entry in reply.confirmed] == [1, 2]
     assert [entry.model_dump() for entry in reply.retired] == [RETIRED]
 
 
@@ -323,7 +323,7 @@ def test_what_names_no_fact_has_the_number_0(number: Any) -> None:
     reply = ExtractionReply.model_validate(
         {"confirmed": [number], "retired": [{"number": number}]}
     )
-    assert reply.confirmed == [0]
+    assert reply.confirmed[0].number == 0
     assert reply.retired[0].number == 0
 
 
@@ -407,7 +407,7 @@ def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
         )
     )
     assert {"Prefers tea", "Has 2 cats"} <= set(contents(reply))
-    assert reply.confirmed[-1] == 1
+    assert reply.confirmed[-1].number == 1
     assert reply.retired[-1].number == 3
 
 

@@ -203,7 +203,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
         Small, lambda messages, tools: refused if tools else read
     )
     for _ in range(2):
-        assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
+        assert (await ask_for_facts(llm, PROMPT))[0].confirmed[0].number == 1
     assert ["tools" in body for body in server.bodies] in (
         [True, False, False],
         [True, True, False, False],
@@ -231,7 +231,7 @@ async def test_no_words_where_a_call_was_asked_for_are_not_nothing(
     llm, server = start_client(
         Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS))
     )
-    assert (await ask_for_facts(llm, PROMPT))[0].confirmed == [1]
+    assert (await ask_for_facts(llm, PROMPT))[0].confirmed[0].number == 1
     assert len(server.requests) == 2
 
 

@@ -304,6 +304,27 @@ def test_a_fact_or_its_quote_may_be_translated_and_the_users_words_are_stored(
     assert fact.quote in text
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "quote"),
+    [
+        (
+            "Ich habe zwei Hunde.",
+            "Lives near a park",
+            "There is a park near the station",
+        ),
+        ("私はまだ学生です。", "Is a message", '<message role="user">'),
+    ],
+)
+def test_the_assistants_words_and_our_tags_translate_nothing(
+    text: str, content: str, quote: str
+) -> None:
+    answer = Utterance(2, "assistant", "There is a park near the station.")
+    lines = [Utterance(1, "user", text), answer]
+    outcome = gated(new(content, quote=quote), lines=lines)
+    assert outcome.accepted == ()
+    assert outcome.rejections.keys() <= {"quote_not_found", "not_the_users_words"}
+
+
 def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() -> None:
     moved = new(
         "Moved to Berlin in October 2025", quote="We moved to Berlin last month"
@@ -372,10 +393,13 @@ def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() 
 
 def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
     """What the assistant repeats is not: a fact would become ever surer by being shown."""
-    (fact,) = gated(new("Prefers pytest for testing"), confirmed=[3, 3]).confirmed
+    again = {"number": 3, "quote": "I prefer pytest for testing"}
+    (fact,) = gated(
+        new("Prefers pytest for testing"), confirmed=[again, again]
+    ).confirmed
     assert fact.id == "pytest"
     assert fact.confidence == pytest.approx(0.86)
-    outcome = gated(confirmed=[2])
+    outcome = gated(confirmed=[{"number": 2, "quote": "you like tea"}])
     assert (outcome.confirmed, outcome.rejections) == ((), {"not_the_users_words": 1})
 
 
@@ -518,11 +542,12 @@ def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
 
 def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     outcome = gated(
-        confirmed=[1], retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}]
+        confirmed=[{"number": 1, "quote": "No more coffee for me"}],
+        retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}],
     )
     assert [entry.retired_reason for entry in outcome.retired] == ["a"]
     assert outcome.confirmed == ()
-    assert outcome.rejections == {"duplicate": 1}
+    assert outcome.rejections == {"duplicate": 1, "denied": 1}
 
 
 def test_results_show_no_words_of_the_user() -> None:

@@ -1,0 +1,138 @@
+"""Who a quote speaks of: the user, another person, or the assistant."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.checks.names import relations_in
+from llama_index_memory_ext.checks.quotes import tokens_in
+from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words.detection import script_of
+from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterable, Iterator
+    from typing import Literal
+
+    # "": the words do not tell.
+    Person = Literal["user", "other", ""]
+
+# "My best friend", "meine kleine Schwester": the words between are few.
+_WORDS_OF_PERSON = 4
+
+
+@cache
+def people_words(section: str) -> frozenset[str]:
+    """Return the words of a section of ``people.txt``."""
+    return frozenset(chain(*word_lists("people")[section]))
+
+
+def clauses_in(sentences: Iterable[str]) -> list[str]:
+    """Return the clauses of sentences."""
+    return [clause for clause, _ in _clauses(sentences)]
+
+
+def closest_clause(statement: str, sentences: Iterable[str]) -> str:
+    """Return the clause with most keywords of a statement, the last of equal ones."""
+    return _closest(statement, sentences)[0]
+
+
+def speaks_of_other(statement: str, sentences: Iterable[str]) -> bool:
+    """Return whether the clause that says a statement is about another person alone.
+
+    >>> speaks_of_other("Is a nurse", ["My sister is a nurse, and I cook."])
+    True
+    >>> speaks_of_other("Cooks", ["My sister is a nurse, and I cook."])
+    False
+    """
+    return _closest(statement, sentences)[1] == "other"
+
+
+def names_person(statement: str) -> bool:
+    """Return whether a statement names a relation of the user's, as in "Has two kids"."""
+    is_implied = not people_words("implied").isdisjoint(words_in(statement))
+    return is_implied or bool(relations_in(statement))
+
+
+def _closest(statement: str, sentences: Iterable[str]) -> tuple[str, Person]:
+    telling = keywords(statement)
+    best: tuple[str, Person] = ("", "")
+    most = -1
+    for clause, person in _clauses(sentences):
+        count = len(shared(telling, keywords(clause)))
+        if count > most or (count == most and person != "other"):
+            best = (clause, person)
+            most = count
+    return best
+
+
+def _clauses(sentences: Iterable[str]) -> Iterator[tuple[str, Person]]:
+    """Yield the clauses of sentences and their persons.
+
+    A clause without a person of its own has that of the clause before it: "My brother
+    is a pilot and lives in Rome".
+    """
+    for sentence in sentences:
+        person: Person = ""
+        for clause in phrases("people", "clause_end").split(sentence):
+            if clause.strip():
+                person = _person_of(clause) or person
+                yield clause, person
+
+
+def _person_of(clause: str) -> Person:
+    if script_of(clause) == "cjk":
+        return _person_in_characters(clause)
+    words = words_in(clause)
+    length = _length_of_other(words)
+    speakers = people_words("speaker")
+    # "i" is also a preposition, in Swedish, Danish and Norwegian.
+    if "en" not in (languages_of(clause) or ("en",)):
+        speakers -= {"i"}
+    if not speakers.isdisjoint(words[length:]):
+        return "user"
+    if length:
+        return "other"
+    return "" if people_words("own").isdisjoint(words) else "user"
+
+
+def words_in(text: str) -> list[str]:
+    """Return the words of a text in lower case, without what stands behind an apostrophe."""
+    plain = text.casefold().replace("\u2019", "'")
+    return [word.partition("'")[0] for word in tokens_in(plain)]
+
+
+def _length_of_other(words: list[str]) -> int:
+    """Return the number of words at the beginning of a clause that name another person.
+
+    They are "she", or an article or possessive before a relation: "my best friend".
+    """
+    if not words:
+        return 0
+    if words[0] in people_words("other"):
+        return 1
+    if words[0] in people_words("own") or words[0] in people_words("article"):
+        for length, word in enumerate(words[1:_WORDS_OF_PERSON], 2):
+            if relations_in(word):
+                return length
+    return 0
+
+
+def _person_in_characters(clause: str) -> Person:
+    if _named_in_characters().search(clause):
+        return "other"
+    if phrases("people", "speaker_in_characters").search(clause):
+        return "user"
+    return ""
+
+
+@cache
+def _named_in_characters() -> re.Pattern[str]:
+    """Return a pattern of the beginning of a clause that names another person in characters."""
+    names = [name for name in chain(*word_lists("relations")[""]) if not name.isascii()]
+    relations = "|".join(sorted(names, key=len, reverse=True))
+    frame = phrases("people", "other_in_characters").pattern
+    return pattern(frame.replace("RELATION", relations))

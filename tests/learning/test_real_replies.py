@@ -1,0 +1,180 @@
+"""What a model of 1.5 billion parameters really answered, and made-up replies with the same faults."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.learning.reply import parse_reply
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.text.messages import Utterance
+from tests.words import rows
+
+NOW = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)
+
+
+def learned(said: str, answer: str, reply: str, *known: str) -> ValidatedReply:
+    """What is stored of a reply, as the model wrote it, to a message and its answer."""
+    lines = [Utterance(1, "user", said), Utterance(2, "assistant", answer)]
+    facts = [Fact(content=content, confidence=0.8) for content in known]
+    return validate_reply(parse_reply(reply), lines, facts, now=NOW)
+
+
+def reported(content: str, quote: str = "", **fields: Any) -> str:
+    """A reply as the model writes it: it calls the speaker the way of saying, and invents days."""
+    told = {
+        "label": "n1",
+        "quote": quote or content,
+        "said_as": "user",
+        "about": "user",
+        "content": content,
+        "category": "goal or correction",
+        "confidence": 0.9,
+        "valid_from": "2026-11-24",
+        "valid_until": "2026-11-24",
+        **fields,
+    }
+    return json.dumps({"new_facts": [told], "confirmed": []}, ensure_ascii=False)
+
+
+NURSE = "I'm a nurse at St Mary's hospital and mostly work nights."
+RECORDED = (
+    '{"new_facts": [{"label": "n1", "quote": "I\'m a nurse at St Mary\'s hospital and mostly work nights.", '
+    '"said_as": "user", "about": "user", '
+    '"content": "I\'m a nurse at St Mary\'s hospital and mostly work nights.", '
+    '"category": "goal or correction", "confidence": 0.9, "valid_from": "2026-11-24", "valid_until": "2026-11-24"}],\n'
+    ' "confirmed": [1],\n "retired": []}'
+)
+
+
+def test_a_recorded_reply_is_stored_without_its_invented_days_and_confirms_nothing() -> (
+    None
+):
+    """Its last day is that of the conversation, and its category is the end of a list."""
+    outcome = learned(f"{NURSE} Any tips?", "Dark curtains.", RECORDED, "Has two cats")
+    (fact,) = outcome.accepted
+    assert (fact.content, fact.category) == (NURSE, "goal")
+    assert (fact.valid_until, fact.said_as) == (None, "stated")
+    assert (outcome.confirmed, outcome.rejections) == ((), {"no_quote": 1})
+
+
+@pytest.mark.parametrize("until", ["2026-11-24", "2026-11", "2025"])
+def test_a_last_day_that_is_over_ends_no_fact_that_is_not_past(until: str) -> None:
+    said = "I row on the lake since 2025."
+    (fact,) = learned(said, "Nice.", reported(said, valid_until=until)).accepted
+    assert fact.valid_until is None or fact.valid_until > NOW.date()
+
+
+@pytest.mark.parametrize("said_as", ["assistant", "AI", "the assistant"])
+def test_words_of_the_assistant_are_quoted(said_as: str) -> None:
+    outcome = learned(NURSE, "Fine.", reported("Is a nurse", NURSE, said_as=said_as))
+    assert outcome.rejections == {"quoted": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "stored"),
+    [
+        (
+            "It is not true that I smoke, whatever my doctor wrote down.",
+            "It is not true that I smoke, whatever my doctor wrote down",
+            True,
+        ),
+        ("I don't own a car.", "Does not own a car", True),
+        ("Non mangio carne.", "Non mangia carne", True),
+        ("It is not true that I smoke.", "Smokes", False),
+        ("I row every day.", "Never rows", False),
+    ],
+)
+def test_a_content_that_says_the_denial_is_stated(
+    said: str, content: str, stored: bool
+) -> None:
+    outcome = learned(said, "Fine.", reported(content, said, said_as="denied"))
+    assert [fact.said_as for fact in outcome.accepted] == ["stated"] * stored
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "content"),
+    [
+        (
+            "If I had a dog, I would call him Bruno. What breeds stay small?",
+            "Chihuahuas and Maltese stay small.",
+            "Chihuahuas and Maltese stay small.",
+        ),
+        (
+            "I need a quiet keyboard for my flat.",
+            "Rubber domes need no special care and make no noise.",
+            "Rubber domes need no special care",
+        ),
+    ],
+)
+def test_a_copy_of_the_assistants_words_is_not_the_users(
+    said: str, answer: str, content: str
+) -> None:
+    outcome = learned(said, answer, reported(content, said))
+    assert (outcome.accepted, outcome.rejections) == ((), {"not_the_users_words": 1})
+
+
+def test_an_answer_that_repeats_the_users_words_takes_nothing_from_them() -> None:
+    said = "I play the viola in an orchestra."
+    content = "Plays the viola in an orchestra"
+    assert learned(said, f"Noted: {content}.", reported(content, said)).accepted
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "content", "quote"),
+    [
+        (
+            "昔はタバコを吸っていましたが、三年前にやめました。",
+            "歯科でのクリーニングがおすすめです。",
+            "昔はタバコを吸っていましたが、三年前にやめました。",
+            "歯科でのクリーニングがおすすめです。",
+        ),
+        ("I keep bees on the roof.", "Lovely.", "I keep bees on the roof", "Lovely."),
+    ],
+)
+def test_a_content_in_the_users_words_is_its_own_quote(
+    said: str, answer: str, content: str, quote: str
+) -> None:
+    (fact,) = learned(said, answer, reported(content, quote)).accepted
+    assert fact.quote.strip("。.") == content.strip("。.")
+
+
+@pytest.mark.parametrize(("content", "said"), rows("another person", "people.txt"))
+def test_what_another_person_does_is_not_the_users(content: str, said: str) -> None:
+    outcome = learned(said, "I see.", reported(content, said))
+    assert (outcome.accepted, outcome.rejections) == ((), {"other": 1})
+
+
+@pytest.mark.parametrize(("content", "said"), rows("the user", "people.txt"))
+def test_what_the_user_does_beside_another_person_is_stored(
+    content: str, said: str
+) -> None:
+    outcome = learned(said, "I see.", reported(content, said))
+    assert [fact.content for fact in outcome.accepted] == [content]
+
+
+@pytest.mark.parametrize("said", [row[0] for row in rows("small talk", "people.txt")])
+def test_small_talk_and_questions_are_no_facts(said: str) -> None:
+    assert learned(said, "I see.", reported(said)).accepted == ()
+
+
+@pytest.mark.parametrize(("content", "said"), rows("no small talk", "people.txt"))
+def test_a_short_fact_is_no_small_talk(content: str, said: str) -> None:
+    outcome = learned(said, "I see.", reported(content, said))
+    assert [fact.content for fact in outcome.accepted] == [content]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Oh sure, I just love waiting at the dentist's.",
+        "Na toll, ich liebe es, im Regen zu warten.",
+        "Sí, claro, me encanta limpiar el horno.",
+    ],
+)
+def test_irony_is_not_meant(said: str) -> None:
+    assert learned(said, "I see.", reported(said)).rejections == {"quoted": 1}
