@@ -152,9 +152,9 @@ def command(
 ) -> Callable[[_Work], None]:
     """Return a decorator that makes a command of a coroutine function.
 
-    ``example`` are arguments of a right call. The command gets options for user, session, agent, database and JSON. ``options``
-    are further options that the function takes by name; ``embed`` gives its memory an
-    embedding model.
+    ``example`` are arguments of a right call. The command gets options for user,
+    session, agent, database and JSON. ``options`` are further options that the function
+    takes by name; ``embed`` gives its memory an embedding model.
     """
     added_options = options | {
         "user": User,
