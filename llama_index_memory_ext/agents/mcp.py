@@ -52,7 +52,7 @@ _LIMITS: dict[Any, Any] = {
     list[str]: Annotated[list[str], Field(min_length=1, max_length=_MOST_FORGOTTEN)],
 }
 _Day = Annotated[
-    date | None, Field(description="Facts since or until this day, as 2026-11-20.")
+    date | None, Field(description="Facts since or until this day, such as 2026-11-20.")
 ]
 _Query = Annotated[
     str,
@@ -113,11 +113,12 @@ class _Server(MCPServer):
                     raise
                 for problem in error.__cause__.errors():
                     argument = ".".join(map(str, problem["loc"]))
-                    problems.append(f"{argument}: {problem['msg']}")
+                    about = parameters.get(argument, {}).get("description", "")
+                    problems.append(f"{argument}: {problem['msg']}. {about}".strip())
         example = _EXAMPLE.search(tools[name].description or "")
         call = " ".join(example[1].split()) if example else name
         raise ToolError(
-            f"{name} was not called. {'; '.join(problems)}. It takes: {', '.join(parameters)}. Example: {call}"
+            f"{name} was not called. {' '.join(problems)} It takes: {', '.join(parameters)}. Example: {call}"
         ) from None
 
 
@@ -128,7 +129,7 @@ def _unknown_arguments(
     for name in arguments.keys() - parameters.keys():
         problem = f"{name[:40]}: there is no such argument"
         for parameter in get_close_matches(name, parameters, n=1):
-            problem += f", did you mean {parameter}?"
+            problem += f"; did you mean {parameter}?"
         problems.append(problem)
     return problems
 

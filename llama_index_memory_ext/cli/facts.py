@@ -376,9 +376,9 @@ async def consolidate(
     """Propose facts to retire; --apply retires them.
 
     Each is shown with the fact that stays. A proposal is a duplicate, a fact that a
-    newer fact contradicts, or a plan that is over. A model confirms each proposal: set OPENAI_API_KEY, and OPENAI_API_BASE for
-    another server. The command asks before it retires facts, and `facts restore ID`
-    takes it back.
+    newer fact contradicts, or a plan that is over. A model confirms each proposal: set
+    OPENAI_API_KEY, and OPENAI_API_BASE for another server. The command asks before it
+    retires facts, and `facts restore ID` takes it back.
     """
     # Imported here: they import LlamaIndex.
     from openai import DefaultAsyncHttpxClient
