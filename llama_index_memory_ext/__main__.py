@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext import __version__
 from llama_index_memory_ext.cli import (
@@ -108,16 +108,13 @@ def load_app() -> typer.Typer:
 
 
 def _example_for(arguments: Sequence[str]) -> str:
-    """Return the example in the help of the command that the arguments name; "" without the extra."""
+    """Return the example of a right call of the command; "" without the extra."""
     try:
         # Imported here: Typer is optional.
-        from typer.main import get_command
+        from llama_index_memory_ext.cli.app import example_in
     except ModuleNotFoundError:
         return ""
-    command: Any = get_command(load_app())
-    for argument in arguments:
-        command = getattr(command, "commands", {}).get(argument, command)
-    return str(command.epilog)
+    return example_in(load_app(), arguments)
 
 
 if __name__ == "__main__":

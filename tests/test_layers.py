@@ -45,7 +45,7 @@ learning    prompt > reply                                                # what
 store       __init__ > deletion > owners > facts > log > database >
             upgrades > address tables threads                             # tables, threads
 search      embeddings > tfidf                                            # how similar two texts are
-formats     __init__ > layouts                                            # messages of other programs, as JSON
+formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
 models      ask > caching_openai local_embeddings offline responses > prompt_caches     # how a model is asked
@@ -79,6 +79,7 @@ WITH_ONE_IMPORTER = {
     "agents/mcp.py": "needs the extra mcp",
     "learning/verification.py": "is a request of its own, which is off by default",
     "facts/deleted_messages.py": "is read at the first deletion",
+    "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",

@@ -116,7 +116,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def explain_usage(error: Exception, arguments: Sequence[str], example: str) -> str:
-    """Return a wrong usage in one line, with the values that the option takes, or with the ``example`` of a right call."""
+    """Return a wrong usage in one line, with the values of the option, or the ``example`` of a right call."""
     parameter: Any = getattr(error, "param", None)
     right_values = _RIGHT_VALUES.get(getattr(parameter, "metavar", None) or "")
     if right_values:

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.prompt import Confirm
 from rich.table import Table
 from rich.text import Text
+from typer.main import get_command
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import (
@@ -49,6 +50,14 @@ def option(names: str, metavar: str, help_: str, **more: Any) -> Any:
 def example(call: str) -> str:
     """Return the line of a help, and of an error, that shows a right call."""
     return f"Example: llama-index-memory {call}"
+
+
+def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
+    """Return the example in the help of the command that the arguments name."""
+    command: Any = get_command(commands)
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    return str(command.epilog)
 
 
 Db = Annotated[

@@ -152,9 +152,9 @@ def command(
 ) -> Callable[[_Work], None]:
     """Return a decorator that makes a command of a coroutine function.
 
-    ``example`` are arguments of a right call. The command gets options for user, session, agent, database and JSON. ``options``
-    are further options that the function takes by name; ``embed`` gives its memory an
-    embedding model.
+    ``example`` are arguments of a right call. The command gets options for user,
+    session, agent, database and JSON. ``options`` are further options that the function
+    takes by name; ``embed`` gives its memory an embedding model.
     """
     added_options = options | {
         "user": User,
@@ -376,9 +376,9 @@ async def consolidate(
     """Propose facts to retire; --apply retires them.
 
     Each is shown with the fact that stays. A proposal is a duplicate, a fact that a
-    newer fact contradicts, or a plan that is over. A model confirms each proposal: set OPENAI_API_KEY, and OPENAI_API_BASE for
-    another server. The command asks before it retires facts, and `facts restore ID`
-    takes it back.
+    newer fact contradicts, or a plan that is over. A model confirms each proposal: set
+    OPENAI_API_KEY, and OPENAI_API_BASE for another server. The command asks before it
+    retires facts, and `facts restore ID` takes it back.
     """
     # Imported here: they import LlamaIndex.
     from openai import DefaultAsyncHttpxClient

@@ -1,4 +1,4 @@
-"""Conversations as JSON: reads and writes LlamaIndex's layout and OpenAI's."""
+"""Conversations as JSON: reads and writes LlamaIndex's layout and OpenAI's, and reads those of other programs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ _LONGEST_ROLE = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
+# The formats that are converted first, by a key that only they have.
+_FORMATS = {
+    "lc": "a message of LangChain",
+    "channel_values": "a checkpoint of LangGraph",
+    "role_type": "a message of Zep",
+    "memory": "a memory of mem0",
+    "mapping": "an export of ChatGPT",
+    "chat_messages": "an export of Claude",
+    "chunkedPrompt": "a prompt of Google AI Studio",
+    "schema": "facts that export --user has written, for import --user",
+}
 _CONVERT_HINT = (
     'Convert messages of LangChain, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
     "(docs/recipes)."
@@ -48,6 +59,9 @@ def messages_from_json(
 
     Each message is in the layout of OpenAI's Chat Completions or of LlamaIndex:
     ``ChatMessage.model_dump(mode="json")``, also the older layout with a ``content``.
+    Session items of openai-agents, messages of the Vercel AI SDK (``UIMessage``) and the
+    ``contents`` of Gemini are read too: each call is paired with its result, and
+    reasoning becomes a ``ThinkingBlock``.
 
     - A tool call becomes a ``ToolCallBlock``, and a refusal becomes a text.
     - The id of the call that a result answers becomes
@@ -82,7 +96,8 @@ def messages_from_json(
     messages: list[ChatMessage] = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an
     # error.
-    for value in get_tqdm_iterable(_values(source), show_progress, "Reading messages"):
+    values = _messages_in(source)
+    for value in get_tqdm_iterable(values, show_progress, "Reading messages"):
         problem = ""
         try:
             messages.append(_read(value))
@@ -148,12 +163,35 @@ def _values(source: Json) -> list[Json]:
     if isinstance(value, str | bytes | bytearray):
         value = loaded_json(value)
     if isinstance(value, Mapping):
-        value = value.get("messages", [value])
+        value = _entries_of(value)
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
             f"Expected a list of messages, or an object with 'messages'; saw {described(value)}. {_HINT}"
         )
     return list(value)
+
+
+def _messages_in(source: Json) -> list[Json]:
+    """Return the messages of a source in LlamaIndex's or OpenAI's layout."""
+    # Imported here: a memory that imports nothing does not need it.
+    from llama_index_memory_ext.formats.histories import as_openai
+
+    values = _values(source)
+    try:
+        return as_openai(values)
+    except (AttributeError, KeyError, TypeError):
+        problem = "Expected the parts and calls of openai-agents, the AI SDK or Gemini as they write them; saw others."
+    # Outside of the handler, because an error in a handler would carry the text.
+    raise MessageError(problem)
+
+
+def _entries_of(value: Mapping[str, Json]) -> Json:
+    """Return the list in an object of messages, of Gemini's contents or of session items; else the object alone."""
+    contents = value.get("contents", value.get("items"))
+    instruction = value.get("systemInstruction", value.get("system_instruction"))
+    if isinstance(contents, list) and isinstance(instruction, dict):
+        return [{**instruction, "role": "system"}, *contents]
+    return value.get("messages", [value] if contents is None else contents)
 
 
 def loaded_json(source: str | bytes | bytearray) -> Json:
@@ -201,7 +239,7 @@ def _read(value: Json) -> ChatMessage:
         value = dict(cleaned(value))
     if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(
-            f"Expected an object with a 'role'; saw {described(value)}. {_CONVERT_HINT}"
+            f"Expected an object with a 'role'; saw {described(value)}.{_format_of(value)} {_CONVERT_HINT}"
         )
     role = value["role"]
     _check_role(role)
@@ -210,6 +248,16 @@ def _read(value: Json) -> ChatMessage:
     times = {key: value[key] for key in times_in(value)}
     message.additional_kwargs = {**times, **message.additional_kwargs}
     return message
+
+
+def _format_of(value: Json) -> str:
+    """Return the sentence that names the format that a value looks like; "" for no known format."""
+    if not isinstance(value, dict):
+        return ""
+    names = [name for key, name in _FORMATS.items() if key in value]
+    if value.get("type") in ("human", "ai"):
+        names.append(_FORMATS["lc"])
+    return f" It looks like {names[0]}." if names else ""
 
 
 def _check_role(role: Json) -> None:

@@ -188,6 +188,8 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     kind = _text(part, "type", place)
     if kind in _TEXT_KEYS:
         return TextBlock(text=_text(part, _TEXT_KEYS[kind], place))
+    if kind == "thinking":
+        return types.ThinkingBlock(content=_text(part, kind, place))
     value = part.get(kind)
     value_place = f"{kind!r} of {place}"
     if kind == "image_url":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import ALL, utc_now
+from llama_index_memory_ext.fact import ALL, Fact, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _ADDED = "The fact is stored, and all agents of this user share it. Write one sentence."
+# The fields of a form that changes a fact, with the values for a new fact.
+_NEW_FACT = {"content": "", "category": "knowledge", "confidence": "1.0", "tags": ""}
 _FACT_OUTCOMES = {
     "edit": "The fact says this from now on. The words that it was learned from stay beside it.",
     "pin": "The model is shown this fact for every question, within the limit of the facts.",
@@ -54,7 +56,8 @@ class Confirmation:
     ``subject``: the fact, session or user that changes.
     ``outcome``: the effect of the action.
     ``page``, ``query``: the page that follows.
-    ``text``: the text that the person can edit; None without such a text.
+    ``fields``: the fields of the fact that the person can edit; {} without such fields.
+    ``error``: why the fields were refused, beginning with the name of a field; "" before.
     """
 
     action: Action
@@ -62,7 +65,8 @@ class Confirmation:
     outcome: str
     page: str
     query: Mapping[str, str]
-    text: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
 
 
 async def ask(store: MemoryStore, action: Action) -> Confirmation:
@@ -74,7 +78,7 @@ async def ask(store: MemoryStore, action: Action) -> Confirmation:
     if action.name == "add":
         subject = display_name(action.user)
         query = {"user": action.user}
-        return Confirmation(action, subject, _ADDED, "facts", query, text="")
+        return Confirmation(action, subject, _ADDED, "facts", query, _NEW_FACT)
     if action.name in _FACT_OUTCOMES:
         return await _ask_about_fact(store, action)
     if action.name == "forget-session":
@@ -93,8 +97,11 @@ async def _ask_about_fact(store: MemoryStore, action: Action) -> Confirmation:
         query["fact"] = action.item
     for fact in (await store.facts.read(action.user, view=ALL)).facts:
         if fact.id == action.item:
-            text = fact.content if action.name == "edit" else None
-            return Confirmation(action, fact.content, outcome, page, query, text)
+            fields = {}
+            if action.name == "edit":
+                fields = {name: str(getattr(fact, name)) for name in _NEW_FACT}
+                fields["tags"] = ", ".join(fact.tags)
+            return Confirmation(action, fact.content, outcome, page, query, fields)
     raise NotFoundError
 
 
@@ -134,18 +141,19 @@ async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
     return await asyncio.to_thread(proposals, facts, now)
 
 
-async def do(store: MemoryStore, action: Action, text: str = "") -> None:
+async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> None:
     """Carry out an action; without effect if the fact, session or user was deleted meanwhile.
 
     Raises:
-        FactError: No fact may have this ``text``.
+        FactError: No fact may have these fields of the form.
     """
     if action.name == "add":
         book = FactBook(store, action.user, scope="all")
-        if not await known_as(book, text):
-            await book.aadd(text)
+        fields = _fields_in(form)
+        if not await known_as(book, fields.get("content", "")):
+            await book.aadd(Fact(**fields))
     elif action.name in _FACT_OUTCOMES:
-        await _change_fact(store, action, text)
+        await _change_fact(store, action, form)
     elif action.name == "forget-user":
         await store.forget_user(action.user, vacuum=False)
     elif await store.owners.anonymous_namespaces([action.item]):
@@ -157,10 +165,23 @@ async def do(store: MemoryStore, action: Action, text: str = "") -> None:
         await store.vacuum()
 
 
-async def _change_fact(store: MemoryStore, action: Action, text: str) -> None:
+def _fields_in(form: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a fact that a form has."""
+    fields: dict[str, Any] = {
+        name: form[name].strip() for name in _NEW_FACT if name in form
+    }
+    if "tags" in fields:
+        tags = map(str.strip, fields["tags"].split(","))
+        fields["tags"] = tuple(filter(None, tags))
+    return fields
+
+
+async def _change_fact(
+    store: MemoryStore, action: Action, form: Mapping[str, str]
+) -> None:
     book = FactBook(store, action.user, scope="all")
     if action.name == "edit":
-        await book.aupdate(action.item, content=text)
+        await book.aupdate(action.item, **_fields_in(form))
     elif action.name in ("pin", "unpin"):
         await book.aupdate(action.item, pinned=action.name == "pin")
     elif action.name == "tidy":

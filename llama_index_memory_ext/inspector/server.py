@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -15,8 +15,8 @@ from starlette.responses import (
     Response,
 )
 
-from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.inspector.actions import Action, ask, do
+from llama_index_memory_ext.errors import FactError, MemoryExtError
+from llama_index_memory_ext.inspector.actions import Action, Confirmation, ask, do
 from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundError, Pages
 from llama_index_memory_ext.inspector.views import Views
 
@@ -81,7 +81,12 @@ class Inspector:
         if not self.access.is_proven(form.get("proof", ""), *action):
             return _forbidden()
         confirmation = await ask(self.reader, action)
-        await do(self.writer, action, form.get("text", ""))
+        try:
+            await do(self.writer, action, form)
+        except FactError as error:
+            fields = {name: form.get(name, "") for name in confirmation.fields}
+            refused = replace(confirmation, fields=fields, error=str(error))
+            return self._ask(refused, 400)
         return RedirectResponse(
             self._pages.url(confirmation.page, confirmation.query), 303
         )
@@ -104,14 +109,15 @@ class Inspector:
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page == "really" and self.access.writes:
-            action = _action_of(query)
-            confirmation = await ask(self.reader, action)
-            proof = self.access.proof(*action)
-            return self._html("really", confirmation=confirmation, proof=proof)
+            return self._ask(await ask(self.reader, _action_of(query)))
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
         return self._html(page, **context)
+
+    def _ask(self, confirmation: Confirmation, status: int = 200) -> HTMLResponse:
+        proof = self.access.proof(*confirmation.action)
+        return self._html("really", status, confirmation=confirmation, proof=proof)
 
     def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._pages.render(template, **context), status)

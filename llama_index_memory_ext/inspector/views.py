@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from llama_index_memory_ext.fact import Fact, SetAside
+    from llama_index_memory_ext.fact import Fact, PastRetirement, SetAside
     from llama_index_memory_ext.facts.ranking import ExplainedFact, Explanation
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.store import SessionInfo
@@ -274,16 +274,25 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
         learned = f"learned: {fact.quote}"
     events = [(fact.created_at, learned)]
     for past in fact.past_retirements:
-        reason = past.retired_reason or "no reason"
-        events.append((past.retired_at, f"retired: {reason}"))
+        events.append((past.retired_at, _retirement(past)))
         events.append((past.restored_at, "restored"))
     if fact.retired_at:
-        reason = fact.retired_reason or "no reason"
-        retirer = fact.retired_by or "hand"
-        events.append((fact.retired_at, f"retired by {retirer}: {reason}"))
+        events.append((fact.retired_at, _retirement(fact)))
     if fact.words_deleted_at:
         events.append((fact.words_deleted_at, "its words were deleted"))
     return sorted(events)
+
+
+def _retirement(retired: Fact | PastRetirement) -> str:
+    """Return by whom a fact was retired, and why."""
+    by_whom = "retired"
+    if retired.retired_by == "hand":
+        by_whom = "removed by hand"
+    elif retired.retired_by:
+        by_whom = f"retired by {retired.retired_by}"
+    if retired.retired_reason in (None, "retired by hand"):
+        return by_whom
+    return f"{by_whom}: {retired.retired_reason}"
 
 
 async def report(
@@ -402,6 +411,8 @@ async def preview_prompt(
         memory = memory_on(copy, session_id, user_id, limits)
         copied_facts = [fact for fact, _ in all_facts]
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
+        # Older messages leave the record when it is read.
+        prompt = await memory.aget()
         stats = await memory.astats()
         messages = as_taken(await memory.aget_all())
         if question:
@@ -410,8 +421,9 @@ async def preview_prompt(
         newest_question, context = question_in(messages, [], facts_block.context_turns)
         if question:
             await memory.aput(ChatMessage(question))
+            prompt = await memory.aget()
         parts: list[Part] = []
-        for message in await memory.aget():
+        for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
         # After the prompt, so that the explanation knows its record.
         explanation = await facts_block.aexplain(newest_question, context=context)

@@ -460,7 +460,7 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         (
             b'[{"type": "human", "content": "a"}]',
             ("--session", "s"),
-            "Convert messages of LangChain, LangGraph or Zep first",
+            "It looks like a message of LangChain. Convert messages of LangChain,",
         ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),

@@ -537,7 +537,7 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
         ('"text"', "saw a text"),
         ("{}", "saw an empty object"),
         (
-            {"role": "user", "parts": ["x"]},
+            {"role": "user", "parts": "x"},
             "'content' or another of tool_calls, function_call, refusal, audio; saw an",
         ),
         (

@@ -19,6 +19,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from llama_index_memory_ext.fact import ALL
+from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import preview_prompt
 from llama_index_memory_ext.store import read_only
@@ -270,7 +271,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
         (await client.get("session", params={"id": SESSION, "q": question})).text
         for question in ("Why?", "")
     ]
-    unread = ("46", "messages, which no reader has read for facts")
+    unread = ("46", "messages not yet read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
     kinds = {"the conversation", "facts", "question"}
@@ -311,7 +312,7 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
     assert shown.count("They plan a journey to Japan.") == 2
     assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
     assert "FactReplyError" in shown
-    unread = ("40", "messages not read for facts yet")
+    unread = ("40", "messages not yet read for facts")
     assert numbers_in(shown) >= {
         ("6", "have left the record"),
         ("1", "turns set aside"),
@@ -397,7 +398,7 @@ async def act(
     assert ("<textarea" in asked.text) == (text is not None)
     fields = {name: unescape(value) for name, value in form.items()}
     return await client.post(
-        "do", data=fields if text is None else {**fields, "text": text}
+        "do", data=fields if text is None else {**fields, "content": text}
     )
 
 
@@ -411,7 +412,7 @@ async def test_facts_are_retired_restored_and_forgotten(
         for one in (await reader.facts.read("mia")).facts
         if "museums" in one.content
     )
-    for action, state in (("retire", "retired"), ("restore", "holds")):
+    for action, state in (("retire", "retired"), ("restore", "current")):
         done = await act(client, action=action, user="mia", item=fact.id)
         assert done.status_code == 303
         assert (
@@ -423,7 +424,7 @@ async def test_facts_are_retired_restored_and_forgotten(
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
 
 
-async def test_what_need_not_be_kept_is_shown_before_and_after_and_retired_one_by_one(
+async def test_what_need_not_be_kept_is_shown_and_retired_one_by_one(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True)
@@ -435,8 +436,8 @@ async def test_what_need_not_be_kept_is_shown_before_and_after_and_retired_one_b
     ):
         await store.facts.write("zoe", [Fact(id=name, content=content)])
     page = (await client.get("tidy", params={"user": "zoe"})).text
-    assert page.count(">after<") == 1
-    assert "Owns a cat named Tom" in page.split(">after<")[1]
+    assert page.count(">stays<") == 1
+    assert "Owns a cat named Tom" in page.split(">stays<")[1]
     assert "Has a dog" not in page
     await act(client, action="tidy", user="zoe", item="cat")
     (cat,) = [
@@ -490,7 +491,69 @@ async def test_facts_are_added_edited_and_pinned(
         )
     refused = await act(client, action="edit", user="mia", item=fact.id, text=" ")
     assert refused.status_code == 400
-    assert "content" in refused.text
+    assert re.search(
+        r'<textarea[^>]*name="content"[^>]*> </textarea>\s*<span[^>]*role="alert">content: ',
+        refused.text,
+    )
+
+
+async def test_a_fact_is_added_with_category_confidence_and_tags(
+    filled: Path, inspect: Inspect
+) -> None:
+    """What was typed stays where a field is refused, and the reason stands beside it."""
+    client = await inspect(filled, writes=True)
+    page = (await client.get("facts", params={"user": "mia"})).text
+    assert page.index("Add a fact") < page.index('class="fact')
+    action = Action("add", "mia", "")
+    form = {
+        **dict(zip(("action", "user", "item"), action, strict=True)),
+        "proof": client.inspector.access.proof(*action),
+        "content": "Runs <i>marathons</i>",
+        "category": "goal",
+        "confidence": "often",
+        "tags": "sport, spring run ,",
+    }
+    refused = await client.post("do", data=form)
+    assert refused.status_code == 400
+    assert re.search(
+        r'name="confidence" value="often"[^>]*>\s*<span[^>]*role="alert">confidence must be a valid number',
+        refused.text,
+    )
+    assert "Runs &lt;i&gt;marathons&lt;/i&gt;</textarea>" in refused.text
+    done = await client.post("do", data={**form, "confidence": "0.4"})
+    assert done.status_code == 303
+    (fact,) = [
+        fact
+        for fact in (await client.inspector.reader.facts.read("mia")).facts
+        if "marathons" in fact.content
+    ]
+    assert (fact.category, fact.confidence) == ("goal", 0.4)
+    assert fact.tags == ("sport", "spring run")
+
+
+async def test_the_numbers_of_a_session_agree(tmp_path: Path, inspect: Inspect) -> None:
+    """Also for messages that no program has read since they were put."""
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    async with aclosing(MemoryStore(uri)) as store:
+        memory = CondensedMemory.from_defaults(
+            "birds", chat_store=store, extract_facts=False
+        )
+        for i in range(100):
+            await memory.aput_messages(
+                [user(f"I have seen bird number {i}."), assistant("Which kind?")]
+            )
+    client = await inspect(
+        tmp_path / "memory.db", limits={"condensed_token_limit": 1_000}
+    )
+    for params in ({"id": "birds"}, {"id": "birds", "q": "Which bird?"}):
+        page = (await client.get("session", params=params)).text
+        numbers = {
+            label: int(number.replace(",", "")) for number, label in numbers_in(page)
+        }
+        left = numbers["have left the record"]
+        kept = numbers["shown in the record"] + numbers["in the current turn"]
+        assert left > 100
+        assert numbers["messages"] == left + kept
 
 
 async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected(
@@ -535,8 +598,8 @@ async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected
     page = (await client.get("session", params={"id": "s"})).text
     labels = {label for _, label in numbers_in(page)}
     assert {
-        "messages not read yet as relevant_facts of ann",
-        "messages not read yet as relevant_facts by &#39;cook&#39; of ann",
+        "messages not yet read as relevant_facts of ann",
+        "messages not yet read as relevant_facts by &#39;cook&#39; of ann",
     } <= labels
     assert re.search(r"\d calls, [\d,]+ tokens sent, [\d,]+ received", page)
     assert "quote_not_found, rows 1 to" in page
@@ -571,7 +634,7 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
     )[1]
     assert re.findall(r"<dd>(.*?)</dd>", timeline) == [
         "learned",
-        "retired by hand: retired by hand",
+        "removed by hand",
     ]
 
 
@@ -593,7 +656,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
 ) -> None:
     client = await inspect(filled, writes=True)
     for name, action, state in (
-        ("tea", "approve", "holds"),
+        ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
