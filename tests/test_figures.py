@@ -277,3 +277,18 @@ sys.exit({name}.main())
     assert [file.stem for file in tmp_path.glob("results/*.json")] == parts.get(
         name, []
     )
+
+
+def test_the_prices_are_tokens_times_list_prices_and_their_rows_add_up() -> None:
+    prices = import_module("benchmarks.prices")
+    model = prices.LIST_PRICES[0]
+    measures = prices._measures("cached_prefix")
+    tokens = measures["tokens of a prompt, CondensedMemory, 8,000"]
+    found = measures["share found, R1, CondensedMemory, 8,000"]
+    paid = tokens * (found * model.cached + (1 - found) * model.sent) / 1_000_000
+    rows = list(prices.cost_rows().values())
+    assert rows[1][0] == pytest.approx(1_000 * paid)
+    record, recall, facts, learning, defaults = rows[1:6]
+    for place, total in enumerate(defaults):
+        parts = (record[place], recall[place], facts[place], learning[place])
+        assert total == pytest.approx(sum(parts))
