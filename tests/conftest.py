@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("here")
+
+
+# No test speaks TLS. With a folder, certificates are read when a server shows one; otherwise each client of OpenAI
+# reads the file of all of them, which takes longer than most tests.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

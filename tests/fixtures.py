@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.databases import (
     any_database_uri,
     database_uri,
+    empty_postgres_uri,
     open_store,
     postgres_server,
     postgres_uri,
@@ -16,6 +17,7 @@ from tests.scripted_models import start_client, start_model
 __all__ = [
     "any_database_uri",
     "database_uri",
+    "empty_postgres_uri",
     "open_memory",
     "open_plain_memory",
     "open_store",

@@ -91,3 +91,27 @@ def run_forked(
         check=False,
         timeout=240,
     )
+
+
+def run_shell(
+    script: str, folder: Path, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run shell commands in a folder, without a key or input, up to the first that fails.
+
+    ``options`` are those of bash; ``environment`` is added to that of the tests.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OPENAI_")
+    }
+    return subprocess.run(
+        ["bash", "-eu", *options, "-c", script],  # noqa: S607 - wherever it is
+        cwd=folder,
+        env={**inherited, "PATH": path_with_python(), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )

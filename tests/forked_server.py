@@ -190,7 +190,8 @@ def run(arguments: list[str], main: types.ModuleType) -> None:
     if arguments[0] == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *arguments[2:]]
-        exec(compile(arguments[1], "<string>", "exec"), vars(main))  # noqa: S102
+        code = compile(arguments[1], "<string>", "exec", dont_inherit=True)
+        exec(code, vars(main))  # noqa: S102
     elif arguments[0] == "-m":
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
         sys.argv = arguments[1:]

@@ -59,34 +59,25 @@ class _Replaying(Handler):
         self.send(200, state.reply)
 
 
+_FIRST_TRY: dict[str, Any] = {"api_key": "sk-test-key", "max_retries": 0}
+
+
 def openai(address: str) -> Any:
     from llama_index.llms.openai import OpenAI
 
-    return OpenAI(
-        model="gpt-4o-audio-preview",
-        api_key="sk-test-key",
-        api_base=address,
-        max_retries=0,
-    )
+    return OpenAI(model="gpt-4o-audio-preview", api_base=address, **_FIRST_TRY)
 
 
 def openai_responses(address: str) -> Any:
     from llama_index.llms.openai import OpenAIResponses
 
-    return OpenAIResponses(
-        model="gpt-5", api_key="sk-test-key", api_base=address, max_retries=0
-    )
+    return OpenAIResponses(model="gpt-5", api_base=address, **_FIRST_TRY)
 
 
 def anthropic(address: str) -> Any:
     from llama_index.llms.anthropic import Anthropic
 
-    return Anthropic(
-        model="claude-sonnet-4-5",
-        api_key="sk-test-key",
-        base_url=address,
-        max_retries=0,
-    )
+    return Anthropic(model="claude-sonnet-4-5", base_url=address, **_FIRST_TRY)
 
 
 def google_genai(address: str) -> Any:
@@ -136,38 +127,42 @@ def cohere(address: str) -> Any:
 
 
 _CALL = {"name": "weather", "arguments": json.dumps(QUERY)}
-_USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+_TOOL_USE = {"id": "call_1", "name": "weather", "input": QUERY}
+_TOKENS = {"input_tokens": 7, "output_tokens": 5}
 
-REPLIES: dict[Callable[[str], Any], Message] = {
-    openai: {
+
+def chat_completion(model: str, **message: Any) -> Message:
+    """Return an answer of the chat completions API, with a call of the tool."""
+    calls = [{"id": "call_1", "type": "function", "function": _CALL}]
+    choice = {
+        "index": 0,
+        "finish_reason": "tool_calls",
+        "message": {"role": "assistant", "tool_calls": calls, **message},
+    }
+    return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
-        "model": "gpt-4o-audio-preview",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": "tool_calls",
-                "message": {
-                    "role": "assistant",
-                    "content": WORDS,
-                    "refusal": None,
-                    "annotations": [],
-                    "reasoning_content": THOUGHT,
-                    "audio": {
-                        "id": "audio_1",
-                        "data": SIGNATURE,
-                        "expires_at": 9,
-                        "transcript": WORDS,
-                    },
-                    "tool_calls": [
-                        {"id": "call_1", "type": "function", "function": _CALL}
-                    ],
-                },
-            }
-        ],
-        "usage": _USAGE,
-    },
+        "model": model,
+        "choices": [choice],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+    }
+
+
+REPLIES: dict[Callable[[str], Any], Message] = {
+    openai: chat_completion(
+        "gpt-4o-audio-preview",
+        content=WORDS,
+        refusal=None,
+        annotations=[],
+        reasoning_content=THOUGHT,
+        audio={
+            "id": "audio_1",
+            "data": SIGNATURE,
+            "expires_at": 9,
+            "transcript": WORDS,
+        },
+    ),
     openai_responses: {
         "id": "resp_1",
         "object": "response",
@@ -228,7 +223,7 @@ REPLIES: dict[Callable[[str], Any], Message] = {
         "model": "claude-sonnet-4-5",
         "stop_reason": "tool_use",
         "stop_sequence": None,
-        "usage": {"input_tokens": 7, "output_tokens": 5},
+        "usage": _TOKENS,
         "content": [
             {"type": "thinking", "thinking": THOUGHT, "signature": SIGNATURE},
             {
@@ -246,7 +241,7 @@ REPLIES: dict[Callable[[str], Any], Message] = {
                     }
                 ],
             },
-            {"type": "tool_use", "id": "call_1", "name": "weather", "input": QUERY},
+            {"type": "tool_use", **_TOOL_USE},
         ],
     },
     google_genai: {
@@ -320,32 +315,13 @@ REPLIES: dict[Callable[[str], Any], Message] = {
         "prompt_eval_count": 7,
         "eval_count": 5,
     },
-    mistralai: {
-        "id": "cmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "magistral-medium-latest",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": "tool_calls",
-                "message": {
-                    "role": "assistant",
-                    "content": [
-                        {
-                            "type": "thinking",
-                            "thinking": [{"type": "text", "text": THOUGHT}],
-                        },
-                        {"type": "text", "text": WORDS},
-                    ],
-                    "tool_calls": [
-                        {"id": "call_1", "type": "function", "function": _CALL}
-                    ],
-                },
-            }
+    mistralai: chat_completion(
+        "magistral-medium-latest",
+        content=[
+            {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
+            {"type": "text", "text": WORDS},
         ],
-        "usage": _USAGE,
-    },
+    ),
     cohere: {
         "text": WORDS,
         "generation_id": "generation_1",
@@ -356,7 +332,7 @@ REPLIES: dict[Callable[[str], Any], Message] = {
         ],
         "documents": [{"id": "doc_1", "title": "Weather", "snippet": "Rain in Oslo."}],
         "tool_calls": [{"name": "weather", "parameters": QUERY}],
-        "meta": {"tokens": {"input_tokens": 7, "output_tokens": 5}},
+        "meta": {"tokens": _TOKENS},
     },
 }
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.forked import path_with_python, run_forked
+from tests.forked import run_forked, run_shell
 from tests.memory.test_network import watching
 from tests.openai_server import Message, OpenAIServer, call, say, serve
 
@@ -137,23 +135,8 @@ def test_a_block_of_commands_runs(
     commands: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In an empty folder, one command after the other, without a key, input or a connection to another machine."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("OPENAI_")
-    }
-    environment["PYTHONPATH"] = watching(tmp_path_factory.mktemp("path"))
-    environment["PATH"] = path_with_python()
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join(commands)],  # noqa: S607 - wherever it is
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    paths = watching(tmp_path_factory.mktemp("path"))
+    done = run_shell("\n".join(commands), tmp_path, PYTHONPATH=paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CONNECTS TO" not in done.stderr
 

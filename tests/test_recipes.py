@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,7 @@ from llama_index.core.base.llms.types import ToolCallBlock
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import utc_now
-from tests.forked import path_with_python
+from tests.forked import run_shell
 from tests.test_docs import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
@@ -37,22 +35,8 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             (folder / name).write_text(content, encoding="utf-8")
         commands = "".join(blocks("bash", text)).splitlines()
         imports = [command for command in commands if " import " in command]
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("OPENAI_")
-        }
-        environment["PATH"] = path_with_python()
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", "\n".join(commands + imports)],  # noqa: S607 - wherever it is
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        script = "\n".join(commands + imports)
+        done = run_shell(script, folder, "-o", "pipefail")
         assert done.returncode == 0, done.stdout + done.stderr
         # The small offline model cannot verify, and says so.
         assert [

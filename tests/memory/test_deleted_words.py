@@ -131,22 +131,7 @@ async def step(store: MemoryStore, random: Random, number: int) -> None:
     """Let something happen in one of the sessions."""
     who, session = random.choice(USERS), random.choice(("chat", "channel"))
     memory = on(store, who, session, review=random.random() < 0.2)
-    deed = random.choice(
-        (
-            "say",
-            "say",
-            "say",
-            "say",
-            "flush",
-            "set",
-            "reset",
-            "retain",
-            "delete",
-            "branch",
-            "copy",
-            "end",
-        )
-    )
+    deed = random.choice(DEEDS)
     if deed == "say":
         said = [user(f"In step {number}, I live in {who.capitalize()}ville{number}.")]
         await memory.aput_messages(said + [assistant("Noted.")] * random.randrange(2))

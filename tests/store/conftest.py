@@ -57,10 +57,10 @@ async def structure(uri: str, schema: str | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def partitioned_uri(postgres_uri: str) -> str:
+async def partitioned_uri(empty_postgres_uri: str) -> str:
     """A database with the tables of the page on partitioning."""
-    await run_script(postgres_uri, CREATE_TABLES + CREATE_PARTITIONS)
-    return postgres_uri
+    await run_script(empty_postgres_uri, CREATE_TABLES + CREATE_PARTITIONS)
+    return empty_postgres_uri
 
 
 @pytest.fixture(params=["memory", "file", "postgres", "partitioned"])  # type: ignore[no-redef]  # here it has one more
@@ -71,6 +71,7 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     names = {
         "file": "database_uri",
         "postgres": "postgres_uri",
+        "empty": "empty_postgres_uri",
         "partitioned": "partitioned_uri",
     }
     uri: str = request.getfixturevalue(names[request.param])

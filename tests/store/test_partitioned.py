@@ -105,7 +105,7 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
 
 @pytest.mark.parametrize(
     ("any_database_uri", "is_hosts"),
-    [("postgres", False), ("partitioned", False), ("postgres", True)],
+    [("postgres", False), ("partitioned", False), ("empty", True)],
     indirect=["any_database_uri"],
 )
 async def test_ids_have_64_bits(

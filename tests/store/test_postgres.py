@@ -342,7 +342,7 @@ async def test_an_impatient_server_costs_a_call_and_no_row(
 
 
 async def test_tables_of_another_schema_and_name_are_apart(
-    postgres_uri: str, open_store: OpenStore
+    empty_postgres_uri: str, open_store: OpenStore
 ) -> None:
     """Two applications in one database; names that need quoting; each has a version of its own."""
     places: list[dict[str, Any]]
@@ -351,7 +351,7 @@ async def test_tables_of_another_schema_and_name_are_apart(
         {"db_schema": "agents"},
         {"db_schema": "Other Agents", "table_name": "chat-table"},
     ]
-    stores = [open_store(postgres_uri, **place) for place in places]
+    stores = [open_store(empty_postgres_uri, **place) for place in places]
     for i, store in enumerate(stores):
         assert await store.read_schema_version() is None
         await store.facts.write("ann", [Fact(content=f"Likes place {i}")])

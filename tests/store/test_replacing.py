@@ -186,7 +186,7 @@ async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(
     assert await unread(store) == ["three"]
 
 
-@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
+@pytest.mark.parametrize("any_database_uri", ["file", "empty"], indirect=True)
 async def test_what_the_plain_host_has_written_is_kept_too(
     store: MemoryStore, any_database_uri: str
 ) -> None:

@@ -48,7 +48,7 @@ LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
 @pytest.fixture(params=["file", "postgres"])
 def uri(request: pytest.FixtureRequest) -> str:
     value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "postgres_uri"
+        "database_uri" if request.param == "file" else "empty_postgres_uri"
     )
     return value
 
@@ -412,25 +412,27 @@ async def test_eight_processes_open_the_same_database_at_once(
 # ---- users who may not change tables -----------------------------------------------------------------------
 
 
-async def role_of(postgres_uri: str) -> str:
+async def role_of(empty_postgres_uri: str) -> str:
     """The address of the same database for a user who may change rows only."""
     role = f"app_{uuid4().hex[:8]}"
     await ask(
-        postgres_uri,
+        empty_postgres_uri,
         f"CREATE ROLE {role} LOGIN",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
     )
     return (
-        make_url(postgres_uri).set(username=role).render_as_string(hide_password=False)
+        make_url(empty_postgres_uri)
+        .set(username=role)
+        .render_as_string(hide_password=False)
     )
 
 
 async def test_a_database_user_who_may_not_make_what_is_missing_is_told_so(
-    postgres_uri: str,
+    empty_postgres_uri: str,
 ) -> None:
-    await write_as_host(postgres_uri)
-    uri = await role_of(postgres_uri)
+    await write_as_host(empty_postgres_uri)
+    uri = await role_of(empty_postgres_uri)
     with pytest.raises(
         StoreError, match=r"refused making the tables: .*denied.* as a user who may"
     ):
