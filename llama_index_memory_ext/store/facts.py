@@ -441,9 +441,7 @@ class Facts:
         if ids is None:
             result = tx.execute(_SELECT_FACTS, namespace=namespace, seen=seen)
         else:
-            result = tx.execute(
-                _SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids)
-            )
+            result = tx.execute(_SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids))
         return [row for row in result if view.sees(row.agent_id or None)]
 
     def _version_of(self, tx: Transaction, namespace: str) -> FactsVersion:

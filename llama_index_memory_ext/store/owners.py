@@ -201,15 +201,18 @@ class Owners:
     anonymous_namespaces = reads(anonymous_within)
 
     def facts_readers_within(
-        self, tx: Transaction, key: str, user_id: str
+        self, tx: Transaction, key: str, user_id: str | None = None
     ) -> list[str]:
-        """Return the names of the readers that extract a user's facts from a session."""
-        namespaces = {user_id, *self.kinds_within(tx, key)}
-        return [
-            reader
-            for reader in self._readers.names_within(tx, key)
-            if namespace_of_reader(reader, namespaces) == user_id
-        ]
+        """Return the names of the readers that extract a user's facts from a session; None: the facts of any owner."""
+        namespaces = set(self.kinds_within(tx, key))
+        if user_id is not None:
+            namespaces.add(user_id)
+        readers: list[str] = []
+        for reader in self._readers.names_within(tx, key):
+            owner = namespace_of_reader(reader, namespaces)
+            if owner is not None and user_id in (None, owner):
+                readers.append(reader)
+        return readers
 
     # ---- copies ----
 

@@ -85,10 +85,10 @@ class Tables:
                 primary_key=True,
                 autoincrement=True,
             ),
-            sa.Column("key", sa.String, nullable=False, index=True),
-            sa.Column("timestamp", sa.BigInteger, nullable=False, index=True),
-            sa.Column("role", sa.String, nullable=False),
-            sa.Column("status", sa.String, nullable=False, default=ACTIVE, index=True),
+            _text("key", index=True),
+            _number("timestamp", index=True),
+            _text("role"),
+            _text("status", default=ACTIVE, index=True),
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("user_id", sa.String, nullable=True),
             sa.Index(f"ix_{name}_log", "key", "status", "id"),
@@ -108,7 +108,7 @@ class Tables:
             "_owners",
             _key("key"),
             _key("user_id"),
-            sa.Column("kind", sa.String, nullable=False, server_default=OWN),
+            _text("kind", server_default=OWN),
             sa.Index(f"ix_{name}_owners_user", "user_id", "key"),
         )
         # The cursor of each reader. ``state``: its result for the rows before.
@@ -135,7 +135,7 @@ class Tables:
             _key("namespace"),
             _key("id"),
             _number("change"),
-            sa.Column("agent_id", sa.String, nullable=False),
+            _text("agent_id"),
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("session_id", sa.String),
             sa.Column("said_by", sa.String),
@@ -150,7 +150,7 @@ class Tables:
             _key("namespace"),
             _key("id"),
             _key("model"),
-            sa.Column("digest", sa.String, nullable=False),
+            _text("digest"),
             sa.Column("vector", sa.LargeBinary, nullable=False),
         )
         self.schema = table(
@@ -198,8 +198,12 @@ def _key(name: str) -> sa.Column[str]:
     return sa.Column(name, sa.String, primary_key=True)
 
 
-def _number(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
+def _text(name: str, **options: Any) -> sa.Column[str]:
+    return sa.Column(name, sa.String, nullable=False, **options)
+
+
+def _number(name: str, **options: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False, **options)
 
 
 # No user_id begins with a blank.
