@@ -42,6 +42,7 @@ from llama_index_memory_ext.store.tables import (
     LAST_ID,
     Row,
     display_name,
+    from_json,
     written_at,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -604,7 +605,8 @@ class MemoryStore(SQLAlchemyChatStore):
 
 
 def _read_data(tx: Transaction) -> list[Row]:
-    return [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
+    result = tx.execute(_SELECT_DATA).mappings()
+    return [{**row, "data": from_json(row["data"])} for row in result]
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:

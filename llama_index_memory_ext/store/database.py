@@ -64,7 +64,8 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # process.
 _in_use_by_parent: set[str] = set()
 
-# To set a row to what it is locks it until the transaction ends, also if it is new.
+# A row that is set to its own value stays locked until the transaction ends, also if it
+# is new.
 _LOCK_SESSION = """
 INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
 ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch

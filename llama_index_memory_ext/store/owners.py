@@ -19,6 +19,7 @@ from llama_index_memory_ext.store.tables import (
     ROWS,
     SHARED,
     SessionAccess,
+    from_json,
     namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
@@ -293,7 +294,7 @@ class Owners:
         positions = [0, *row_ids.values()]
         for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
             position = positions[bisect_right(old_ids, cursor.position)]
-            state = cursor.state
+            state = from_json(cursor.state)
             if state is not None and ROWS in state:
                 state = None
             if state and cursor.position > old_ids[-1]:

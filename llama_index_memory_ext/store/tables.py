@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from json import loads
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -43,13 +44,13 @@ LAST_ID = 2**63 - 1
 _LAST_SECOND = 253_402_300_799
 
 # The parameters of statements that are no texts, by their names.
-_JSON: dict[str, Any] = {"data": sa.JSON(), "state": sa.JSON(none_as_null=True)}
 _NUMBERS = """
     after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
 """
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(_NUMBERS.split(), sa.BigInteger()),
-    **_JSON,
+    "data": sa.JSON(),
+    "state": sa.JSON(none_as_null=True),
     "vector": sa.LargeBinary(),
 }
 
@@ -182,10 +183,7 @@ class Tables:
             parameters.append(
                 sa.bindparam(name, type_=kind, expanding=name == "statuses")
             )
-        text = text.bindparams(*parameters)
-        if statement.lstrip().startswith("SELECT"):
-            return text.columns(**_JSON)
-        return text
+        return text.bindparams(*parameters)
 
 
 def quoted_name_of(table: sa.Table) -> str:
@@ -233,6 +231,11 @@ def vectors_namespace(key: str) -> str:
     return f"messages of {key}"
 
 
+def from_json(value: Any) -> Any:
+    """Return the value of a column of JSON, which psycopg alone has parsed."""
+    return loads(value) if isinstance(value, str) else value
+
+
 class SessionAccess(NamedTuple):
     """How a memory opens a session.
 
@@ -276,7 +279,14 @@ class LogRow:
     @classmethod
     def from_query(cls, row: Any) -> LogRow:
         """Return the row of a query that has selected all columns of the chat table but the key."""
-        return cls(row.id, row.role, row.data, row.timestamp, row.status, row.user_id)
+        return cls(
+            id=row.id,
+            role=row.role,
+            data=from_json(row.data),
+            timestamp=row.timestamp,
+            status=row.status,
+            user_id=row.user_id,
+        )
 
     @property
     def speaker(self) -> str:
