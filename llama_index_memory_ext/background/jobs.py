@@ -253,43 +253,43 @@ class Jobs:
         with span(f"memory {self.kind}"):
             try:
                 await work()
-            except Exception as raised:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                error = raised
-            else:
-                self._failures.pop(key, None)
-                waited_in_vain.put(key.owner, False)  # noqa: FBT003 - the value of an entry
-                return True
-            waited_in_vain.put(key.owner, True)  # noqa: FBT003
-            earlier = self._failures.pop(key, None)
-            at = datetime.now(timezone.utc)
-            name = type(error).__name__
-            before = 0
-            retry_at = None
-            if earlier:
-                before = earlier.failures
-                retry_at = earlier.retry_at
-            pause = None
-            outcome = "the next start of this session's memory tries again"
-            if first_pause is not None:
-                pause = BackOff(first_pause, before).failed()
-                retry_at = at + timedelta(seconds=pause)
-                outcome = f"trying again in {pause:g} s"
-            # The log says once, and not after each pause, that there is no model.
-            if not (earlier and earlier.error == name == NoModelError.__name__):
-                log_failure(self._failed, key.session_id, error, outcome)
-            self._failures[key] = Failure(before + 1, name, at, retry_at)
-            if len(self._failures) > _MOST_FAILURES:
-                del self._failures[next(iter(self._failures))]
-            if self._event is not None:
-                send(
-                    self._event(
-                        session_id=key.session_id,
-                        error=name,
-                        failures=before + 1,
-                        retry_seconds=pause,
-                    )
-                )
-            return False
+            except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
+                waited_in_vain.put(key.owner, value=True)
+                self._note_failure(key, error, first_pause)
+                return False
+            waited_in_vain.put(key.owner, value=False)
+            self._failures.pop(key, None)
+            return True
+
+    def _note_failure(
+        self, key: JobKey, error: Exception, first_pause: float | None
+    ) -> None:
+        """Remember, log and announce a failure."""
+        earlier = self._failures.pop(key, None)
+        failures = earlier.failures if earlier else 0
+        retry_at = earlier.retry_at if earlier else None
+        at = datetime.now(timezone.utc)
+        name = type(error).__name__
+        pause = None
+        outcome = "the next start of this session's memory tries again"
+        if first_pause is not None:
+            pause = BackOff(first_pause, failures).failed()
+            retry_at = at + timedelta(seconds=pause)
+            outcome = f"trying again in {pause:g} s"
+        # The log says once, and not after each pause, that there is no model.
+        if not (earlier and earlier.error == name == NoModelError.__name__):
+            log_failure(self._failed, key.session_id, error, outcome)
+        self._failures[key] = Failure(failures + 1, name, at, retry_at)
+        if len(self._failures) > _MOST_FAILURES:
+            del self._failures[next(iter(self._failures))]
+        if self._event is not None:
+            event = self._event(
+                session_id=key.session_id,
+                error=name,
+                failures=failures + 1,
+                retry_seconds=pause,
+            )
+            send(event)
 
 
 class JobRegistry:

@@ -151,7 +151,7 @@ async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) ->
     end = time.monotonic() + seconds
     while any(task in at_work for task in tasks) and not waited_in_vain.get(owner):
         if time.monotonic() >= end:
-            waited_in_vain.put(owner, True)  # noqa: FBT003 - the value of an entry
+            waited_in_vain.put(owner, value=True)
         await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -20,10 +20,11 @@ from llama_index.core.storage.chat_store.sql import (
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import SettingError, StoreError
-from llama_index_memory_ext.settings import describe_value
+from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
+    Settings,
     is_missing,
 )
 from llama_index_memory_ext.store.database import (
@@ -41,6 +42,7 @@ from llama_index_memory_ext.store.tables import (
     LAST_ID,
     Row,
     display_name,
+    from_json,
     written_at,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -183,15 +185,17 @@ class MemoryStore(SQLAlchemyChatStore):
         operation_timeout: float = DEFAULT_TIMEOUT_SECONDS,
         pool_size: int = DEFAULT_POOL_SIZE,
     ) -> None:
-        database = Database(
-            async_database_uri,
-            table_name,
-            db_schema,
-            async_engine,
-            db_data,
-            operation_timeout,
-            pool_size,
+        settings = build_checked(
+            Settings,
+            Settings,
+            StoreError,
+            table_name=table_name,
+            db_schema=db_schema,
+            async_engine=async_engine,
+            operation_timeout=operation_timeout,
+            pool_size=pool_size,
         )
+        database = Database(settings, async_database_uri, db_data)
         # Only people and dumps read this address, which needs no password.
         super().__init__(
             table_name=table_name,
@@ -601,7 +605,8 @@ class MemoryStore(SQLAlchemyChatStore):
 
 
 def _read_data(tx: Transaction) -> list[Row]:
-    return [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
+    result = tx.execute(_SELECT_DATA).mappings()
+    return [{**row, "data": from_json(row["data"])} for row in result]
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:

@@ -21,7 +21,7 @@ from llama_index_memory_ext.background.loop import (
     thread_lock,
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.settings import build_checked, without_second
+from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import Row, Tables
 from llama_index_memory_ext.store.threads import (
@@ -64,7 +64,8 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # process.
 _in_use_by_parent: set[str] = set()
 
-# To set a row to what it is locks it until the transaction ends, also if it is new.
+# A row that is set to its own value stays locked until the transaction ends, also if it
+# is new.
 _LOCK_SESSION = """
 INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
 ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
@@ -137,25 +138,10 @@ class Database:
     """
 
     def __init__(
-        self,
-        uri: str | None,
-        table_name: str,
-        db_schema: str | None,
-        lent: AsyncEngine | None,
-        rows: list[Row] | None,
-        seconds: float,
-        pool_size: int,
+        self, settings: address.Settings, uri: str | None, rows: list[Row] | None
     ) -> None:
-        build_checked(
-            address.Settings,
-            address.Settings,
-            StoreError,
-            table_name=table_name,
-            db_schema=db_schema,
-            async_engine=lent,
-            operation_timeout=seconds,
-            pool_size=pool_size,
-        )
+        lent = settings.async_engine
+        table_name = settings.table_name
         self.url = address.checked_url(uri, lent)
         self.backend = self.url.get_backend_name()
         self.in_memory = address.is_in_memory(self.url)
@@ -167,12 +153,13 @@ class Database:
             place = f"memory {id(lent or self)}"
         elif self.backend == "sqlite":
             place = os.path.realpath(self.url.database or "")
+        db_schema = settings.db_schema
         self.identity = DatabaseIdentity(place, str(db_schema), table_name)
         self.tables = Tables(table_name, db_schema, self.backend)
-        self.seconds = seconds
+        self.seconds = settings.operation_timeout
         self._lent = lent
         self._rows = rows
-        self._pool_size = pool_size
+        self._pool_size = settings.pool_size
         # None before the first use.
         self.engine: Engine | None = None
         # The statement with which each connection begins.
@@ -185,7 +172,7 @@ class Database:
         self._is_ready = False
         # Whether a database in memory was closed.
         self.is_gone = False
-        self._threads = threads_for(place, pool_size, self)
+        self._threads = threads_for(place, self._pool_size, self)
 
     async def run(
         self,
@@ -245,7 +232,7 @@ class Database:
         return await self._call(
             partial(version_of, tables=self.tables),
             "read_schema_version",
-            self._locks_for((), (), writes=False),
+            self._locks_for(writes=False),
             writes=False,
         )
 
@@ -297,7 +284,7 @@ class Database:
 
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
-        nothing_locked = self._locks_for((), (), writes=False)
+        nothing_locked = self._locks_for(writes=False)
         try:
             # A database user need not be allowed to make tables if all of them exist.
             version = await self._call(
@@ -307,7 +294,7 @@ class Database:
                 await self._call(
                     self._make,
                     address.MAKING,
-                    self._locks_for((), (), writes=True),
+                    self._locks_for(writes=True),
                     max(self.seconds, _MAKING_SECONDS),
                     writes=True,
                 )
@@ -338,7 +325,11 @@ class Database:
         self._rows = None
 
     def _locks_for(
-        self, sessions: Collection[str], users: Collection[str], *, writes: bool
+        self,
+        sessions: Collection[str] = (),
+        users: Collection[str] = (),
+        *,
+        writes: bool,
     ) -> set[tuple[str, ...]]:
         """Return the locks of a job on these sessions and users."""
         if self.backend == "sqlite":

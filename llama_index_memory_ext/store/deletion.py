@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,16 +96,15 @@ class Deletion:
         and of messages that stay because they are unread.
         """
         rows = tx.execute(_SELECT_TURNS, key=key).all()
-        ids = [row.id for row in rows]
-        starts = _starts_of_turns(rows)
-        due = _count_due(rows, starts, since, most)
+        turns = _past_turns(rows)
+        due = _count_due(turns, since, len(rows) - most)
         end = due
         if not unread:
-            read = bisect_right(ids, self._read_by_all(tx, key))
-            end = min(due, _start_of_turn(starts, read))
+            end = min(due, _count_read(turns, self._read_by_all(tx, key)))
         if not end:
             tx.rollback()
             return {"unread": due}
+        ids = [row.id for row in rows]
         self._log.delete_within(tx, key, ids[:end])
         first_remaining = ids[end] if end < len(ids) else LAST_ID
         changed = self._facts.lose_words_within(
@@ -116,10 +114,8 @@ class Deletion:
 
     def _read_by_all(self, tx: Transaction, key: str) -> int:
         """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
-        readers: list[str] = []
-        for user_id in self._owners.kinds_within(tx, key):
-            names = self._owners.facts_readers_within(tx, key, user_id)
-            readers += [name for name in names if not name.startswith(PROFILE_READER)]
+        names = self._owners.facts_readers_within(tx, key)
+        readers = [name for name in names if not name.startswith(PROFILE_READER)]
         last_read: int = tx.execute(
             _SELECT_READ, key=key, names=readers, last_id=LAST_ID
         ).scalar_one()
@@ -232,33 +228,37 @@ def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
     return ids
 
 
-def _starts_of_turns(rows: Sequence[Any]) -> list[int]:
-    """Return the places where turns begin, and behind them the number of rows."""
-    starts = [i for i, row in enumerate(rows) if row.role == MessageRole.USER.value]
-    return [0, *starts, len(rows)]
+def _past_turns(rows: Sequence[Any]) -> list[list[Any]]:
+    """Return the rows of each turn before the current one, which has active rows."""
+    turns: list[list[Any]] = []
+    for row in rows:
+        if not turns or row.role == MessageRole.USER.value:
+            turns.append([])
+        turns[-1].append(row)
+    current = [turn for turn in turns if any(row.status == ACTIVE for row in turn)]
+    return turns[: turns.index(current[0])] if current else turns
 
 
-def _start_of_turn(starts: Sequence[int], place: int) -> int:
-    """Return the place where the turn of a row begins."""
-    return starts[bisect_right(starts, place) - 1]
-
-
-def _count_due(
-    rows: Sequence[Any], starts: Sequence[int], since: int, most: int
-) -> int:
-    """Return the number of rows in turns that have a row from before ``since``, or beyond the ``most`` newest rows.
-
-    The current turn is not due.
-    """
-    first_new = len(rows) - most
-    old = [i for i, row in enumerate(rows) if row.timestamp < since or i < first_new]
-    active = [i for i, row in enumerate(rows) if row.status == ACTIVE]
-    if not old:
-        return 0
-    due = starts[bisect_right(starts, old[-1])]
-    if active:
-        due = min(due, _start_of_turn(starts, active[0]))
+def _count_due(turns: Sequence[Sequence[Any]], since: int, surplus: int) -> int:
+    """Return the number of rows up to the last turn with a row from before ``since`` or among the first ``surplus``."""
+    count = 0
+    due = 0
+    for turn in turns:
+        is_due = count < surplus or any(row.timestamp < since for row in turn)
+        count += len(turn)
+        if is_due:
+            due = count
     return due
+
+
+def _count_read(turns: Sequence[Sequence[Any]], last_read: int) -> int:
+    """Return the number of rows in the turns before the first turn with a row behind ``last_read``."""
+    count = 0
+    for turn in turns:
+        if turn[-1].id > last_read:
+            break
+        count += len(turn)
+    return count
 
 
 # ---- files ----

@@ -29,6 +29,7 @@ from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     Row,
+    from_json,
     vectors_namespace,
 )
 
@@ -333,7 +334,7 @@ class Facts:
         """
         changed: dict[str, list[Fact]] = {}
         for row in tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id):
-            fact = Fact.model_validate(row.data)
+            fact = Fact.model_validate(from_json(row.data))
             facts = changed.setdefault(row.namespace, [])
             if fact.message_ids and min(fact.message_ids) <= first_words:
                 facts.append(_without_words(fact, session_id, first_left))
@@ -360,7 +361,7 @@ class Facts:
         # speaker.
         contents: dict[str, str] = {}
         for row in tx.execute(_SELECT_SAID, own=list(own)):
-            contents[row.id] = row.data["content"]
+            contents[row.id] = from_json(row.data)["content"]
         namespaces = tx.scalars(
             _SELECT_REACHED,
             own=list(own),
@@ -441,9 +442,7 @@ class Facts:
         if ids is None:
             result = tx.execute(_SELECT_FACTS, namespace=namespace, seen=seen)
         else:
-            result = tx.execute(
-                _SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids)
-            )
+            result = tx.execute(_SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids))
         return [row for row in result if view.sees(row.agent_id or None)]
 
     def _version_of(self, tx: Transaction, namespace: str) -> FactsVersion:
@@ -507,7 +506,7 @@ class Facts:
 
 def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
     """Return the facts of rows, by their ids."""
-    return {row.id: Fact.model_validate(row.data) for row in rows}
+    return {row.id: Fact.model_validate(from_json(row.data)) for row in rows}
 
 
 def _without_words(fact: Fact, session_id: str, first_left: int) -> Fact:

@@ -32,6 +32,7 @@ from llama_index_memory_ext.store.tables import (
     Row,
     SessionAccess,
     Snapshot,
+    from_json,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import (
@@ -341,7 +342,7 @@ class Readers:
             epoch=cursor.epoch,
             rows=[],
             registered=cursor.position is not None,
-            state=cursor.state,
+            state=from_json(cursor.state),
         )
 
     @reads
@@ -736,12 +737,13 @@ class Log:
         for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
             position = 0
             state = None
-            if cursor.state is None or ROWS in cursor.state:
+            old_state = from_json(cursor.state)
+            if old_state is None or ROWS in old_state:
                 position = self._rows_between(tx, key, 0, cursor.position).last
-            if cursor.state and ROWS in cursor.state:
-                entries = self._remaining_entries(tx, key, cursor.state[ROWS])
+            if old_state and ROWS in old_state:
+                entries = self._remaining_entries(tx, key, old_state[ROWS])
                 if position or entries:
-                    state = {**cursor.state, ROWS: entries}
+                    state = {**old_state, ROWS: entries}
             self._readers.put_cursor_within(tx, key, cursor.reader, position, state)
 
     def _remaining_entries(
@@ -835,10 +837,11 @@ class Log:
         """Return the stored messages that have these ids."""
         messages: dict[str, Json] = {}
         for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
-            stored_id = message_id_of(row.data.get("additional_kwargs") or {})
+            data = from_json(row.data)
+            stored_id = message_id_of(data.get("additional_kwargs") or {})
             # The plain host may have deleted or replaced the message meanwhile.
             if row.message_id == stored_id:
-                messages[row.message_id] = row.data
+                messages[row.message_id] = data
         return messages
 
 

@@ -19,6 +19,7 @@ from llama_index_memory_ext.store.tables import (
     ROWS,
     SHARED,
     SessionAccess,
+    from_json,
     namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
@@ -201,15 +202,18 @@ class Owners:
     anonymous_namespaces = reads(anonymous_within)
 
     def facts_readers_within(
-        self, tx: Transaction, key: str, user_id: str
+        self, tx: Transaction, key: str, user_id: str | None = None
     ) -> list[str]:
-        """Return the names of the readers that extract a user's facts from a session."""
-        namespaces = {user_id, *self.kinds_within(tx, key)}
-        return [
-            reader
-            for reader in self._readers.names_within(tx, key)
-            if namespace_of_reader(reader, namespaces) == user_id
-        ]
+        """Return the names of the readers that extract a user's facts from a session; None: the facts of any owner."""
+        namespaces = set(self.kinds_within(tx, key))
+        if user_id is not None:
+            namespaces.add(user_id)
+        readers: list[str] = []
+        for reader in self._readers.names_within(tx, key):
+            owner = namespace_of_reader(reader, namespaces)
+            if owner is not None and user_id in (None, owner):
+                readers.append(reader)
+        return readers
 
     # ---- copies ----
 
@@ -290,7 +294,7 @@ class Owners:
         positions = [0, *row_ids.values()]
         for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
             position = positions[bisect_right(old_ids, cursor.position)]
-            state = cursor.state
+            state = from_json(cursor.state)
             if state is not None and ROWS in state:
                 state = None
             if state and cursor.position > old_ids[-1]:

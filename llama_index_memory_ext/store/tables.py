@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from json import loads
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -46,13 +47,13 @@ LAST_ID = 2**63 - 1
 _LAST_SECOND = 253_402_300_799
 
 # The parameters of statements that are no texts, by their names.
-_JSON: dict[str, Any] = {"data": sa.JSON(), "state": sa.JSON(none_as_null=True)}
 _NUMBERS = """
     after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
 """
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(_NUMBERS.split(), sa.BigInteger()),
-    **_JSON,
+    "data": sa.JSON(),
+    "state": sa.JSON(none_as_null=True),
     "vector": sa.LargeBinary(),
 }
 
@@ -88,10 +89,10 @@ class Tables:
                 primary_key=True,
                 autoincrement=True,
             ),
-            sa.Column("key", sa.String, nullable=False, index=True),
-            sa.Column("timestamp", sa.BigInteger, nullable=False, index=True),
-            sa.Column("role", sa.String, nullable=False),
-            sa.Column("status", sa.String, nullable=False, default=ACTIVE, index=True),
+            _text("key", index=True),
+            _number("timestamp", index=True),
+            _text("role"),
+            _text("status", default=ACTIVE, index=True),
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("user_id", sa.String, nullable=True),
             sa.Index(f"ix_{name}_log", "key", "status", "id"),
@@ -111,7 +112,7 @@ class Tables:
             "_owners",
             _key("key"),
             _key("user_id"),
-            sa.Column("kind", sa.String, nullable=False, server_default=OWN),
+            _text("kind", server_default=OWN),
             sa.Index(f"ix_{name}_owners_user", "user_id", "key"),
         )
         # The cursor of each reader. ``state``: its result for the rows before.
@@ -138,7 +139,7 @@ class Tables:
             _key("namespace"),
             _key("id"),
             _number("change"),
-            sa.Column("agent_id", sa.String, nullable=False),
+            _text("agent_id"),
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("session_id", sa.String),
             sa.Column("said_by", sa.String),
@@ -153,7 +154,7 @@ class Tables:
             _key("namespace"),
             _key("id"),
             _key("model"),
-            sa.Column("digest", sa.String, nullable=False),
+            _text("digest"),
             sa.Column("vector", sa.LargeBinary, nullable=False),
         )
         self.schema = table(
@@ -185,10 +186,7 @@ class Tables:
             parameters.append(
                 sa.bindparam(name, type_=kind, expanding=name == "statuses")
             )
-        text = text.bindparams(*parameters)
-        if statement.lstrip().startswith("SELECT"):
-            return text.columns(**_JSON)
-        return text
+        return text.bindparams(*parameters)
 
 
 def quoted_name_of(table: sa.Table) -> str:
@@ -201,8 +199,12 @@ def _key(name: str) -> sa.Column[str]:
     return sa.Column(name, sa.String, primary_key=True)
 
 
-def _number(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
+def _text(name: str, **options: Any) -> sa.Column[str]:
+    return sa.Column(name, sa.String, nullable=False, **options)
+
+
+def _number(name: str, **options: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False, **options)
 
 
 # No user_id begins with a blank.
@@ -230,6 +232,11 @@ def vectors_namespace(key: str) -> str:
     too, and a missing vector is made again.
     """
     return f"messages of {key}"
+
+
+def from_json(value: Any) -> Any:
+    """Return the value of a column of JSON, which psycopg alone has parsed."""
+    return loads(value) if isinstance(value, str) else value
 
 
 class SessionAccess(NamedTuple):
@@ -275,7 +282,14 @@ class LogRow:
     @classmethod
     def from_query(cls, row: Any) -> LogRow:
         """Return the row of a query that has selected all columns of the chat table but the key."""
-        return cls(row.id, row.role, row.data, row.timestamp, row.status, row.user_id)
+        return cls(
+            id=row.id,
+            role=row.role,
+            data=from_json(row.data),
+            timestamp=row.timestamp,
+            status=row.status,
+            user_id=row.user_id,
+        )
 
     @property
     def speaker(self) -> str:
