@@ -253,6 +253,7 @@ class RelevantFactsBlock(LogBlock):
     )
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+    _judged: Counter[str] = PrivateAttr(default_factory=Counter)
 
     # A field's check: the error of a whole block would carry all of its fields, the
     # model too. The last weight is checked, when the others are known.
@@ -511,6 +512,7 @@ class RelevantFactsBlock(LogBlock):
             self.max_facts,
             self.min_confidence,
             verify=self.verify,
+            judged=self._judged,
             categories=self.categories,
             instructions=self.extraction_prompt,
             review=self.review,
