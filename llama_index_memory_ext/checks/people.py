@@ -6,11 +6,10 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.checks.names import relations_in
 from llama_index_memory_ext.checks.quotes import tokens_in
 from llama_index_memory_ext.words import pattern, phrases, word_lists
 from llama_index_memory_ext.words.detection import script_of
-from llama_index_memory_ext.words.forms import FUNCTION_WORDS
+from llama_index_memory_ext.words.forms import FUNCTION_WORDS, relations_in
 from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
 
 if TYPE_CHECKING:

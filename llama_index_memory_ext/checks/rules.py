@@ -25,7 +25,6 @@ from llama_index_memory_ext.checks.names import (
     has_other_order,
     has_subject,
     missing_names,
-    relations_in,
     shares_word,
 )
 from llama_index_memory_ext.checks.numbers import has_numbers, missing_numbers
@@ -54,6 +53,7 @@ from llama_index_memory_ext.words.forms import (
     STOP_WORDS,
     are_forms,
     comparable,
+    relations_in,
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
 
