@@ -37,7 +37,7 @@ learning    extractor > verification > validation                         # how 
 ---
 facts       book deleted_messages > known > consolidation > ranking history    # how facts are kept and ranked
 ---
-checks      rules > riders evidence > names > dates > numbers quotes secrets     # what a true fact must pass
+checks      rules > riders evidence people > names > dates > numbers quotes secrets     # what a true fact must pass
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt > reply                                                # what a model is asked, and its answer
@@ -77,6 +77,7 @@ MOST_COMPLEX_FUNCTIONS = 3
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
+    "checks/people.py": "tells whom words speak of, apart from the checks",
     "learning/verification.py": "is a request of its own, which is off by default",
     "facts/deleted_messages.py": "is read at the first deletion",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",

@@ -283,6 +283,7 @@ class RelevantFactsBlock(LogBlock):
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+    _judged: Counter[str] = PrivateAttr(default_factory=Counter)
 
     @field_validator("profile_token_limit")
     @classmethod
@@ -633,6 +634,7 @@ class RelevantFactsBlock(LogBlock):
             self.max_facts,
             self.min_confidence,
             verify=self.verify,
+            judged=self._judged,
             categories=self.categories,
             instructions=self.extraction_prompt,
             review=self.review,

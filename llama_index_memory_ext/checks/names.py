@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.dates import without_dates
 from llama_index_memory_ext.checks.quotes import tokens_in
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import pattern, phrases
 from llama_index_memory_ext.words.detection import (
     HAN,
     KANA,
@@ -21,6 +21,7 @@ from llama_index_memory_ext.words.forms import (
     STOP_CHARACTERS,
     STOP_WORDS,
     comparable,
+    relations_in,
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps
 
@@ -117,28 +118,6 @@ def has_other_order(statement: str, text: str) -> bool:
     names = dict.fromkeys(_by_capital(f"x {statement}"))
     places = [text.find(name) for name in names]
     return any(0 <= place < places[0] for place in places[1:])
-
-
-def relations_in(text: str) -> set[str]:
-    """Return the relations to the user that a text names.
-
-    "mother" stands for mom, Mutter and 妈妈.
-
-    >>> sorted(relations_in("My mom and my hubby's boss"))
-    ['boss', 'husband', 'mother']
-    """
-    words = set(tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")))
-    is_spaced = script_of(text) != "cjk"
-    relations = set()
-    for relation, *synonyms in word_lists("relations")[""]:
-        for name in (relation, *synonyms):
-            if is_spaced or name.isascii():
-                is_named = name in words or f"{name}s" in words
-            else:
-                is_named = name in text
-            if is_named:
-                relations.add(relation)
-    return relations
 
 
 def shares_word(statement: str, text: str) -> bool:

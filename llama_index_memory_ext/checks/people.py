@@ -1,4 +1,4 @@
-"""Who a quote speaks of: the user, another person, or the assistant."""
+"""Whom words speak of: the user, another person, the listener, or nobody, as in small talk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.checks.names import relations_in
 from llama_index_memory_ext.checks.quotes import tokens_in
 from llama_index_memory_ext.words import pattern, phrases, word_lists
 from llama_index_memory_ext.words.detection import script_of
+from llama_index_memory_ext.words.forms import FUNCTION_WORDS, relations_in
 from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _WORDS_OF_PERSON = 4
 
 
 @cache
-def people_words(section: str) -> frozenset[str]:
+def _people(section: str) -> frozenset[str]:
     """Return the words of a section of ``people.txt``."""
     return frozenset(chain(*word_lists("people")[section]))
 
@@ -53,7 +53,7 @@ def speaks_of_other(statement: str, sentences: Iterable[str]) -> bool:
 
 def names_person(statement: str) -> bool:
     """Return whether a statement names a relation of the user's, as in "Has two kids"."""
-    is_implied = not people_words("implied").isdisjoint(words_in(statement))
+    is_implied = not _people("implied").isdisjoint(_words_in(statement))
     return is_implied or bool(relations_in(statement))
 
 
@@ -86,9 +86,9 @@ def _clauses(sentences: Iterable[str]) -> Iterator[tuple[str, Person]]:
 def _person_of(clause: str) -> Person:
     if script_of(clause) == "cjk":
         return _person_in_characters(clause)
-    words = words_in(clause)
+    words = _words_in(clause)
     length = _length_of_other(words)
-    speakers = people_words("speaker")
+    speakers = _people("speaker")
     # "i" is also a preposition, in Swedish, Danish and Norwegian.
     if "en" not in (languages_of(clause) or ("en",)):
         speakers -= {"i"}
@@ -96,10 +96,10 @@ def _person_of(clause: str) -> Person:
         return "user"
     if length:
         return "other"
-    return "" if people_words("own").isdisjoint(words) else "user"
+    return "" if _people("own").isdisjoint(words) else "user"
 
 
-def words_in(text: str) -> list[str]:
+def _words_in(text: str) -> list[str]:
     """Return the words of a text in lower case, without what stands behind an apostrophe."""
     plain = text.casefold().replace("\u2019", "'")
     return [word.partition("'")[0] for word in tokens_in(plain)]
@@ -112,9 +112,9 @@ def _length_of_other(words: list[str]) -> int:
     """
     if not words:
         return 0
-    if words[0] in people_words("other"):
+    if words[0] in _people("other"):
         return 1
-    if words[0] in people_words("own") or words[0] in people_words("article"):
+    if words[0] in _people("own") or words[0] in _people("article"):
         for length, word in enumerate(words[1:_WORDS_OF_PERSON], 2):
             if relations_in(word):
                 return length
@@ -136,3 +136,56 @@ def _named_in_characters() -> re.Pattern[str]:
     relations = "|".join(sorted(names, key=len, reverse=True))
     frame = phrases("people", "other_in_characters").pattern
     return pattern(frame.replace("RELATION", relations))
+
+
+def is_small_talk(statement: str) -> bool:
+    """Return whether a statement has no telling word, or a greeting and a name alone.
+
+    >>> [is_small_talk(text) for text in ("Thanks, Dave!", "I'm glad", "Works in Rome", "I love Rome")]
+    [True, True, False, False]
+    """
+    rest = phrases("small_talk", "phrases").sub(" ", statement)
+    telling = keywords(rest) - _light_keywords()
+    for code in languages_of(statement):
+        telling -= _function_keywords(code)
+    words = _words_in(statement)
+    is_greeting = rest != statement or not _greetings().isdisjoint(words)
+    is_call = len(words) == 1 and statement.endswith("!")
+    if (is_greeting or is_call) and not _mentions_user(words):
+        names = {word for word in rest.split() if word[:1].isupper()}
+        telling -= keywords(" ".join(names))
+    return not telling
+
+
+def addresses_listener(sentence: str) -> bool:
+    """Return whether a sentence of the user's speaks of the listener, or of nobody.
+
+    >>> [addresses_listener(text) for text in ("Good luck with your exam!", "It's so peaceful", "My exam is over")]
+    [True, True, False]
+    """
+    words = _words_in(sentence)
+    if not words or _mentions_user(words):
+        return False
+    is_impersonal = words[0] in set(chain(*word_lists("small_talk")["impersonal"]))
+    return is_impersonal or not _people("listener").isdisjoint(words)
+
+
+def _mentions_user(words: list[str]) -> bool:
+    mentions = _people("speaker") | _people("own")
+    return not mentions.isdisjoint(words)
+
+
+@cache
+def _greetings() -> frozenset[str]:
+    return frozenset(chain(*word_lists("small_talk")["greetings"]))
+
+
+@cache
+def _light_keywords() -> frozenset[str]:
+    light_words = chain(*word_lists("small_talk")["light"])
+    return keywords(" ".join(chain(_greetings(), light_words)))
+
+
+@cache
+def _function_keywords(code: str) -> frozenset[str]:
+    return keywords(" ".join(FUNCTION_WORDS[code]))

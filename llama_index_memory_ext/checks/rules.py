@@ -25,20 +25,20 @@ from llama_index_memory_ext.checks.names import (
     has_other_order,
     has_subject,
     missing_names,
-    relations_in,
     shares_word,
 )
 from llama_index_memory_ext.checks.numbers import has_numbers, missing_numbers
 from llama_index_memory_ext.checks.people import (
+    addresses_listener,
     clauses_in,
     closest_clause,
+    is_small_talk,
     names_person,
     speaks_of_other,
 )
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.secrets import holds_secret
-from llama_index_memory_ext.checks.small_talk import addresses_listener, is_small_talk
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
@@ -53,6 +53,7 @@ from llama_index_memory_ext.words.forms import (
     STOP_WORDS,
     are_forms,
     comparable,
+    relations_in,
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
 

@@ -31,6 +31,7 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
+from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import date_words
 from llama_index_memory_ext.words.forms import visible
 from llama_index_memory_ext.words.related import related_terms
@@ -165,7 +166,8 @@ def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
     The last day follows the first: ``<fact date="2023-05-01" until="2025-11-20">``. A
     plan is marked: ``<fact date="2026-11-20" planned="yes">``. The metadata of the keys
     follow the content: ``Likes tea (team: blue)``. Category and confidence are left
-    out: they would double the tokens of a short fact.
+    out: they would double the tokens of a short fact. A content in the first person is
+    given as the user's words.
     """
     metadata = []
     for key in dict.fromkeys(metadata_keys):
@@ -178,6 +180,8 @@ def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
     if metadata:
         content += f" ({visible(', '.join(metadata))})"
     content = escape_tags(" ".join(content.split()))
+    if phrases("people", "first_person").search(fact.content):
+        content = f'The user: "{content}"'
     attributes = days_of(fact)
     if fact.said_as == "planned":
         attributes["planned"] = "yes"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from operator import add
 from time import perf_counter
@@ -60,7 +61,6 @@ from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words.loading import wait_until_loaded
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.blocks import LogBlock
@@ -99,6 +99,8 @@ _RESULT_CHARACTERS = 20_000
 # Tokens of a verdict on one candidate, at most.
 _VERDICT_TOKENS = 60
 _APPLY_TRIES = 3
+# So many judgements that are all "stated" show that a model agrees to anything.
+_LEAST_JUDGED = 20
 
 
 # The next step after a failure. "again": try at once. "pause": try after a pause.
@@ -288,6 +290,7 @@ class Extractor:
     ``rejections``: counts the entries of replies that are not stored, by reason.
     ``usage``: the usage of the model, by kind of call.
     ``at_once``: a turn that fails is tried again without a pause.
+    ``judged``: counts the labels of second readings.
     ``review``: new facts are pending.
     ``is_own``: the user is the user of the memory, who never stands for a team.
     """
@@ -301,6 +304,7 @@ class Extractor:
     max_facts: int | None
     min_confidence: float
     verify: bool = False
+    judged: Counter[str] = field(default_factory=Counter)
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
@@ -818,7 +822,21 @@ class Extractor:
                 type(error).__name__,
             )
             return valid
+        self._note_labels([judgement.said_as for judgement in judgements])
         return verification.verified(valid, judgements, batch.lines)
+
+    def _note_labels(self, labels: Sequence[str]) -> None:
+        """Log once that the second reading agrees to anything, and so checks nothing."""
+        counts = self.judged
+        before = sum(counts.values())
+        counts.update(labels)
+        is_due = before < _LEAST_JUDGED <= sum(counts.values())
+        if is_due and set(counts) == {"stated"}:
+            logger.warning(
+                "The model of verify=True has called all of %d facts stated; with this model it checks nothing. "
+                "Use a larger model, or review=True.",
+                counts["stated"],
+            )
 
     def _with_agent(self, valid: ValidatedReply) -> ValidatedReply:
         """Return the reply with the agent of each new fact.

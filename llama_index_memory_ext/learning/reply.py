@@ -22,9 +22,7 @@ from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
-from llama_index_memory_ext.text.messages import (
-    unescape_tags,
-)
+from llama_index_memory_ext.text.messages import cleaned, unescape_tags
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ def json_values(text: str) -> JsonValues:
     >>> json_values("[{'a': 1}]").problem
     'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)'
     """
-    answer = text.rpartition("</think>")[2].strip()
+    answer = cleaned(text.rpartition("</think>")[2].strip())
     values: list[Json] = []
     problems: list[str] = []
     position = 0
@@ -123,7 +121,7 @@ def json_values(text: str) -> JsonValues:
             rest = answer[start.start() :]
             if _is_cut(rest):
                 complete = rest[: rest.rfind("}") + 1]
-                if complete:
+                with suppress(ValueError):
                     values.append(from_json(complete, allow_partial=True))
                 return JsonValues(values, "".join(problems[:1]), is_cut=True)
             problems.append(str(error))
@@ -277,8 +275,8 @@ def _share_of(number: float, scale: int) -> float:
     return 0.0
 
 
-def read_said_as(value: Json) -> SaidAs:
-    """Return how the user said a fact; "stated" for anything but the terms of the prompt.
+def read_said_as(value: Json, unknown: str = "stated") -> str:
+    """Return how the user said a fact; ``unknown`` for anything but the terms of the prompt.
 
     What the assistant said is quoted.
     """
@@ -286,7 +284,7 @@ def read_said_as(value: Json) -> SaidAs:
     if text in _OTHER_SPEAKERS:
         return "quoted"
     matches = get_close_matches(text, get_args(SaidAs), n=1, cutoff=0.8)
-    return matches[0] if matches else "stated"
+    return matches[0] if matches else unknown
 
 
 def read_about(value: Json) -> About:

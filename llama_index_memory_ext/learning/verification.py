@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -52,13 +53,10 @@ _NOT_VERIFIED = Rejection(
 )
 
 
-def _read_judged(value: Json) -> str:
-    if str(value).strip().lower() == "unsaid":
-        return "unsaid"
-    return read_said_as(value)
-
-
-Judged = Annotated[Literal[SaidAs, "unsaid"], BeforeValidator(_read_judged)]
+# An unknown label is no agreement.
+Judged = Annotated[
+    Literal[SaidAs, "unsaid"], BeforeValidator(partial(read_said_as, unknown="unsaid"))
+]
 
 
 # The docstrings and descriptions of these two classes are sent to the model, in the

@@ -102,6 +102,7 @@ _STRAIGHT = str.maketrans(
     '\'\'\'"""""""""',
 )
 # Chinese characters have a meaning each; words of kana are compared by pairs.
+_UNSPACED = "[\u3040-\u30ff\u3400-\u9fff]"
 CHARACTER = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 # Two words with this many first letters in common are forms of one word. A word inside
 # a longer word is a part of a compound.
@@ -143,3 +144,22 @@ def are_forms(first: str, second: str) -> bool:
         return True
     likeness = SequenceMatcher(None, first, second, autojunk=False).ratio()
     return likeness >= _LEAST_LIKENESS
+
+
+def relations_in(text: str) -> set[str]:
+    """Return the relations to the user that a text names.
+
+    "mother" stands for mom, Mutter and 妈妈.
+
+    >>> sorted(relations_in("My mom and my hubby's boss"))
+    ['boss', 'husband', 'mother']
+    """
+    words = set(pattern(r"[^\W\d_]+(?:-[^\W\d_]+)*").findall(text.casefold()))
+    relations = set()
+    for names in word_lists("relations")[""]:
+        for name in names:
+            is_part = not name.isascii() and pattern(_UNSPACED).match(name)
+            is_word = name in words or f"{name}s" in words
+            if is_word or (is_part and name in text):
+                relations.add(names[0])
+    return relations

@@ -619,3 +619,21 @@ async def test_fixed_languages_hold_for_both_blocks_of_a_memory() -> None:
             "Wohnt in Bonn"
         ]
     assert RelevantFactsBlock(languages="fr").languages == ("fr",)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("I'm a nurse.", 'The user: "I\'m a nurse."'),
+        ("My brother is a cook", 'The user: "My brother is a cook"'),
+        ("Ich wohne in Wien", 'The user: "Ich wohne in Wien"'),
+        ("我住在上海", 'The user: "我住在上海"'),
+        ("Is a nurse", "Is a nurse"),
+        ("Uses CI and vi", "Uses CI and vi"),
+    ],
+)
+def test_a_fact_in_the_first_person_is_given_as_the_users_words(
+    content: str, line: str
+) -> None:
+    fact = Fact(content=content, created_at=datetime(2026, 11, 20, tzinfo=timezone.utc))
+    assert fact_line(fact) == f'<fact date="2026-11-20">{line}</fact>\n'

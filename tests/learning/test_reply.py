@@ -452,3 +452,20 @@ def test_a_cut_reply_gives_what_is_whole_or_is_refused(place: int) -> None:
             return
         assert contents(reply)
         assert set(contents(reply)) <= {"Prefers tea", "Has 2 cats"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"new_facts": [{"content": "Likes } tea", "quote": "I like } te',
+        '{"new_facts": [{"content": "a}b',
+        '["a} b", {"content": "x} \\',
+        '{"new_facts": [{"content": "Likes } \ud83d tea',
+    ],
+)
+def test_an_answer_that_was_cut_inside_a_string_raises_no_other_error(
+    text: str,
+) -> None:
+    """A bracket in a string ends no entry."""
+    with contextlib.suppress(FactReplyError):
+        parse_reply(text)

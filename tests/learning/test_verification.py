@@ -196,3 +196,23 @@ def test_what_numbers_speak_against_is_stored_by_words_that_say_it(
     left = verified(valid, [judged(said_as="stated", quote=quote)], lines)
     assert [one.quote for one in left.accepted] == (["we have twins"] if stays else [])
     assert left.rejections == ({} if stays else {"number_not_said": 1})
+
+
+def test_an_unknown_label_is_no_agreement() -> None:
+    (judgement,) = parse_verdict(
+        ['{"verdicts": [{"number": 1, "said_as": "user"}]}'], 1
+    )
+    assert judgement.said_as == "unsaid"
+    assert not judgement.agrees(Fact(content="Lives in Rome"))
+
+
+async def test_a_second_reading_that_agrees_to_anything_is_named_once(
+    learns: Learns, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, _ = learns(judging(lambda text: {"said_as": "stated"}), verify=True)
+    for start in range(0, 60, 12):
+        await memory.aput_messages(
+            talk(*(f"drink{i}" for i in range(start, start + 12)))
+        )
+        await memory.aflush()
+    assert caplog.text.count("it checks nothing") == 1
