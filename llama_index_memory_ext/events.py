@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from llama_index_instrumentation import get_dispatcher
@@ -19,7 +20,7 @@ from llama_index_instrumentation.span import active_span_id
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +171,40 @@ class ExtractionFailedEvent(JobFailedEvent):
 
 class SummaryFailedEvent(JobFailedEvent):
     """Messages were not summarised; until they are, the record leaves out messages that do not fit."""
+
+
+class MemoryFailure(NamedTuple):
+    """A failure of work of a memory, for ``on_error``. Nothing is lost by it.
+
+    ``failed``: the work, as "Facts were not extracted".
+    ``error``: the type of the error; its text may quote messages.
+    ``outcome``: the next step, as "trying again in 2 s".
+    ``session_id``: the session; "" if the work was for no single session.
+    """
+
+    failed: str
+    error: str
+    outcome: str
+    session_id: str = ""
+
+
+# The function ``on_error`` of the memory whose call is running, or has started this task.
+failure_handler: ContextVar[Callable[[MemoryFailure], object] | None] = ContextVar(
+    "failure_handler", default=None
+)
+
+
+def is_handled(failure: MemoryFailure) -> bool:
+    """Call ``on_error`` of the memory with a failure; return False without such a function, or if it fails."""
+    handler = failure_handler.get()
+    if handler is None:
+        return False
+    try:
+        handler(failure)
+    except Exception as error:  # noqa: BLE001 - a turn must not fail by it
+        logger.warning("on_error has failed (%s).", type(error).__name__)
+        return False
+    return True
 
 
 def send(event: MemoryEvent) -> None:

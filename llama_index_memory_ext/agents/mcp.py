@@ -26,9 +26,7 @@ from llama_index_memory_ext.agents.tools import (
     line_of,
 )
 from llama_index_memory_ext.errors import FactError, MemoryExtError
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.messages import Utterance
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -20,7 +20,13 @@ from llama_index_memory_ext.background.loop import (
     waited_in_vain,
 )
 from llama_index_memory_ext.errors import NoModelError
-from llama_index_memory_ext.events import JobFailedEvent, send, span
+from llama_index_memory_ext.events import (
+    JobFailedEvent,
+    MemoryFailure,
+    is_handled,
+    send,
+    span,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -338,8 +344,10 @@ class JobRegistry:
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """Log a failure in one line, without texts."""
+    """Pass a failure to ``on_error`` of the memory, or else log it in one line, without texts."""
     reason = type(error).__name__
+    if is_handled(MemoryFailure(failed, reason, outcome, session_id)):
+        return
     if isinstance(error, NoModelError):
         reason = str(error)
     logger.warning(

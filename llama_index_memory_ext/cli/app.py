@@ -40,11 +40,10 @@ _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
 
 
 # What typer.Option returns is declared as Any.
-def option(names: str, metavar: str, help_: str, **more: Any) -> Any:
-    """Return an option, with names as in "--output -o", whose help does not show its default."""
-    return typer.Option(
-        *names.split(), metavar=metavar, help=help_, show_default=False, **more
-    )
+def option(declaration: str, help_: str, **more: Any) -> Any:
+    """Return an option, declared as in "--output -o FILE", whose help does not show its default."""
+    *names, metavar = declaration.split()
+    return typer.Option(*names, metavar=metavar, help=help_, show_default=False, **more)
 
 
 def example(call: str) -> str:
@@ -63,26 +62,22 @@ def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
 Db = Annotated[
     str | None,
     option(
-        "--db",
-        "DB",
+        "--db DB",
         "A SQLite file or a SQLAlchemy address.",
         envvar="LLAMA_INDEX_MEMORY_DB",
     ),
 ]
-User = Annotated[str | None, option("--user", "ID", "The user.")]
-Session = Annotated[str | None, option("--session", "ID", "The session.")]
-Agent = Annotated[
-    str | None, option("--agent", "ID", "The agent; default: all agents.")
-]
+User = Annotated[str | None, option("--user ID", "The user.")]
+Session = Annotated[str | None, option("--session ID", "The session.")]
+Agent = Annotated[str | None, option("--agent ID", "The agent; default: all agents.")]
 Embed = Annotated[
     Literal["local"] | None,
-    option("--embed", "local", "Find by meaning too, with a local model."),
+    option("--embed local", "Find by meaning too, with a local model."),
 ]
 Timeout = Annotated[
     float,
     option(
-        "--timeout",
-        "SECONDS",
+        "--timeout SECONDS",
         "Seconds for an answer of the model. Default: 30.",
         min=0.001,
         max=86_400,
@@ -93,13 +88,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Model = Annotated[
     str | None,
-    option("--model", "NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
+    option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
 ]
 _Table = Annotated[
     str,
     option(
-        "--table",
-        "NAME",
+        "--table NAME",
         "The chat table. Default: llama_index_memory.",
         envvar="LLAMA_INDEX_MEMORY_TABLE",
     ),
@@ -107,8 +101,7 @@ _Table = Annotated[
 _Schema = Annotated[
     str | None,
     option(
-        "--schema",
-        "NAME",
+        "--schema NAME",
         "The schema of the tables, on PostgreSQL.",
         envvar="LLAMA_INDEX_MEMORY_SCHEMA",
     ),

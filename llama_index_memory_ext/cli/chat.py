@@ -169,9 +169,7 @@ def _explain(loop: BackgroundLoop, memory: ext.CondensedMemory, text: str) -> No
     # Imported here: they import LlamaIndex.
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.text.messages import (
-        question_in,
-    )
+    from llama_index_memory_ext.text.messages import question_in
 
     messages = loop.run(memory.aget_all())
     if text:

@@ -25,9 +25,7 @@ from llama_index_memory_ext.cli import TIMEOUT, model_host, one_line, plain, plu
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.models.responses import Usage
-from llama_index_memory_ext.text.messages import (
-    body_of,
-)
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -62,9 +62,7 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact'
 _IDS = typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
 _Ids = Annotated[list[str] | None, _IDS]
 _RequiredIds = Annotated[list[str], _IDS]
-_Reason = Annotated[
-    str, cli.option("--reason", "TEXT", "Why the fact is no longer true.")
-]
+_Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
 _Apply = Annotated[bool, typer.Option("--apply", help="Retire the proposed facts.")]
 _All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
 _NoTags = Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")]
@@ -74,13 +72,11 @@ _Categories = Literal[
 _States = Literal["present", "past", "retired", "expired", "pending", "all"]
 _CATEGORY = Annotated[
     _Categories | None,
-    cli.option("--category", "CATEGORY", "preference, knowledge, context, ..."),
+    cli.option("--category CATEGORY", "preference, knowledge, context, ..."),
 ]
 _TAGS = Annotated[
     list[str] | None,
-    cli.option(
-        "--tag", "TAG", "A tag; repeat the option for more.", parser=_with_words
-    ),
+    cli.option("--tag TAG", "A tag; repeat the option for more.", parser=_with_words),
 ]
 _FILTERS: dict[str, Any] = {
     "with_retired": Annotated[
@@ -91,29 +87,27 @@ _FILTERS: dict[str, Any] = {
     ],
     "since": Annotated[
         str | None,
-        cli.option("--since", "DAY", "Learned on this day or later.", parser=_day),
+        cli.option("--since DAY", "Learned on this day or later.", parser=_day),
     ],
     "until": Annotated[
         str | None,
-        cli.option("--until", "DAY", "Learned on this day or earlier.", parser=_day),
+        cli.option("--until DAY", "Learned on this day or earlier.", parser=_day),
     ],
     "category": _CATEGORY,
     "tags": _TAGS,
     "state": Annotated[
-        _States | None, cli.option("--state", "STATE", "present, past, ..., or all.")
+        _States | None, cli.option("--state STATE", "present, past, ..., or all.")
     ],
-    "limit": Annotated[
-        int | None, cli.option("--limit", "COUNT", "Most facts.", min=1)
-    ],
+    "limit": Annotated[int | None, cli.option("--limit COUNT", "Most facts.", min=1)],
     "after": Annotated[
-        str | None, cli.option("--after", "ID", "Only facts after this fact.")
+        str | None, cli.option("--after ID", "Only facts after this fact.")
     ],
 }
 _FIELDS: dict[str, Any] = {
     "category": _CATEGORY,
     "confidence": Annotated[
         float | None,
-        cli.option("--confidence", "0..1", "How certain it is.", min=0, max=1),
+        cli.option("--confidence 0..1", "How certain it is.", min=0, max=1),
     ],
     "pinned": Annotated[
         bool | None,
@@ -123,11 +117,11 @@ _FIELDS: dict[str, Any] = {
 }
 _Ttl = Annotated[
     float | None,
-    cli.option("--ttl", "DAYS", "It expires after this many days.", min=0.001),
+    cli.option("--ttl DAYS", "It expires after this many days.", min=0.001),
 ]
 _CONTENT = Annotated[
     str | None,
-    cli.option("--content", "TEXT", "The new text of the fact.", parser=_with_words),
+    cli.option("--content TEXT", "The new text of the fact.", parser=_with_words),
 ]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

@@ -29,13 +29,11 @@ _BLOCK_BYTES = 1 << 22
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
 _Days = Annotated[
     float | None,
-    cli.option(
-        "--days", "DAYS", "Delete turns older than this.", min=0.001, max=36_500
-    ),
+    cli.option("--days DAYS", "Delete turns older than this.", min=0.001, max=36_500),
 ]
 _Messages = Annotated[
     int | None,
-    cli.option("--messages", "COUNT", "Keep so many messages of each session.", min=1),
+    cli.option("--messages COUNT", "Keep so many messages of each session.", min=1),
 ]
 
 

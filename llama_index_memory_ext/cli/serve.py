@@ -30,7 +30,7 @@ from llama_index_memory_ext.cli.facts import check_whose
 
 _Port = Annotated[
     int,
-    cli.option("--port", "PORT", "Default: 0, any free port.", min=0, max=65_535),
+    cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535),
 ]
 _Write = Annotated[
     bool,
@@ -38,21 +38,21 @@ _Write = Annotated[
 ]
 _Html = Annotated[
     typer.FileBinaryWrite | None,
-    cli.option("--html", "FILE", "Write --session as a page, and end."),
+    cli.option("--html FILE", "Write --session as a page, and end."),
 ]
 _Question = Annotated[
-    str, cli.option("--question", "TEXT", "With --html: the next question.")
+    str, cli.option("--question TEXT", "With --html: the next question.")
 ]
 _Total = Annotated[
-    int | None, cli.option("--token-limit", "TOKENS", "Of the prompt. Default: 60000.")
+    int | None, cli.option("--token-limit TOKENS", "Of the prompt. Default: 60000.")
 ]
 _Record = Annotated[
     int | None,
-    cli.option("--condensed-token-limit", "TOKENS", "Of the record. Default: 50000."),
+    cli.option("--condensed-token-limit TOKENS", "Of the record. Default: 50000."),
 ]
 _Facts = Annotated[
     int | None,
-    cli.option("--facts-token-limit", "TOKENS", "Of the facts. Default: 2000."),
+    cli.option("--facts-token-limit TOKENS", "Of the facts. Default: 2000."),
 ]
 _Profile = Annotated[
     int | None,
@@ -60,11 +60,11 @@ _Profile = Annotated[
 ]
 _Recall = Annotated[
     int | None,
-    cli.option("--recall-token-limit", "TOKENS", "Of the recall. Default: 2000."),
+    cli.option("--recall-token-limit TOKENS", "Of the recall. Default: 2000."),
 ]
 _OtherSession = Annotated[
     str | None,
-    cli.option("--session", "ID", "A session that holds the quotes."),
+    cli.option("--session ID", "A session that holds the quotes."),
 ]
 _ReadOnly = Annotated[
     bool, typer.Option("--read-only", help="Offer only tools that search and list.")
@@ -72,13 +72,13 @@ _ReadOnly = Annotated[
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 _Config = Annotated[
     _Program | None,
-    cli.option("--print-config", "PROGRAM", "Print a configuration, and end."),
+    cli.option("--print-config PROGRAM", "Print a configuration, and end."),
 ]
 _Http = Annotated[
     int | None,
-    cli.option("--http", "PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
+    cli.option("--http PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
 ]
-_Host = Annotated[str, cli.option("--host", "HOST", "With --http. Default: 127.0.0.1.")]
+_Host = Annotated[str, cli.option("--host HOST", "With --http. Default: 127.0.0.1.")]
 # Not an option, because other users can read the arguments of a process.
 _TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16

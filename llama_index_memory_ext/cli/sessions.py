@@ -20,7 +20,7 @@ _Format = Annotated[
 ]
 _Output = Annotated[
     typer.FileBinaryWrite,
-    cli.option("--output -o", "FILE", "The file to write; - for stdout."),
+    cli.option("--output -o FILE", "The file to write; - for stdout."),
 ]
 _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
@@ -29,9 +29,9 @@ _Order = Annotated[
     Literal["used", "messages", "name"],
     typer.Option("--sort", metavar="ORDER", help="used, messages or name."),
 ]
-_Limit = Annotated[int, cli.option("--limit", "COUNT", "Most sessions.", min=1)]
+_Limit = Annotated[int, cli.option("--limit COUNT", "Most sessions.", min=1)]
 _After = Annotated[
-    str | None, cli.option("--after", "ID", "Only sessions after this session.")
+    str | None, cli.option("--after ID", "Only sessions after this session.")
 ]
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

@@ -19,9 +19,7 @@ from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.text.messages import (
-    body_of,
-)
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

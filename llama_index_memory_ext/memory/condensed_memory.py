@@ -37,6 +37,7 @@ from llama_index_memory_ext.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.facts.known import RecordInPrompt
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
@@ -94,6 +95,7 @@ logger = logging.getLogger(__name__)
 
 # None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
+ErrorHandler: TypeAlias = Callable[[MemoryFailure], object] | None
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -171,6 +173,7 @@ class CondensedMemory(Memory):
         repr=False,
         description="Changes each text before it is stored.",
     )
+    on_error: ErrorHandler = Field(default=None, exclude=True, repr=False)
     cache_points: CachePoints = False
     chat_engine_role: template.EngineRole = "system"
     user_id: str | None = None
@@ -247,6 +250,7 @@ class CondensedMemory(Memory):
         cache_points: CachePoints = False,
         chat_engine_role: template.EngineRole = "system",
         redact: Redact = None,
+        on_error: ErrorHandler = None,
         temporary: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
@@ -318,6 +322,10 @@ class CondensedMemory(Memory):
                 function. The model sees the stored text. If the function fails, nothing
                 is stored, and the call that puts the message raises a
                 ``SettingError``.
+            on_error: A function that is called once for each failed extraction,
+                summary, embedding or recall, with a ``MemoryFailure``: the work that
+                failed, and the next step. It runs in the event loop and must return
+                quickly. Default: failures are logged.
             temporary: Whether nothing is stored. The facts are read from the database,
                 which must exist, and the session is in memory. No facts are extracted,
                 and adding a fact raises a ``StoreError``.
@@ -391,6 +399,7 @@ class CondensedMemory(Memory):
             cache_points=cache_points,
             chat_engine_role=chat_engine_role,
             redact=redact,
+            on_error=on_error,
             temporary=temporary,
             user_id=user_id,
             shared=shared,
@@ -1249,6 +1258,8 @@ class CondensedMemory(Memory):
         would wait for the loop that it blocks.
         """
         self._is_used = True
+        # A copy from a pickle may have lost the function.
+        failure_handler.set(vars(self).get("on_error"))
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
 
 

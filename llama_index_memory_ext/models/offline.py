@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import (
@@ -19,9 +20,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from llama_index_memory_ext.text.messages import (
-    body_of,
-)
+from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -76,73 +75,8 @@ class _Topic(NamedTuple):
     single: bool = False
 
 
-_FAMILY = "(?:son|daughter|child|children|kid|brother|sister|wife|husband|partner|dog|cat|pet)s?"
-_TOPICS = (
-    _Topic(
-        "my name is|call me",
-        "your name is",
-        "Is called",
-        "knowledge",
-        "what(?: i|['\u2019])s my name|who am i",
-        single=True,
-    ),
-    _Topic(
-        "i (?:now )?(?:live in|moved to)",
-        "you live in",
-        "Lives in",
-        "context",
-        "where do i live",
-        single=True,
-    ),
-    _Topic(
-        "i(?:['\u2019]m| am) allergic to",
-        "you are allergic to",
-        "Is allergic to",
-        "context",
-        r"(?:what|do|am|any|have)\b.*allerg",
-    ),
-    _Topic(
-        rf"i have(?=\s+\S+ (?:\w+ )?{_FAMILY}\b)",
-        "you have",
-        "Has",
-        "context",
-        rf"do i have .*{_FAMILY}|my family",
-    ),
-    _Topic(
-        "i (?:like|love)", "you like", "Likes", "preference", "what do i (?:like|love)"
-    ),
-    _Topic(
-        "i work as",
-        "you work as",
-        "Works as",
-        "knowledge",
-        "what do i do|my (?:job|profession)",
-    ),
-    _Topic(
-        "i work (?:at|for)",
-        "you work at",
-        "Works at",
-        "knowledge",
-        "where do i work|who do i work for",
-    ),
-    _Topic(
-        "i(?:['\u2019]m| am)? work(?:ing)? on",
-        "you work on",
-        "Works on",
-        "context",
-        "what (?:do|am) i work",
-    ),
-    _Topic("i use", "you use", "Uses", "context", "what do i use"),
-    _Topic("i prefer", "you prefer", "Prefers", "preference", "what do i prefer"),
-    _Topic("i bought", "you bought", "Bought", "context", "what did i buy"),
-    _Topic(
-        "i plan to",
-        "you planned to",
-        "Plans to",
-        "goal",
-        "what did i (?:plan|say|tell)",
-    ),
-)
+_TOPICS_FILE = Path(__file__).with_name("offline_topics.json")
+_TOPICS = [_Topic(**fields) for fields in json.loads(_TOPICS_FILE.read_bytes())]
 
 
 class _Entry(NamedTuple):

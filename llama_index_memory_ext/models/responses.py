@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ToolCallBlock
 
-from llama_index_memory_ext.text.messages import (
-    message_tokens,
-)
+from llama_index_memory_ext.text.messages import message_tokens
 from llama_index_memory_ext.text.tool_calls import is_longer
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.jobs import BackOff
 from llama_index_memory_ext.background.loop import Recent, lock_for, spawn, thread_lock
+from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.search.tfidf import (
     Document,
     FactRanker,
@@ -408,9 +409,12 @@ class EmbeddingRanker:
 
 
 def _pause(model: BaseEmbedding, back_off: BackOff, reason: str) -> None:
-    if not back_off.pausing:
-        message = "%s did not embed (%s); words alone rank until it does, trying again in %g s."
-        logger.warning(message, model.__class__.__name__, reason, back_off.failed())
+    if back_off.pausing:
+        return
+    failed = f"{model.__class__.__name__} did not embed"
+    outcome = f"words alone rank until it does, trying again in {back_off.failed():g} s"
+    if not is_handled(MemoryFailure(failed, reason, outcome)):
+        logger.warning("%s (%s); %s.", failed, reason, outcome)
 
 
 async def _embed(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.words.related import related_terms
 from llama_index_memory_ext.words.tokens import (
@@ -124,12 +125,10 @@ def sparing(
         drop()
         kind = type(error).__name__
         failures[kind] += 1
-        if failures[kind] == 1:
-            logger.warning(
-                "%s (%s); nothing is lost, and the next question builds the index anew.",
-                message,
-                kind,
-            )
+        outcome = "the next question builds the index anew"
+        is_new = failures[kind] == 1
+        if not is_handled(MemoryFailure(message, kind, outcome)) and is_new:
+            logger.warning("%s (%s); nothing is lost, and %s.", message, kind, outcome)
 
 
 class Posting:

@@ -1,0 +1,94 @@
+"""``on_error`` of a memory: it is called once for each failure, with the failed work and the next step."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from llama_index_memory_ext.events import MemoryFailure
+from tests.conversation import assistant, user
+from tests.memories import OpenMemory
+from tests.memory.test_events import Learner
+from tests.openai_server import fail, say
+from tests.record.test_recall import SMALL
+from tests.scripted_models import StartModel
+from tests.search.test_embeddings import Meanings
+
+TURN = [user("I like tea."), assistant("Fine.")]
+
+
+async def test_a_failed_extraction_is_passed_on_and_not_logged(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm, _ = start_model(Learner(*[fail(500, "I like secrets")] * 3))
+    failures: list[MemoryFailure] = []
+    memory = open_memory(user_id="ann", llm=llm, on_error=failures.append)
+    memory.facts_block.retry_seconds = 300.0
+    await memory.aput_messages([*TURN, user("And?")])
+    await memory.facts_block.await_jobs("chat")
+    assert failures == [
+        MemoryFailure(
+            "Facts were not extracted",
+            "InternalServerError",
+            "trying again in 300 s",
+            "chat",
+        )
+    ]
+    assert "Facts were not extracted" not in caplog.text
+    # Another memory on the same store has no such function.
+    quiet = open_memory(user_id="ann", llm=llm, chat_store=memory.sql_store)
+    await quiet.aflush()
+    assert len(failures) == 1
+    assert "Facts were not extracted" in caplog.text
+
+
+async def test_a_failed_summary_is_passed_on(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    llm, _ = start_model(lambda messages, tools: say(""))
+    failures: list[MemoryFailure] = []
+    memory = open_memory(
+        llm=llm,
+        extract_facts=False,
+        max_messages=2,
+        keep_messages=1,
+        summarize=True,
+        on_error=failures.append,
+    )
+    await memory.aput_messages([*TURN, *TURN, user("And?")])
+    await memory.aget()
+    await memory.aflush()
+    assert {failure.failed for failure in failures} == {
+        "Earlier messages were not summarised"
+    }
+    assert {failure.error for failure in failures} == {"SummaryReplyError"}
+
+
+async def test_a_failed_embedding_is_passed_on(open_memory: OpenMemory) -> None:
+    failures: list[MemoryFailure] = []
+    memory = open_memory(
+        **SMALL, embed_model=Meanings(failing=True), on_error=failures.append
+    )
+    await memory.facts.aadd("Has a dog")
+    await memory.aput(user("Which dogs do I have?"))
+    await memory.aget()
+    assert failures[0].failed == "Meanings did not embed"
+    assert failures[0].outcome.startswith("words alone rank until it does")
+
+
+async def test_a_function_that_fails_costs_no_answer(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(failure: MemoryFailure) -> None:
+        raise ZeroDivisionError
+
+    caplog.set_level(logging.WARNING)
+    memory = open_memory(
+        extract_facts=False, embed_model=Meanings(failing=True), on_error=refuse
+    )
+    await memory.facts.aadd("Has a dog")
+    await memory.aput(user("Which dogs do I have?"))
+    assert "Has a dog" in str(await memory.aget())
+    assert "on_error has failed (ZeroDivisionError)." in caplog.text
+    assert "did not embed" in caplog.text
