@@ -15,11 +15,13 @@ database serves. Only counts are kept: the texts are not free for every use.
 
 All sides but the plain list have a limit of 8,000 tokens for the newest messages. With recall there are 2,000 tokens
 more, which change with each question, or by default 1,000 of the 8,000: there, what stands before them is looked at
-for itself, too. What is recalled by default has results of its own, ``results/cached_prefix_by_default.json``, which
-``--by-default`` measures alone. The plain list is LlamaIndex's ``Memory`` with such a limit that its prompts are as
-long in the mean as ours. What is paid is relative to it: the price of all prompt tokens under each rule's own prices,
-divided by that of as many of its prompt tokens. Ours is also measured with limits of 4,000 and 50,000 tokens; no
-conversation is as long as the second.
+for itself, too. What is recalled by default, and all defaults with facts, have results of their own,
+``results/cached_prefix_by_default.json``, which ``--by-default`` measures alone. The facts are LoCoMo's observations;
+before each message of the user, those of the messages so far are learned, as in ``equal_room.py``. Beside all defaults
+stand two plain lists: one with the limit of the record, and one whose prompts are as long. The plain list is
+LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean as ours. What is paid is relative to
+it: the price of all prompt tokens under each rule's own prices, divided by that of as many of its prompt tokens. Ours
+is also measured with limits of 4,000 and 50,000 tokens; no conversation is as long as the second.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.llms.llm import LLM
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
 from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
+from benchmarks.equal_room import learn
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.prompt_caches import (
     Blocks,
@@ -67,7 +69,8 @@ WITH_RECALL, WITH_MARKS, BEFORE_RECALL = (
     ", marked",
     ", before what is recalled",
 )
-BY_DEFAULT = ", recall by default"
+BY_DEFAULT, ALL_DEFAULTS = ", recall by default", ", all defaults, facts known"
+SAME_LIMIT, SAME_LENGTH = ", the same limit", ", as long as all defaults"
 
 Open = Callable[[], AbstractAsyncContextManager[BaseMemory]]
 RULES: dict[str, Callable[[], Rule]] = {
@@ -112,6 +115,7 @@ class Side:
 
     opened: Open
     marked: bool = False
+    learns: bool = False
     totals: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
     before_recall: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
 
@@ -131,6 +135,17 @@ def ours(limit: int, *, recall: int | None = 0, marked: bool = False) -> Side:
         cache_points=marked,
     )
     return Side(opened, marked)
+
+
+def all_defaults(*, marked: bool = False) -> Side:
+    """Our memory with facts, and with a record within the limit."""
+    opened = partial(
+        CondensedMemory.from_defaults,
+        condensed_token_limit=LIMIT,
+        extract_facts=False,
+        cache_points=marked,
+    )
+    return Side(opened, marked, learns=True)
 
 
 def plain_list(limit: int) -> Side:
@@ -163,18 +178,24 @@ def sides_at(limit: int) -> dict[str, Side]:
     }
 
 
-async def turns_of(
-    side: Side, conversation: Conversation, models: Sequence[LLM]
-) -> AsyncIterator[LLM]:
-    """Send the prompt of each turn through each of the models."""
+async def prompts_of(
+    side: Side, conversation: Conversation
+) -> AsyncIterator[list[ChatMessage]]:
+    """The prompt of each turn."""
+    waiting = list(conversation["pools"]["observations"])
+    rows: dict[str, int] = {}
     async with side.opened() as memory:
-        for message in messages_of(conversation):
+        for turn, message in zip(
+            conversation["pools"]["turns"], messages_of(conversation), strict=True
+        ):
+            is_question = message.role == MessageRole.USER
+            if is_question and side.learns and isinstance(memory, CondensedMemory):
+                waiting = await learn(memory, waiting, rows)
             await memory.aput(message)
-            if message.role == MessageRole.USER:
-                prompt = await memory.aget()
-                for model in models:
-                    await model.achat(prompt)
-                    yield model
+            # A new database counts its rows from 1.
+            rows[turn["id"]] = len(rows) + 1
+            if is_question:
+                yield await memory.aget()
 
 
 async def measure(
@@ -188,14 +209,16 @@ async def measure(
     for conversation in conversations:
         whole = {name: RULES[name]() for name in side.rules}
         before = {name: RULES[name]() for name in side.rules}
-        async for model in turns_of(side, conversation, [openai, anthropic]):
-            parts = parts_of(wire.body)
-            for name in side.rules:
-                if (name == "R4") == (model is anthropic):
-                    side.totals[name].add(whole[name].serve(parts), whole[name])
-                    side.before_recall[name].add(
-                        before[name].serve(without_recall(parts)), before[name]
-                    )
+        async for prompt in prompts_of(side, conversation):
+            for model in (openai, anthropic):
+                await model.achat(prompt)
+                parts = parts_of(wire.body)
+                for name in side.rules:
+                    if (name == "R4") == (model is anthropic):
+                        side.totals[name].add(whole[name].serve(parts), whole[name])
+                        side.before_recall[name].add(
+                            before[name].serve(without_recall(parts)), before[name]
+                        )
 
 
 def without_recall(parts: Sequence[Part]) -> list[Part]:
@@ -224,17 +247,21 @@ async def tokens_of_prompts(side: Side, conversations: Iterable[Conversation]) -
     count = TokenCounter()
     total = 0
     for conversation in conversations:
-        async with side.opened() as memory:
-            for message in messages_of(conversation):
-                await memory.aput(message)
-                if message.role == MessageRole.USER:
-                    total += count.count(prompt_text(await memory.aget()))
+        async for prompt in prompts_of(side, conversation):
+            total += count.count(prompt_text(prompt))
     return total
 
 
 async def measure_by_default(conversations: list[Conversation]) -> dict[str, Side]:
-    """The sides that recall by default, and the plain list that is as long as ours without recall."""
+    """The sides that recall by default or have all defaults, and the plain lists beside them.
+
+    Prices are relative to the plain list that is as long as ours without recall and facts.
+    """
     sides = {
+        OURS + ALL_DEFAULTS: all_defaults(),
+        OURS + ALL_DEFAULTS + WITH_MARKS: all_defaults(marked=True),
+        HOST + SAME_LIMIT: plain_list(LIMIT),
+        HOST + SAME_LENGTH: await plain_list_like(all_defaults(), conversations, LIMIT),
         OURS + BY_DEFAULT: ours(LIMIT, recall=None),
         OURS + BY_DEFAULT + WITH_MARKS: ours(LIMIT, recall=None, marked=True),
         HOST: await plain_list_like(ours(LIMIT), conversations, LIMIT),
@@ -291,9 +318,25 @@ def measures_before_recall(sides: dict[str, Side]) -> list[Measure]:
     return [
         Measure(f"share found, {rule}, {name}{BEFORE_RECALL}", total.share_found)
         for name, side in sides.items()
-        if name != HOST
+        if name.startswith(OURS)
         for rule, total in sorted(side.before_recall.items())
     ]
+
+
+def prices_of_turns(sides: dict[str, Side]) -> list[Measure]:
+    """What a turn with all defaults costs, relative to a turn with each plain list."""
+    measures = []
+    for name in (OURS + ALL_DEFAULTS, OURS + ALL_DEFAULTS + WITH_MARKS):
+        for rule, total in sorted(sides[name].totals.items()):
+            for host in (HOST, HOST + SAME_LIMIT, HOST + SAME_LENGTH):
+                of_host = sides[host].totals["R2" if rule == "R3" else rule]
+                measures.append(
+                    Measure(
+                        f"price of a turn, {rule}, {name}, to {host}",
+                        total.paid / of_host.paid,
+                    )
+                )
+    return measures
 
 
 def relative_price(sides: dict[str, Side], name: str, rule: str) -> float:
@@ -343,7 +386,11 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     by_default = asyncio.run(measure_by_default(conversations))
-    measures = [*measures_of({LIMIT: by_default}), *measures_before_recall(by_default)]
+    measures = [
+        *measures_of({LIMIT: by_default}),
+        *measures_before_recall(by_default),
+        *prices_of_turns(by_default),
+    ]
     code = publish("cached_prefix", measures, [], part="by_default")
     if "--by-default" in sys.argv:
         return code

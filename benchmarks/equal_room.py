@@ -3,7 +3,8 @@
     python -m benchmarks.equal_room [LOCOMO_JSON]
 
 The conversations are LoCoMo's. Each message is put. Before each message of the user, the memory learns the facts of the
-messages so far: LoCoMo's observations, as an extraction would have stored them. The prompt of that turn is given to
+messages so far: LoCoMo's observations with the rows of their messages, as an extraction would have stored them. The
+prompt of that turn is given to
 the rule R1 of ``prompt_caches.py`` (OpenAI up to GPT-5.5). At the end each question is asked, as in
 ``evidence_in_prompt.py``: a message of the evidence counts if its text is in the prompt as it was said. With
 "or a fact of it" a message counts, too, if the prompt has a fact that was learned from it.
@@ -148,15 +149,16 @@ async def put_all(memory: Memory, conversation: Conversation, counts: Counts) ->
     """Put the messages, and count the prompt of each turn."""
     cache = TokenPrefix()
     waiting = list(conversation["pools"]["observations"])
-    said: set[str] = set()
+    rows: dict[str, int] = {}
     for item, message in zip(
         conversation["pools"]["turns"], messages_of(conversation), strict=True
     ):
         is_question = message.role == MessageRole.USER
         if is_question and isinstance(memory, CondensedMemory):
-            waiting = await learn(memory, waiting, said)
+            waiting = await learn(memory, waiting, rows)
         await memory.aput(message)
-        said.add(item["id"])
+        # A new database counts its rows from 1.
+        rows[item["id"]] = len(rows) + 1
         if is_question:
             usage = cache.serve(parts_of(await memory.aget()))
             counts.turns += 1
@@ -164,19 +166,22 @@ async def put_all(memory: Memory, conversation: Conversation, counts: Counts) ->
             counts.found += usage.found
             counts.paid += paid(usage, cache)
     if isinstance(memory, CondensedMemory):
-        await learn(memory, waiting, said)
+        await learn(memory, waiting, rows)
         await memory.condensed_block.await_jobs(memory.session_id)
 
 
 async def learn(
-    memory: CondensedMemory, waiting: list[dict[str, Any]], said: set[str]
+    memory: CondensedMemory, waiting: list[dict[str, Any]], rows: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Store the facts whose messages were all said; return the others."""
+    """Store the facts whose messages were all said, with their rows; return the others."""
     later = []
     for fact in waiting:
-        if said.issuperset(fact["source"]):
+        if rows.keys() >= set(fact["source"]):
             await memory.facts.aadd(
-                fact["text"], confidence=fact.get("confidence", 1.0)
+                fact["text"],
+                confidence=fact.get("confidence", 1.0),
+                session_id=memory.session_id,
+                message_ids=[rows[turn] for turn in fact["source"]],
             )
         else:
             later.append(fact)

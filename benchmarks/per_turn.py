@@ -1,11 +1,11 @@
 """The tokens of the prompt at each turn of a long conversation, and how many of them a provider's cache can serve.
 
-The conversation is made of plain words: 400 turns of 200 tokens in the mean, 80,000 in all. A turn is a question, which
-is put, and an answer; the prompt is what ``aget`` gives between them. All memories of ``contenders.py`` are measured,
-as they come and with a limit of 8,000 tokens. Tokens are those of o200k_base, and what a cache serves is counted as
-the rule R1 of ``prompt_caches.py`` does it. A series has the tokens of every second prompt, and the share from
-the cache over each ten prompts. Where a model is needed it is the one of ``stand_in.py``. Nothing is timed, so the
-in-memory database serves.
+The conversation is made of plain words: 400 turns of 200 tokens in the mean, 80,000 in all. A turn is a question,
+which is put, and an answer; the prompt is what ``aget`` gives between them. All memories of ``contenders.py`` are
+measured, as they come and with a limit of 8,000 tokens. Ours learns a fact from each question: its first ten words.
+Tokens are those of o200k_base, and what a cache serves is counted as the rule R1 of ``prompt_caches.py`` does it. A
+series has the tokens of every second prompt, and the share from the cache over each ten prompts. Where a model is
+needed it is the one of ``stand_in.py``. Nothing is timed, so the in-memory database serves.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from benchmarks.messages import conversation
 from benchmarks.prompt_caches import served
 from benchmarks.recipe import IN_MEMORY, o200k
 from benchmarks.report import Measure, Series, publish
+from llama_index_memory_ext import CondensedMemory
 
 Counts = list[tuple[int, int]]
 
 LIMIT = 8_000
-TURNS, EVERY, WINDOW = 400, 2, 10
+TURNS, EVERY, WINDOW, FACT_WORDS = 400, 2, 10, 10
 DEFAULTS, LIMITED = "as they come", f"a limit of {LIMIT:,} tokens"
 
 # Between the end of a line and "<" no token of o200k_base reaches from one side to the other.
@@ -80,13 +81,18 @@ async def counts_of(
     counts: Counts = []
     previous: list[str] = []
     async with opened as memory:
-        for message in messages:
+        for row, message in enumerate(messages, 1):
             await put(memory, [message])
             if message.role == MessageRole.USER:
                 pieces = pieces_of(prompt_text(await memory.aget()))
                 tokens = sum(len(tokens_of(piece)) for piece in pieces)
                 counts.append((served(shared_tokens(pieces, previous)), tokens))
                 previous = pieces
+                if isinstance(memory, CondensedMemory):
+                    words = " ".join(str(message.content).split()[:FACT_WORDS])
+                    await memory.facts.aadd(
+                        words, session_id=memory.session_id, message_ids=[row]
+                    )
     return counts
 
 

@@ -37,9 +37,12 @@ from llama_index_memory_ext.fact import (
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.known import RecordInPrompt, UserFacts
+from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import (
+    FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
+    RecordInPrompt,
+    ShowableFacts,
     Surroundings,
     Weights,
     counted_line,
@@ -78,7 +81,6 @@ if TYPE_CHECKING:
         Explanation,
         RankedFact,
         Ranking,
-        ShowableFacts,
     )
     from llama_index_memory_ext.learning.extractor import Extractor
 
@@ -278,8 +280,8 @@ class RelevantFactsBlock(LogBlock):
     _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
         default_factory=Recent
     )
-    # The records of the last prompts, by session.
-    _records: Recent[str, RecordInPrompt] = PrivateAttr(default_factory=Recent)
+    # The record of the last prompt, by session; None without a record.
+    _records: Recent[str, RecordInPrompt | None] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -373,20 +375,18 @@ class RelevantFactsBlock(LogBlock):
         turns = turns_of(talk.lines)[-self.context_turns :]
         question, context = question_in(messages, turns, self.context_turns)
         showable = await user_facts.showable_for(question)
-        if record is not None:
-            self._records.put(session_id, record)
-            self._last_session = session_id
+        self._records.put(session_id, record)
+        self._last_session = session_id
         if not (user_facts.active or showable.facts):
             return FactsForPrompt()
-        profile = await self._profile(session_id, user_facts, record)
-        surroundings = self._surroundings(session_id, showable, profile, record)
+        surroundings = await self._surroundings(user_facts, showable, record)
         key = self._cache_key(user_facts, showable, surroundings, question, context)
         cached = self._texts.get(key)
         facts = cached
         if facts is None:
             is_prepared = await showable.prepare([question, *context])
             ranking = self._rank(showable, question, context, surroundings)
-            facts = self._texts_of(ranking, profile)
+            facts = self._texts_of(ranking)
             if is_prepared:
                 self._texts.put(key, facts)
         profile_ids = [entry.fact.id for entry, _ in facts.profile.shown]
@@ -409,32 +409,32 @@ class RelevantFactsBlock(LogBlock):
             )
         return facts
 
-    async def _profile(
-        self, session_id: str, user_facts: UserFacts, record: RecordInPrompt | None
-    ) -> list[Fact]:
-        """Return the facts in front of the record; [] without a record."""
-        room = self._profile_room
-        if record is None or not room:
-            return []
-        reader = self.profile_reader_of(session_id)
-        return await user_facts.profile(session_id, reader, record, room, self._weights)
-
-    def _surroundings(
+    async def _surroundings(
         self,
-        session_id: str,
+        user_facts: UserFacts,
         showable: ShowableFacts,
-        profile: Sequence[Fact],
         record: RecordInPrompt | None,
-    ) -> Surroundings | None:
-        """Return what the prompt shows beside the facts for the question; None without a record or a profile."""
-        room = self._profile_room
+    ) -> Surroundings:
+        """Return what the prompt shows beside the facts for the question; nothing without a record or a profile."""
+        room = self._room_in(PROFILE_NAME, self.profile_limit)
         if record is None or not room:
-            return None
-        for fact in profile:
-            room -= showable.lines[fact.id].tokens
+            return Surroundings(self._room_in(self.name, self.token_limit))
+        reader = self.profile_reader_of(record.session_id)
+        limit = self.token_limit
+        profile = []
+        for fact in await user_facts.profile(reader, record, room, self._weights):
+            tokens = showable.lines[fact.id].tokens
+            if tokens <= room:
+                profile.append(fact)
+                room -= tokens
+        if profile:
+            # The rest is the facts, and the element around them.
+            limit -= self.profile_limit - room
         return Surroundings(
-            tuple(fact.id for fact in profile),
-            showable.stated_by(session_id, record.row_ids),
+            self._room_in(self.name, limit),
+            tuple(profile),
+            showable.stated_in(record),
+            FLOOR_BEHIND_RECORD,
             room,
         )
 
@@ -442,7 +442,7 @@ class RelevantFactsBlock(LogBlock):
         self,
         user_facts: UserFacts,
         showable: ShowableFacts,
-        surroundings: Surroundings | None,
+        surroundings: Surroundings,
         question: str,
         context: Sequence[str],
     ) -> tuple[object, ...]:
@@ -462,14 +462,15 @@ class RelevantFactsBlock(LogBlock):
             *context,
         )
 
-    def _texts_of(self, ranking: Ranking, profile: Sequence[Fact]) -> FactsForPrompt:
+    def _texts_of(self, ranking: Ranking) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
         lines = ranking.showable.lines
-        entries = ranking.entries_of(profile)
-        in_front = self._text_of(entries, lines, self._profile_room)
-        room = self._room_beside(in_front.tokens)
-        entries = [entry._replace(place=FOR_QUESTION) for entry in ranking.fit(room)]
-        return FactsForPrompt(in_front, self._text_of(entries, lines, room))
+        limit = ranking.surroundings.limit
+        entries = [entry._replace(place=FOR_QUESTION) for entry in ranking.fit(limit)]
+        return FactsForPrompt(
+            self._text_of(ranking.profile(), lines, self.profile_limit),
+            self._text_of(entries, lines, limit),
+        )
 
     def _text_of(
         self,
@@ -541,12 +542,8 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
-        user_facts = await self._user_facts(session_id).read()
-        showable = await user_facts.showable_for(question)
-        await showable.prepare([question])
-        # Ranking many facts takes long enough to block the event loop.
-        ranking = await asyncio.to_thread(self._rank, showable, question, ())
-        return ranking.similar()
+        ranking = await self._ranked(question, session_id)
+        return await asyncio.to_thread(ranking.similar)
 
     async def aexplain(
         self,
@@ -558,25 +555,13 @@ class RelevantFactsBlock(LogBlock):
         """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
         For a question about the past, past facts are included. ``context`` are the
-        turns before, oldest first. Facts in front of the record are told apart as in
-        the last prompt of the session. In a ``CondensedMemory``, the ``session_id`` is
-        by default the session of the last prompt with a record; in a ``Memory``, a
-        block without a ``user_id`` needs it.
+        turns before, oldest first. The profile is that of the last prompt of the
+        session, by default the session for which the block was asked last.
         """
-        if session_id is None:
-            session_id = self._last_session
-        user_facts = await self._user_facts(session_id).read()
-        showable = await user_facts.showable_for(question)
+        session_id = session_id or self._last_session
         record = self._records.get(session_id)
-        profile = await self._profile(session_id, user_facts, record)
-        surroundings = self._surroundings(session_id, showable, profile, record)
-        await showable.prepare([question, *context])
-        # Ranking many facts takes long enough to block the event loop.
-        ranking = await asyncio.to_thread(
-            self._rank, showable, question, context, surroundings
-        )
-        tokens = sum(showable.lines[fact.id].tokens for fact in profile)
-        return await asyncio.to_thread(explain, ranking, self._room_beside(tokens))
+        ranking = await self._ranked(question, session_id, context, record)
+        return await asyncio.to_thread(explain, ranking)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -768,12 +753,28 @@ class RelevantFactsBlock(LogBlock):
         self._store.jobs.watch(embedding_ranker)
         return embedding_ranker
 
+    async def _ranked(
+        self,
+        question: str,
+        session_id: str,
+        context: Sequence[str] = (),
+        record: RecordInPrompt | None = None,
+    ) -> Ranking:
+        user_facts = await self._user_facts(session_id).read()
+        showable = await user_facts.showable_for(question)
+        surroundings = await self._surroundings(user_facts, showable, record)
+        await showable.prepare([question, *context])
+        # Ranking many facts takes long enough to block the event loop.
+        return await asyncio.to_thread(
+            self._rank, showable, question, context, surroundings
+        )
+
     def _rank(
         self,
         showable: ShowableFacts,
         question: str,
         context: Sequence[str],
-        surroundings: Surroundings | None = None,
+        surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
         ranking = showable.rank(
@@ -787,13 +788,6 @@ class RelevantFactsBlock(LogBlock):
             self.similarity_weight, self.confidence_weight, self.recency_weight
         )
 
-    def _room_beside(self, profile_tokens: int) -> int:
-        """Return the tokens for the facts behind the record: the limit without the profile and the elements."""
-        room = self.token_limit - self._tokens_of_element(self.name)
-        if profile_tokens:
-            room -= profile_tokens + self._tokens_of_element(PROFILE_NAME)
-        return max(0, room)
-
     @property
     def profile_limit(self) -> int:
         """The tokens of the profile, the element around it included; 0 for none."""
@@ -801,13 +795,9 @@ class RelevantFactsBlock(LogBlock):
             return min(_PROFILE_LIMIT, self.token_limit // 2)
         return self.profile_token_limit
 
-    @property
-    def _profile_room(self) -> int:
-        """The tokens for the facts of the profile, without the element around them."""
-        return max(0, self.profile_limit - self._tokens_of_element(PROFILE_NAME))
-
-    def _tokens_of_element(self, name: str) -> int:
-        return self.tokenizer_fn.count(f"<{name}>\n</{name}>\n")
+    def _room_in(self, name: str, limit: int) -> int:
+        """Return the tokens for facts within an element of at most ``limit`` tokens."""
+        return max(0, limit - self.tokenizer_fn.count(f"<{name}>\n</{name}>\n"))
 
     async def _read_talk(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
         """Return the end of a session's log, after the facts of deleted messages are retired.

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.fact import AgentView, Fact, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
-from llama_index_memory_ext.facts.ranking import ShowableFacts, document_of
+from llama_index_memory_ext.facts.ranking import (
+    RecordInPrompt,
+    ShowableFacts,
+    document_of,
+)
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
-from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -30,32 +32,15 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.ranking import Weights
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.log import Readers
     from llama_index_memory_ext.text.tokens import CountedText
     from llama_index_memory_ext.words.dates import Period
 
 
-@dataclass(frozen=True)
-class RecordInPrompt:
-    """The record of the prompt in which facts are shown.
+class _Choice(NamedTuple):
+    """The facts that were chosen for the profile of a session, and the cursor of its record then."""
 
-    ``readers``: the cursors of the store that holds the record's log.
-    ``epoch``, ``position``: the epoch of the session, and the cursor of the record.
-    ``row_ids``: the messages that the prompt shows whole.
-    """
-
-    readers: Readers
-    epoch: int
-    position: int
-    row_ids: frozenset[int]
-
-
-class _Profile(NamedTuple):
-    """The choice of facts for the profile of a session, and the cursor of the record that it was made for."""
-
-    epoch: int
-    position: int
-    fact_ids: tuple[str, ...]
+    cursor: tuple[int, int]
+    fact_ids: list[str]
 
 
 class UserFacts:
@@ -91,7 +76,7 @@ class UserFacts:
         self._ranker: FactRanker | None = None
         self._past_ranker: FactRanker | None = None
         self._failures = Counter[str]()
-        self._profiles: Recent[str, _Profile] = Recent()
+        self._choices: Recent[str, _Choice] = Recent()
         self._guard = thread_lock()
 
     @property
@@ -153,60 +138,53 @@ class UserFacts:
 
     async def profile(
         self,
-        session_id: str,
         reader: str,
         record: RecordInPrompt,
         limit: int,
         weights: Weights,
     ) -> list[Fact]:
-        """Return the facts of the profile that hold, in their order: pinned facts, then the chosen ones.
+        """Return the facts of the profile that hold: pinned facts, then the facts that were chosen for this record.
 
-        The choice is stored once for each position of the record, under the name
-        ``reader``. So each process shows the same profile until the record is cut.
+        The choice is stored under the name ``reader`` once for each position of the
+        record. So every process shows the same profile until the record is cut.
         """
-        profile = self._profiles.get(session_id)
-        if profile is None or profile[:2] != (record.epoch, record.position):
-            fact_ids = await self._stored_choice(
-                session_id, reader, record, limit, weights
-            )
-            profile = _Profile(record.epoch, record.position, fact_ids)
-            self._profiles.put(session_id, profile)
-        present = self.present
-        names = dict.fromkeys([*present.pinned_ids, *profile.fact_ids])
-        held = [name for name in names if name in present.lines]
-        fitting = fit_tokens([present.lines[name].tokens for name in held], limit)
-        return [self.facts[held[i]] for i in fitting]
+        choice = self._choices.get(record.session_id)
+        if choice is None or choice.cursor != record.cursor:
+            fact_ids = await self._stored_choice(reader, record, limit, weights)
+            choice = _Choice(record.cursor, fact_ids)
+            self._choices.put(record.session_id, choice)
+        names = dict.fromkeys([*self.present.pinned_ids, *choice.fact_ids])
+        return [self.facts[name] for name in names if name in self.present.lines]
 
     async def _stored_choice(
         self,
-        session_id: str,
         reader: str,
         record: RecordInPrompt,
         limit: int,
         weights: Weights,
-    ) -> tuple[str, ...]:
-        """Return the ids of the chosen facts for the position of a record; choose them if no process has."""
+    ) -> list[str]:
+        """Return the choice that is stored for the position of a record; make it if no process has."""
         # Behind the cursor of the record, which may be 0 for the first choice.
-        position = record.position + 1
+        epoch, position = record.cursor
+        position += 1
+        session_id = record.session_id
         stored = await record.readers.state(session_id, reader)
-        fact_ids: Sequence[str] = ()
+        chosen: list[str] = []
         if stored.position != position:
-            present = self.present
-            stated = present.stated_by(session_id, record.row_ids)
-            fact_ids = present.profile(stated, limit, weights)
+            chosen = self.present.profile(record, limit, weights)
             await record.readers.move(
                 session_id,
                 reader,
-                epoch=record.epoch,
+                epoch=epoch,
                 old=stored.position,
                 new=position,
-                state={"profile": fact_ids},
+                state={"profile": chosen},
             )
             # Another process may have stored its choice first.
             stored = await record.readers.state(session_id, reader)
         if stored.position == position and stored.state:
-            fact_ids = stored.state["profile"]
-        return tuple(fact_ids)
+            chosen = stored.state["profile"]
+        return chosen
 
     async def refresh(self, *, is_read: bool = False) -> None:
         """Embed the facts that were just stored, so that the next question need not wait."""

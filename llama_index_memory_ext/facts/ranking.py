@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.search.tfidf import FactRanker
+    from llama_index_memory_ext.store.log import Readers
     from llama_index_memory_ext.words.dates import Period
 
 
@@ -67,7 +68,7 @@ _FLOOR = 0.1
 _MOST_GENERAL = 12
 # Behind a record with a profile, a fact with less than this share does not concern a
 # question; chosen on LoCoMo, see docs/ranking.md.
-_FLOOR_BEHIND_RECORD = 0.3
+FLOOR_BEHIND_RECORD = 0.3
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
 FOR_QUESTION = "question"
@@ -263,6 +264,47 @@ class RankedFact(NamedTuple):
         return tuple(self.matches)
 
 
+@dataclass(frozen=True)
+class RecordInPrompt:
+    """The record of the prompt in which facts are shown.
+
+    ``session_id``: the session of the record.
+    ``readers``: the cursors of the store that holds its log.
+    ``cursor``: the epoch of the session, and the position of the record's cursor.
+    ``row_ids``: the messages that the prompt shows whole.
+    """
+
+    session_id: str
+    readers: Readers
+    cursor: tuple[int, int]
+    row_ids: frozenset[int]
+
+
+class Surroundings(NamedTuple):
+    """What the prompt shows beside the facts for a question.
+
+    ``profile``: the facts in front of the record, in their order.
+    ``stated``: the ids of facts whose messages are in the record.
+    ``floor``: the share of the best similarity from which a fact concerns the question.
+    ``limit``: tokens for the facts beside the profile.
+    ``room``: tokens for facts of these that do not concern the question.
+    """
+
+    limit: int = 0
+    profile: tuple[Fact, ...] = ()
+    stated: frozenset[str] = frozenset()
+    floor: float = _FLOOR
+    room: int = sys.maxsize
+
+    @property
+    def fact_ids(self) -> frozenset[str]:
+        """All facts that the prompt shows elsewhere."""
+        return self.stated.union(fact.id for fact in self.profile)
+
+
+_ALONE = Surroundings()
+
+
 class ShowableFacts:
     """The facts that may be shown for a question, and the numbers that every question needs.
 
@@ -324,15 +366,14 @@ class ShowableFacts:
                 places.setdefault((fact.session_id, row_id), []).append(i)
         return places
 
-    def stated_by(self, session_id: str, row_ids: Collection[int]) -> frozenset[str]:
-        """Return the ids of facts that only these messages state, without pinned facts and corrections."""
+    def stated_in(self, record: RecordInPrompt) -> frozenset[str]:
+        """Return the ids of facts whose messages the prompt shows, without pinned facts and corrections."""
         stated = set()
-        for row_id in row_ids:
-            for i in self._stated_by.get((session_id, row_id), ()):
+        for row_id in record.row_ids:
+            for i in self._stated_by.get((record.session_id, row_id), ()):
                 fact = self.facts[i]
-                if not comes_first(fact) and all(
-                    other_id in row_ids for other_id in fact.message_ids
-                ):
+                is_shown = record.row_ids.issuperset(fact.message_ids)
+                if is_shown and not comes_first(fact):
                     stated.add(fact.id)
         return frozenset(stated)
 
@@ -342,20 +383,19 @@ class ShowableFacts:
         return [self.ids[i] for i in self.first if self.facts[i].pinned]
 
     def profile(
-        self, stated: Collection[str], limit: int, weights: Weights
+        self, record: RecordInPrompt, limit: int, weights: Weights
     ) -> list[str]:
         """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
 
-        ``stated`` facts are left out. The facts fit into ``limit`` tokens.
+        Facts whose messages the prompt shows are left out. The others fit into
+        ``limit`` tokens.
         """
         shares = weights.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
         best = [self.ids[i] for i in np.lexsort((self.newer, -worth)).tolist()]
-        candidates = [
-            name
-            for name in dict.fromkeys([*self.pinned_ids, *best])
-            if name not in stated
-        ]
+        names = dict.fromkeys([*self.pinned_ids, *best])
+        stated = self.stated_in(record)
+        candidates = [name for name in names if name not in stated]
         tokens = [self.lines[name].tokens for name in candidates]
         return [candidates[i] for i in fit_tokens(tokens, limit)]
 
@@ -381,7 +421,7 @@ class ShowableFacts:
         context: Sequence[str],
         weights: Weights,
         languages: tuple[str, ...] | None = None,
-        surroundings: Surroundings | None = None,
+        surroundings: Surroundings = _ALONE,
     ) -> Ranking:
         """Score the facts for a question and the turns before it.
 
@@ -413,10 +453,8 @@ class ShowableFacts:
                 similarities = similarities_with_context(
                     self.ranker, self.ids, question, context
                 )
-                if surroundings and shares.similarity:
-                    floor = _FLOOR_BEHIND_RECORD
-                elif question.strip() and shares.similarity:
-                    floor = _FLOOR
+                if question.strip() and shares.similarity:
+                    floor = surroundings.floor
         if shares.similarity:
             least = min(
                 _WORTH_OF_A_WORD * shares.confidence / shares.similarity,
@@ -443,7 +481,7 @@ class ShowableFacts:
             scores,
             worth,
             floor,
-            surroundings=surroundings,
+            surroundings,
         )
 
     def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
@@ -497,24 +535,6 @@ def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
     return before
 
 
-class Surroundings(NamedTuple):
-    """What the prompt shows beside the facts for a question.
-
-    ``profile``: the ids of the facts in front of the record, in their order.
-    ``stated``: the ids of facts whose messages are in the record.
-    ``room``: tokens for facts that do not concern the question.
-    """
-
-    profile: tuple[str, ...] = ()
-    stated: frozenset[str] = frozenset()
-    room: int = 0
-
-    @property
-    def fact_ids(self) -> frozenset[str]:
-        """All facts that the prompt shows elsewhere."""
-        return self.stated.union(self.profile)
-
-
 class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made on request.
 
@@ -523,7 +543,7 @@ class Ranking(NamedTuple):
     ``worth``: the number by which the facts are ordered.
     ``floor``: the least similarity of facts that concern the question; 0: no similarity
     tells.
-    ``surroundings``: what stands around the facts of the prompt; None without a record.
+    ``surroundings``: what the prompt shows beside these facts.
     """
 
     showable: ShowableFacts
@@ -534,8 +554,8 @@ class Ranking(NamedTuple):
     scores: Numbers
     worth: Numbers
     floor: float
+    surroundings: Surroundings
     min_similarity: float | None = None
-    surroundings: Surroundings | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
         """Yield all facts, best first; of equally good facts the newest first."""
@@ -563,16 +583,15 @@ class Ranking(NamedTuple):
             question asks for, and the best 12 others; behind a record three tenths, and
             others only in the room that the profile leaves. 0: all facts.
         """
-        if self.surroundings:
-            elsewhere = self.surroundings.fact_ids
-            ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
+        elsewhere = self.surroundings.fact_ids
+        ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
+        room = self.surroundings.room
         general = 0
-        room = sys.maxsize if self.surroundings is None else self.surroundings.room
         if self.min_similarity is None and self.floor:
-            ids = self._close()
+            ids = self._close() - elsewhere
             general = _MOST_GENERAL
         elif self.min_similarity:
-            ids = self._near(self.min_similarity)
+            ids = self._near(self.min_similarity) - elsewhere
         else:
             yield from ranked
             return
@@ -598,13 +617,7 @@ class Ranking(NamedTuple):
         if showable.period is not None:
             close |= showable.recencies > 0
         close[[i for i in showable.first if showable.facts[i].pinned]] = True
-        return self._here({showable.ids[i] for i in np.flatnonzero(close)})
-
-    def _here(self, ids: set[str]) -> set[str]:
-        """Return the ids without facts that the prompt shows elsewhere."""
-        if self.surroundings is None:
-            return ids
-        return ids - self.surroundings.fact_ids
+        return {showable.ids[i] for i in np.flatnonzero(close)}
 
     def _near(self, least: float) -> set[str]:
         """Return the facts that concern the question by at least this share, and the pinned facts."""
@@ -622,7 +635,7 @@ class Ranking(NamedTuple):
             concern = max(shares.get(name, 0.0), closeness.get(name, 0.0))
             if concern >= least and entry.similarity >= floor:
                 near.add(name)
-        return self._here(near)
+        return near
 
     def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and fit into ``limit`` tokens, best first.
@@ -670,11 +683,11 @@ class Ranking(NamedTuple):
             languages=self.languages,
         )
 
-    def entries_of(self, facts: Sequence[Fact]) -> list[RankedFact]:
-        """Return the entries of a profile, in its order; facts outside the time of the question have no similarity."""
+    def profile(self) -> list[RankedFact]:
+        """Return the entries of the profile; facts outside the time of the question have no similarity."""
         places = {name: i for i, name in enumerate(self.showable.ids)}
         entries = []
-        for fact in facts:
+        for fact in self.surroundings.profile:
             entry = RankedFact(fact, 0.0, fact.confidence, 0.0, self.turns)
             if fact.id in places:
                 entry = self._entry(places[fact.id])
@@ -937,12 +950,12 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", about
 
 
-def explain(ranking: Ranking, limit: int) -> Explanation:
-    """Return which of the ranked facts are shown within ``limit`` tokens, and why."""
+def explain(ranking: Ranking) -> Explanation:
+    """Return which of the ranked facts are shown in the prompt, and why."""
+    limit = ranking.surroundings.limit
     ranked = list(ranking.best_first())
     concerning_ids = {entry.fact.id for entry in ranking.concerning(ranked)}
-    surroundings = ranking.surroundings or Surroundings()
-    places = dict.fromkeys(surroundings.profile, IN_PROFILE)
+    places = {fact.id: IN_PROFILE for fact in ranking.surroundings.profile}
     for entry in ranking.fit(limit):
         places[entry.fact.id] = FOR_QUESTION
     facts = []
@@ -958,7 +971,7 @@ def explain(ranking: Ranking, limit: int) -> Explanation:
             why = comes_first(fact) or "in the profile"
         elif place:
             why = _why_shown(entry, matches.values())
-        elif fact.id in surroundings.stated:
+        elif fact.id in ranking.surroundings.stated:
             why = "left out: its message is in the record"
         elif fact.id in concerning_ids:
             why = "left out: no room"

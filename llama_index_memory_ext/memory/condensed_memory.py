@@ -38,7 +38,7 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.known import RecordInPrompt
+from llama_index_memory_ext.facts.ranking import RecordInPrompt
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -1098,7 +1098,8 @@ class CondensedMemory(Memory):
         longest = window.message_limit // 2
         whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
         row_ids = frozenset([*active, *whole])
-        return RecordInPrompt(self.sql_store.readers, *window.place, row_ids)
+        readers = self.sql_store.readers
+        return RecordInPrompt(self.session_id, readers, window.place, row_ids)
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""
@@ -1113,13 +1114,14 @@ class CondensedMemory(Memory):
         """Return the contents joined, truncated to ``room`` tokens if possible."""
         fitted = await self._join(contents, room, turn)
         while fitted.tokens_left < 0:
-            name = self._content_to_truncate(fitted.contents)
-            if name is None:
+            contents = dict(fitted.contents)
+            block = self._block_to_truncate(contents)
+            if block is not None:
+                contents[block.name] = await block.atruncate(
+                    contents[block.name], -fitted.tokens_left
+                )
+            elif contents.pop(PROFILE_NAME, None) is None:
                 break
-            content = await self._truncatable_blocks[name].atruncate(
-                fitted.contents[name], -fitted.tokens_left
-            )
-            contents = {**fitted.contents, name: content}
             fitted = await self._join(contents, room, turn)
         return fitted
 
@@ -1131,7 +1133,7 @@ class CondensedMemory(Memory):
         tokens_left = -1
         if isinstance(shape, template.MemoryBlocksTemplate):
             split_contents = template.with_record_in_blocks(
-                contents, self.cache_points, turn, PROFILE_NAME
+                contents, self.cache_points, turn
             )
             tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
         parts, messages = await self._format_memory_blocks(split_contents)
@@ -1148,24 +1150,21 @@ class CondensedMemory(Memory):
             tokens_left = room - tokens
         return _FittedContents(contents, joined, messages, tokens_left)
 
-    @property
-    def _truncatable_blocks(self) -> dict[str, BaseMemoryBlock[Any]]:
-        """The blocks that may be truncated, by the names of their contents; the profile comes last.
+    def _block_to_truncate(
+        self, contents: dict[str, Any]
+    ) -> BaseMemoryBlock[Any] | None:
+        """Return the block to truncate next; None if no block with content may be truncated.
 
         LlamaIndex never truncates priority 0. The blocks of this package can be
         truncated with any priority.
         """
-        blocks = {}
-        for block in self.memory_blocks:
-            if isinstance(block, LogBlock) or block.priority > 0:
-                blocks[block.name] = block
-        return {**blocks, PROFILE_NAME: self.facts_block}
-
-    def _content_to_truncate(self, contents: dict[str, Any]) -> str | None:
-        """Return the name of the content to truncate next; None if no content may be truncated."""
-        blocks = self._truncatable_blocks
-        names = [name for name in blocks if contents.get(name)]
-        return max(names, key=lambda name: blocks[name].priority, default=None)
+        blocks = [
+            block
+            for block in self.memory_blocks
+            if contents.get(block.name)
+            and (isinstance(block, LogBlock) or block.priority > 0)
+        ]
+        return max(blocks, key=lambda block: block.priority, default=None)
 
     async def _read_media(
         self, turn: _Turn, fitted: _FittedContents

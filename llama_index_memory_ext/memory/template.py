@@ -14,6 +14,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.prompts import RichPromptTemplate
 
+from llama_index_memory_ext.blocks.facts import PROFILE_NAME
 from llama_index_memory_ext.record.window import (
     MOST_CACHE_POINTS,
     CachePoints,
@@ -108,12 +109,11 @@ def with_record_in_blocks(
     contents: Mapping[str, Any],
     cache_points: CachePoints,
     messages: Sequence[ChatMessage],
-    profile: str,
 ) -> dict[str, Any]:
     """Return the content of each memory block by its name, the record as text blocks with cache points.
 
     A prompt has at most four cache points; other memory blocks and the ``messages`` may
-    have some already. A cache point follows the ``profile``, if the points of the
+    have some already. A cache point follows the profile, if the points of the
     record leave two: a request may mark its end, too.
     """
     used_points = cache_points_in(messages)
@@ -124,9 +124,9 @@ def with_record_in_blocks(
     for name, content in contents.items():
         if isinstance(content, RecordText):
             marks_left = MOST_CACHE_POINTS - used_points - len(content.marks)
-            if cache_points and marks_left > 1 and contents.get(profile):
-                in_front = TextBlock(text=contents[profile])
-                split_contents[profile] = [in_front, cache_point(cache_points)]
+            if cache_points and marks_left > 1 and PROFILE_NAME in contents:
+                profile = TextBlock(text=contents[PROFILE_NAME])
+                split_contents[PROFILE_NAME] = [profile, cache_point(cache_points)]
                 used_points += 1
             split_contents[name] = content.content_blocks(cache_points, used_points)
     return split_contents
