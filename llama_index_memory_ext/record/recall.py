@@ -528,6 +528,13 @@ class MessageSearch:
         )
 
     @property
+    def older_jobs(self) -> Jobs:
+        """The jobs that index the older messages of sessions."""
+        return self.reader.store.jobs.jobs(
+            "older recall index", "Earlier messages were not indexed"
+        )
+
+    @property
     def embedding_jobs(self) -> Jobs:
         """The jobs that embed the messages of sessions."""
         return self.reader.store.jobs.jobs(
@@ -618,10 +625,6 @@ class MessageSearch:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
             index = self.indexes.get(session_id)
-        if index is not None and index.is_partial:
-            key = JobKey(session_id, f"{self.reader.name} older")
-            older = partial(self._index_log, session_id)
-            self.jobs.start(key, older, _RETRY_SECONDS)
         # After a deletion, other rows may have the ids in the index.
         if index is None or index.epoch != seen.epoch:
             return None
@@ -684,20 +687,21 @@ class MessageSearch:
     async def _index_newest(self, session_id: str, epoch: int) -> None:
         """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
         index = self.indexes.get(session_id)
-        if index is not None and index.epoch == epoch and index.is_partial:
-            await self._extend(session_id, index)
-            return
         if index is None or index.epoch != epoch:
             page = await self.reader.store.readers.page(
                 session_id, "", Seen(), limit=_FIRST_ROWS
             )
-            if page.more:
-                index = self._make_index(session_id, page.epoch)
-                index.is_partial = True
-                await self._take(index, page.rows)
-                self._keep(session_id, index)
-                return
-        await self._index_log(session_id)
+            index = self._make_index(session_id, page.epoch)
+            index.is_partial = page.more
+            await self._take(index, page.rows)
+            self._keep(session_id, index)
+        if index.is_partial:
+            await self._extend(session_id, index)
+            key = JobKey(session_id, self.reader.name)
+            older = partial(self._index_log, session_id)
+            self.older_jobs.start(key, older, _RETRY_SECONDS)
+        else:
+            await self._index_log(session_id)
 
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
