@@ -109,7 +109,7 @@ class Recent(Generic[K, V]):
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
-            if len(self._entries) > self.size:
+            while len(self._entries) > self.size:
                 self._entries.popitem(last=False)
 
     def values(self) -> list[V]:

@@ -432,7 +432,8 @@ class CondensedMemoryBlock(LogBlock):
     @property
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that summarise, index and embed sessions."""
-        return self.jobs, self._search.jobs, self._search.embedding_jobs
+        search = self._search
+        return self.jobs, search.jobs, search.older_jobs, search.embedding_jobs
 
     @property
     def _search(self) -> MessageSearch:

@@ -31,6 +31,7 @@ from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import Seen
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow, ReadPosition
+    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.messages import (
         Entry,
     )
@@ -104,6 +105,12 @@ _ASKED_SHARE = 1.3
 # The share for a text that only tells something.
 _TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
+# A new process answers from so many rows until it has indexed the older ones.
+_FIRST_ROWS = 2_000
+# All indexes of a process have at most so many messages, of about 10 kB each, unless one
+# has more. An index alone takes about as much as 50 messages.
+_KEPT_MESSAGES = 100_000
+_INDEX_MESSAGES = 50
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
 _INDEX_SECONDS = 1.0
@@ -168,6 +175,7 @@ class MessageIndex:
         newest: The last row that is indexed.
         turns: The texts of the last turns, without the current question.
         embeddings: Ranks the messages by meaning, too; None: by words alone.
+        is_partial: Whether the index lacks the oldest rows.
     """
 
     def __init__(
@@ -193,6 +201,7 @@ class MessageIndex:
             length_weight=LENGTH_WEIGHT, saturation=SATURATION, languages=languages
         )
         self.embeddings: EmbeddingRanker | None = None
+        self.is_partial = False
         self._counter = counter
         self._tags = tags
         self._languages = languages
@@ -213,6 +222,9 @@ class MessageIndex:
     def is_broken(self) -> bool:
         """Whether the index has failed and must be made anew."""
         return self.epoch == _BROKEN
+
+    def __len__(self) -> int:
+        return len(self._messages)
 
     def drop(self) -> None:
         """Mark the index as broken."""
@@ -503,7 +515,7 @@ class MessageSearch:
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
-    indexes: Recent[str, MessageIndex] = field(default_factory=lambda: Recent(32))
+    indexes: Recent[str, MessageIndex] = field(default_factory=Recent)
     # An agent asks the same question again after each of its tool calls.
     recalled: Recent[str, _Recalled] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
@@ -513,6 +525,13 @@ class MessageSearch:
         """The jobs that index sessions."""
         return self.reader.store.jobs.jobs(
             "recall index", "Earlier messages were not indexed"
+        )
+
+    @property
+    def older_jobs(self) -> Jobs:
+        """The jobs that index the older messages of sessions."""
+        return self.reader.store.jobs.jobs(
+            "older recall index", "Earlier messages were not indexed"
         )
 
     @property
@@ -603,7 +622,8 @@ class MessageSearch:
         index = self.indexes.get(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
-            self.jobs.start(key, partial(self._index_log, session_id), _RETRY_SECONDS)
+            newest = partial(self._index_newest, session_id, seen.epoch)
+            self.jobs.start(key, newest, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
             index = self.indexes.get(session_id)
@@ -666,26 +686,66 @@ class MessageSearch:
             show_messages, index, question, chosen, rows, limit
         )
 
+    async def _index_newest(self, session_id: str, epoch: int) -> None:
+        """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
+        index = self.indexes.get(session_id)
+        if index is None or index.epoch != epoch:
+            page = await self.reader.store.readers.page(
+                session_id, "", Seen(), limit=_FIRST_ROWS
+            )
+            index = self._make_index(session_id, page.epoch)
+            index.is_partial = page.more
+            await self._take(index, page.rows)
+            self._keep(session_id, index)
+        if index.is_partial:
+            await self._extend(session_id, index)
+            key = JobKey(session_id, self.reader.name)
+            older = partial(self._index_log, session_id)
+            self.older_jobs.start(key, older, _RETRY_SECONDS)
+        else:
+            await self._index_log(session_id)
+
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
         # One task at a time, because two would index the same rows.
         async with lock_for("index", id(self.indexes), session_id):
             index = self.indexes.get(session_id)
-            while True:
-                after = index.newest if index else 0
-                page = await self.reader.store.readers.unread(
-                    session_id, "", after=after, limit=_INDEXED_ROWS
-                )
-                if index is None or index.epoch != page.epoch:
-                    index = self._make_index(session_id, page.epoch)
-                    self.indexes.put(session_id, index)
-                    continue
-                if page.rows:
-                    await asyncio.to_thread(index.take, page.rows)
-                    if index.embeddings is not None:
-                        await index.embeddings.load()
-                if len(page.rows) < _INDEXED_ROWS:
-                    return index
+            if index is not None and index.is_partial:
+                index = None
+            while index is None or not await self._extend(session_id, index):
+                page = await self.reader.store.readers.unread(session_id, "", limit=1)
+                index = self._make_index(session_id, page.epoch)
+            self._keep(session_id, index)
+            return index
+
+    async def _extend(self, session_id: str, index: MessageIndex) -> bool:
+        """Index the rows behind the index; return False if rows were deleted meanwhile."""
+        while True:
+            page = await self.reader.store.readers.unread(
+                session_id, "", after=index.newest, limit=_INDEXED_ROWS
+            )
+            if page.epoch != index.epoch:
+                return False
+            if page.rows:
+                await self._take(index, page.rows)
+            if len(page.rows) < _INDEXED_ROWS:
+                return True
+
+    async def _take(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
+        await asyncio.to_thread(index.take, rows)
+        if index.embeddings is not None:
+            await index.embeddings.load()
+
+    def _keep(self, session_id: str, index: MessageIndex) -> None:
+        """Keep an index, and the indexes that were used last while they have room together."""
+        messages = len(index) + _INDEX_MESSAGES
+        kept = 1
+        for other in reversed(self.indexes.values()):
+            if other is not index:
+                messages += len(other) + _INDEX_MESSAGES
+                kept += messages <= _KEPT_MESSAGES
+        self.indexes.size = kept
+        self.indexes.put(session_id, index)
 
     def _make_index(self, session_id: str, epoch: int) -> MessageIndex:
         reader = self.reader

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.background.loop import thread_lock
@@ -205,10 +205,9 @@ _LEAST_SCORE = 0.4
 # Languages with this share of the best score may be the right language, too.
 _PLAUSIBLE = 0.75
 # A language is present in texts if this share of them has this many of its telling
-# terms, which at most ``_MOST_SHARING`` languages have.
+# terms, which at most two languages have.
 _LEAST_TEXTS = 0.02
 _LEAST_TELLING = 2
-_MOST_SHARING = 2
 
 
 @lru_cache(maxsize=1_000)
@@ -275,8 +274,8 @@ def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]
     """
     least = max(_LEAST_TEXTS * total, 1)
     codes = []
-    for code in LANGUAGES:
-        frequent = [term for term in _telling_terms(code) if frequency(term) >= least]
+    for code, lines in word_lists("telling_terms").items():
+        frequent = [term for term in chain(*lines) if frequency(term) >= least]
         if code != "en" and len(frequent) >= _LEAST_TELLING:
             codes.append(code)
     return tuple(codes)
@@ -325,16 +324,6 @@ def _by_letter() -> Mapping[str, list[str]]:
         for letter in letters:
             languages[letter].append(code)
     return dict(languages)
-
-
-@cache
-def _telling_terms(code: str) -> frozenset[str]:
-    """Return the terms of function words that at most one more language has."""
-    terms = set()
-    for word in FUNCTION_WORDS[code]:
-        if len(_by_word()[word]) <= _MOST_SHARING:
-            terms.add(term_of(word))
-    return frozenset(terms)
 
 
 _NUMBER = r"\d+(?:\.\d+)*"

@@ -20,6 +20,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     TokenCounter,
 )
+from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.recall import MessageSearch
 from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
 from llama_index_memory_ext.record.window import RecordReader
@@ -179,12 +180,12 @@ async def test_it_has_an_eighth_of_the_limit_by_default(
 ) -> None:
     """At most 2,000 tokens, what a summary leaves, and none of a record of less than 1,000."""
     limits = {1_000: 125, 8_000: 1_000, 50_000: 2_000, 999: 0}
-    for limit, recall in limits.items():
+    for limit, recall_limit in limits.items():
         assert (
             open_memory(
                 str(limit), condensed_token_limit=limit
             ).condensed_block.recall_limit
-            == recall
+            == recall_limit
         )
     block = CondensedMemoryBlock(
         token_limit=1_000, summarize=True, summary_token_limit=940
@@ -550,3 +551,40 @@ async def test_a_long_log_is_found_whole_after_a_restart(
     assert ("tool", "a hailstorm") in recalled(
         sent_text(await memory.aget(input="Was there a hailstorm?"))
     )
+
+
+async def test_a_new_process_finds_the_newest_messages_before_it_has_read_the_older_ones(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question waits for the newest rows alone, and a later one finds the oldest message, too."""
+    monkeypatch.setattr(recall, "_FIRST_ROWS", 60)
+    filler = [user(FILLER.format(i)) for i in range(40)]
+    first = open_memory(**SMALL)
+    await first.aput_messages([user(CAROLINE[1]), *filler, *filler])
+    await first.aput_messages([user("My uncle collects stamps."), *filler])
+    memory = open_memory(**SMALL)
+    question = "Who collects stamps? What does Caroline breed?"
+    shown = recalled(sent_text(await memory.aget(input=question)))
+    assert ("user", "My uncle collects stamps.") in shown
+    assert CAROLINE not in shown
+    await memory.aput_messages([user("My aunt collects coins."), *filler])
+    await memory.condensed_block.await_jobs("chat")
+    shown = recalled(sent_text(await memory.aget(input=f"{question} And coins?")))
+    assert {CAROLINE, ("user", "My uncle collects stamps.")} < set(shown)
+    assert ("user", "My aunt collects coins.") in shown
+
+
+async def test_kept_indexes_are_bounded_by_their_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recall, "_KEPT_MESSAGES", 200)
+    store = MemoryStore()
+    search = MessageSearch(RecordReader(store, "record", COUNTER, 900, Limits()))
+    for session, messages in (("a", 10), ("b", 10), ("c", 10), ("d", 300), ("e", 10)):
+        said = [user(f"Tea number {i}.") for i in range(messages)]
+        await store.log.append(session, said, len)
+        assert await search.search(session, "tea", most=1, message_limit=100)
+        kept = [name for name in "abcde" if name in search.indexes]
+        expected = {"a": "a", "b": "ab", "c": "abc", "d": "d", "e": "e"}[session]
+        assert "".join(kept) == expected
+    await store.aclose()
