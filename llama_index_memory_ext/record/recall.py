@@ -31,7 +31,7 @@ from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import Seen
+from llama_index_memory_ext.store.tables import ReadPosition
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
@@ -691,7 +691,7 @@ class MessageSearch:
         index = self.indexes.get(session_id)
         if index is None or index.epoch != epoch:
             page = await self.reader.store.readers.page(
-                session_id, "", Seen(), limit=_FIRST_ROWS
+                session_id, "", ReadPosition(), limit=_FIRST_ROWS
             )
             index = self._make_index(session_id, page.epoch)
             index.is_partial = page.more
