@@ -423,10 +423,11 @@ class RelevantFactsBlock(LogBlock):
         limit = self.token_limit
         profile = []
         for fact in await user_facts.profile(reader, record, room, self._weights):
-            tokens = showable.lines[fact.id].tokens
-            if tokens <= room:
+            line = showable.lines.get(fact.id)
+            # Another task may have read a newer fact since.
+            if line and line.tokens <= room:
                 profile.append(fact)
-                room -= tokens
+                room -= line.tokens
         if profile:
             # The rest is the facts, and the element around them.
             limit -= self.profile_limit - room

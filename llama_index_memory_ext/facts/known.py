@@ -150,41 +150,39 @@ class UserFacts:
         """
         choice = self._choices.get(record.session_id)
         if choice is None or choice.cursor != record.cursor:
-            fact_ids = await self._stored_choice(reader, record, limit, weights)
+            fact_ids = self.present.profile(record, limit, weights)
+            # An empty choice is not kept: the first facts enter the profile at once.
+            if not fact_ids:
+                return []
+            fact_ids = await self._store_choice(reader, record, fact_ids)
             choice = _Choice(record.cursor, fact_ids)
             self._choices.put(record.session_id, choice)
         names = dict.fromkeys([*self.present.pinned_ids, *choice.fact_ids])
         return [self.facts[name] for name in names if name in self.present.lines]
 
-    async def _stored_choice(
-        self,
-        reader: str,
-        record: RecordInPrompt,
-        limit: int,
-        weights: Weights,
+    async def _store_choice(
+        self, reader: str, record: RecordInPrompt, fact_ids: list[str]
     ) -> list[str]:
-        """Return the choice that is stored for the position of a record; make it if no process has."""
-        # Behind the cursor of the record, which may be 0 for the first choice.
+        """Store a choice for the position of a record, and return it, or the choice that another process has stored."""
         epoch, position = record.cursor
+        # Behind the cursor of the record, which may be 0 for the first choice.
         position += 1
         session_id = record.session_id
         stored = await record.readers.state(session_id, reader)
-        chosen: list[str] = []
         if stored.position != position:
-            chosen = self.present.profile(record, limit, weights)
             await record.readers.move(
                 session_id,
                 reader,
                 epoch=epoch,
                 old=stored.position,
                 new=position,
-                state={"profile": chosen},
+                state={"profile": fact_ids},
             )
             # Another process may have stored its choice first.
             stored = await record.readers.state(session_id, reader)
         if stored.position == position and stored.state:
-            chosen = stored.state["profile"]
-        return chosen
+            fact_ids = stored.state["profile"]
+        return fact_ids
 
     async def refresh(self, *, is_read: bool = False) -> None:
         """Embed the facts that were just stored, so that the next question need not wait."""

@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from html import escape
 from itertools import chain, islice
 from json import dumps
@@ -336,7 +336,13 @@ class ShowableFacts:
         self.period = period
         self.past_ids = past_ids
         self._sparing = sparing
+        self.places = {fact.id: i for i, fact in enumerate(self.facts)}
         self.ids = tuple(fact.id for fact in self.facts)
+        self._stated_by: dict[tuple[str | None, int], list[Fact]] = {}
+        for fact in self.facts:
+            for row_id in fact.message_ids:
+                message = (fact.session_id, row_id)
+                self._stated_by.setdefault(message, []).append(fact)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -357,21 +363,11 @@ class ShowableFacts:
         self.before = _facts_before(self.days, self.newer)
         self.has_times = _has_times(self.facts)
 
-    @cached_property
-    def _stated_by(self) -> dict[tuple[str | None, int], list[int]]:
-        """The places of the facts that each message of a session states."""
-        places: dict[tuple[str | None, int], list[int]] = {}
-        for i, fact in enumerate(self.facts):
-            for row_id in fact.message_ids:
-                places.setdefault((fact.session_id, row_id), []).append(i)
-        return places
-
     def stated_in(self, record: RecordInPrompt) -> frozenset[str]:
         """Return the ids of facts whose messages the prompt shows, without pinned facts and corrections."""
         stated = set()
         for row_id in record.row_ids:
-            for i in self._stated_by.get((record.session_id, row_id), ()):
-                fact = self.facts[i]
+            for fact in self._stated_by.get((record.session_id, row_id), ()):
                 is_shown = record.row_ids.issuperset(fact.message_ids)
                 if is_shown and not comes_first(fact):
                     stated.add(fact.id)
@@ -685,12 +681,11 @@ class Ranking(NamedTuple):
 
     def profile(self) -> list[RankedFact]:
         """Return the entries of the profile; facts outside the time of the question have no similarity."""
-        places = {name: i for i, name in enumerate(self.showable.ids)}
         entries = []
         for fact in self.surroundings.profile:
             entry = RankedFact(fact, 0.0, fact.confidence, 0.0, self.turns)
-            if fact.id in places:
-                entry = self._entry(places[fact.id])
+            if fact.id in self.showable.places:
+                entry = self._entry(self.showable.places[fact.id])
             entries.append(entry._replace(place=IN_PROFILE))
         return entries
 

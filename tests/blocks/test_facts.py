@@ -107,7 +107,7 @@ async def test_the_context_is_what_was_said_in_the_last_turns(
         "Deploys with Docker",
     ):
         await open_memory("chat", user_id="ann").facts.aadd(content, confidence=0.9)
-    memory = open_memory("chat", user_id="ann")
+    memory = open_memory("chat", user_id="ann", profile_token_limit=0)
     traffic = calling(("c", "run", {"in": "Docker"})), result("c", "Docker")
     await memory.aput_messages(
         [user("I'm working on a Python project"), assistant("Good.")]
@@ -116,7 +116,7 @@ async def test_the_context_is_what_was_said_in_the_last_turns(
         [user("It uses FastAPI and SQLAlchemy"), *traffic, assistant("Ok.")]
     )
     await memory.aput(user("How do I write tests?"))
-    for worker in (memory, open_memory("chat", user_id="ann")):
+    for worker in (memory, open_memory("chat", user_id="ann", profile_token_limit=0)):
         facts = shown(sent_text(await worker.aget()))
         assert facts[0] == "Prefers pytest for testing"
         assert facts[-1] == "Deploys with Docker"

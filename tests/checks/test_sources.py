@@ -73,6 +73,8 @@ async def test_a_message_that_the_store_has_deleted_is_noticed_with_the_next_que
             user_id="ann",
             chat_store=store,
             extract_facts=False,
+            # Beside a profile, facts are left out whose messages the record shows.
+            profile_token_limit=0,
         )
         assert shown(sent_text(await other.aget())) == ["Likes tea"]
         assert list(await reasons(other)) == ["Likes rain"]

@@ -300,6 +300,8 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(
     }
     first, second = date(2024, 2, 28), date(2024, 3, 1)
     assert learned == {"Likes snow": second, "Likes rain": first, "Likes tea": first}
+    # Beside a profile, facts are left out whose messages the record shows.
+    memory.facts_block.profile_token_limit = 0
     await memory.aput(user("What do I like?"))
     assert '<fact date="2024-03-01">Likes snow</fact>' in str(
         (await memory.aget())[0].content

@@ -183,7 +183,7 @@ async def test_the_text_is_the_same_with_cache_points_as_without(
     await memory.aput(user("And?"))
     plain = await memory.aget()
     assert (closed(plain), marked(plain)) == (closed(prompt), [])
-    assert texts(plain)[-2].count("<relevant_facts>") == 1
+    assert texts(plain)[0].count("<user_profile>") == 1
     memory.cache_points = True
     assert sent_text(await memory.aget()) == sent_text(plain)
 

@@ -147,7 +147,7 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(
                 await call
     assert await ann.aforget(vacuum=False) == {
         "messages": 8,
-        "cursors": 4,
+        "cursors": 5,
         "facts": 2,
         "embeddings": 0,
     }
