@@ -148,7 +148,6 @@ def _missing(statement: str, evidence: str) -> list[str]:
         # German nouns have a capital at their beginning, so only later capitals count.
         names = [name for name in names if name[1:] != name[1:].lower()]
     with_evidence = _shortened(names, evidence, words)
-    with_evidence |= _named_by_nouns(statement, evidence)
     relations = relations_in(evidence)
     missing = []
     for name in dict.fromkeys(names):
@@ -196,11 +195,6 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
         _have_one_stem(folded, word) or _is_abbreviation(word, folded)
         for word in words - STOP_WORDS
     )
-
-
-def _is_word_of(name: str, words: frozenset[str]) -> bool:
-    folded = comparable(name)
-    return folded in STOP_WORDS or overlaps([folded], words)
 
 
 def _have_one_stem(name: str, word: str) -> bool:
@@ -281,20 +275,6 @@ def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
             for position in range(len(word)):
                 acronyms.add(word[:position] + word[position + 1 :])
     return acronyms
-
-
-def _named_by_nouns(statement: str, evidence: str) -> set[str]:
-    """Return the names of a statement whose second part is a noun of the evidence.
-
-    "the Smoky Mountains" has evidence in "the mountains".
-    """
-    nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
-    names = set()
-    for run in pattern(_CAPITALS).findall(statement):
-        parts = pattern(_WORD).findall(run)
-        if any(_is_word_of(part, nouns) for part in parts[1:]):
-            names.update(parts)
-    return names
 
 
 def _missing_in_characters(statement: str, evidence: str) -> list[str]:
