@@ -229,14 +229,18 @@ def _is_abbreviation(word: str, name: str) -> bool:
 
     Examples are vw, utd, man, k8s, and js for JavaScript.
     """
-    if not word[:1].isalpha() or len(word) >= len(name) or word[0] != name[0]:
+    if len(word) >= len(name) or word[0] != name[0] or not word[0].isalpha():
         return False
     numeronym = pattern(_NUMERONYM).fullmatch(word)
     if numeronym:
         return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
     if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
         return True
-    # A letter, and then consonants of the name in their order.
+    return _has_consonants(name, word)
+
+
+def _has_consonants(name: str, word: str) -> bool:
+    """Return whether a word is a letter and then consonants of a name, in their order."""
     letters = iter(name)
     has_no_vowels = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
     return has_no_vowels and all(letter in letters for letter in word)

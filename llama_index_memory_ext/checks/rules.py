@@ -149,35 +149,28 @@ def first_rejection(
     return None
 
 
-def has_words(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a content without letters and digits, as "-"."""
-    if any(map(str.isalnum, candidate.new.content)):
-        return None
-    return Rejection("unreadable", "There is no statement in it.")
+def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject contents that no person would write, or that models read otherwise than people.
 
-
-def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject characters that models read and people do not see: they hide instructions."""
-    if pattern(_INVISIBLE).search(candidate.new.content):
-        return Rejection("invisible", "It has invisible characters.")
-    return None
-
-
-def is_short(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject contents and quotes that are too long for a statement.
-
-    A very long word is an encoded text.
+    Hidden characters and the tags around memories in a prompt carry instructions. A
+    very long word is an encoded text.
     """
     content = candidate.new.content
     quote = candidate.new.quote
+    if not any(map(str.isalnum, content)):
+        return Rejection("unreadable", "There is no statement in it.")
+    if pattern(_INVISIBLE).search(content):
+        return Rejection("invisible", "It has invisible characters.")
+    if escape_tags(content) != content:
+        return Rejection("markup", "It has one of the tags around memories.")
     is_too_long = len(content) > MAX_FACT or len(quote) > _MAX_QUOTE
-    if not is_too_long and not pattern(_LONG_WORD).search(content):
-        return None
-    return Rejection(
-        "too_long",
-        f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
-        f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
-    )
+    if is_too_long or pattern(_LONG_WORD).search(content):
+        return Rejection(
+            "too_long",
+            f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
+            f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
+        )
+    return None
 
 
 def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
@@ -356,15 +349,6 @@ def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject the tags around memories in a prompt: a fact must not end its own block."""
-    if escape_tags(candidate.new.content) != candidate.new.content:
-        return Rejection(
-            "markup", "It has one of the tags between which memories are shown."
-        )
-    return None
-
-
 def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject addresses, names of functions and tags that the conversation has not.
 
@@ -440,15 +424,12 @@ def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    has_words,
-    has_no_hidden_characters,
-    is_short,
+    is_plain_text,
     is_sure,
     has_no_secret,
     is_meant,
     is_the_users,
     is_not_the_assistants,
-    has_no_markup,
     has_said_addresses,
     names_whom,
     shares_words,

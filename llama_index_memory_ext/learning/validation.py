@@ -138,7 +138,9 @@ def validate_reply(
     )
     quotes = Counter(entry.quote for entry in reply.retired)
     ends_at = thread_time() + _MOST_SECONDS
-    for entry in (*reply.new_facts, *reply.retired, *reply.confirmed):
+    entries: list[NewFact | Confirmation] = [*reply.new_facts]
+    entries += [*reply.retired, *reply.confirmed]
+    for entry in entries:
         if thread_time() > ends_at:
             validation.rejected.append(_NO_TIME)
         elif isinstance(entry, NewFact):
