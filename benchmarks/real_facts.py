@@ -174,7 +174,7 @@ def verdict_on(content: str, dialogue: dict[str, Any]) -> str:
 
 def _likeness(content: str, gold: str) -> float:
     """The share of the keywords of a gold fact that a content has; 0 if one denies what the other does not."""
-    clause = closest_clause(gold, sentences_of(content))
+    clause = closest_clause(gold, sentences_of(content)).text
     if denies(clause) != denies(gold):
         return 0.0
     telling = keywords(gold)

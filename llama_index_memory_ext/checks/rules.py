@@ -34,7 +34,6 @@ from llama_index_memory_ext.checks.people import (
     closest_clause,
     is_small_talk,
     names_person,
-    speaks_of_other,
 )
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
@@ -292,9 +291,8 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     if place is None:
         return None
     sentences = sentences_at(place.text, place.span)
-    if new.about == "user" and (
-        names_person(new.content) or not speaks_of_other(new.content, sentences)
-    ):
+    is_others = closest_clause(new.content, sentences).person == "other"
+    if new.about == "user" and (names_person(new.content) or not is_others):
         return None
     relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
     said_relations = relations_in(" ".join(sentences))
@@ -508,7 +506,7 @@ def is_denial(candidate: Candidate) -> bool:
         return False
     telling = keywords(content)
     return any(
-        denies(clause) and overlaps(telling, keywords(clause))
+        denies(clause.text) and overlaps(telling, keywords(clause.text))
         for clause in clauses_in(sentences_at(place.text, place.span))
     )
 
@@ -522,7 +520,7 @@ def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     sentences = sentences_at(with_question_marks(place.text), place.span)
     if all(map(_may_ask, sentences)) or _mostly_ask(content, sentences):
         return Rejection("asked", _UNSAID["asked"])
-    clause = closest_clause(content, sentences)
+    clause = closest_clause(content, sentences).text
     is_denied = denies(clause) != denies(content)
     is_changed = tells_change(clause) and not overlaps(_changes(), keywords(content))
     if is_denied or is_changed:
