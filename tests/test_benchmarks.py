@@ -30,6 +30,7 @@ pauses = import_module("benchmarks.pauses")
 wire = import_module("benchmarks.wire")
 many_sessions = import_module("benchmarks.many_sessions")
 locomo = import_module("benchmarks.locomo")
+real_facts = import_module("benchmarks.real_facts")
 scores = import_module("benchmarks.scores")
 
 FILES = sorted(report.RESULTS.glob("*.json"))
@@ -470,3 +471,47 @@ def test_a_ranking_is_scored_by_what_fits_each_budget() -> None:
         (50.0, 75.0, 75.0, 100.0, 100.0),
         80.0,
     )
+
+
+GOLD = {
+    "id": "d1",
+    "said": [
+        ["user", "I don't smoke. My brother Tom is a pilot."],
+        ["assistant", "OK"],
+    ],
+    "store": [["Does not smoke"], ["Brother Tom is a pilot"]],
+    "no": [["Smokes"], ["Is a pilot"]],
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "verdict"),
+    [
+        ("Does not smoke", "true"),
+        ("My brother Tom is a pilot", "true"),
+        ("Smokes", "bad"),
+        ("Likes trains", "useless"),
+    ],
+)
+def test_a_stored_fact_is_judged_by_the_gold_labels(content: str, verdict: str) -> None:
+    assert real_facts.verdict_on(content, GOLD) == verdict
+
+
+def test_answers_of_a_model_are_counted_with_and_without_each_check(
+    tmp_path: Path,
+) -> None:
+    """A line that was cut when the run was stopped is left out."""
+    quote = "My brother Tom is a pilot."
+    fact = {"content": quote, "quote": quote, "confidence": 0.9}
+    secret = {"content": "My PIN is 4711", "quote": quote, "confidence": 0.9}
+    answer = {"dialogue": "d1", "reply": json.dumps({"new_facts": [fact, secret]})}
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f'{json.dumps(answer)}\n{{"dialogue": "d', encoding="utf-8")
+    answers = real_facts.read_answers(file)
+    total = real_facts.score(answers, {"d1": GOLD})
+    assert (total.parsed, total.exact, total.learned) == (1, 2, 1)
+    assert dict(total.stored) == {"true": 1}
+    scores = real_facts.without_each_check(answers, {"d1": GOLD})
+    real_facts.report(total, scores, file)
+    assert file.with_suffix(".png").stat().st_size > 0
+    assert json.loads(file.with_suffix(".json").read_text())["stored"] == {"true": 1}

@@ -148,7 +148,6 @@ def _missing(statement: str, evidence: str) -> list[str]:
         # German nouns have a capital at their beginning, so only later capitals count.
         names = [name for name in names if name[1:] != name[1:].lower()]
     with_evidence = _shortened(names, evidence, words)
-    with_evidence |= _named_by_nouns(statement, evidence)
     relations = relations_in(evidence)
     missing = []
     for name in dict.fromkeys(names):
@@ -198,11 +197,6 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
     )
 
 
-def _is_word_of(name: str, words: frozenset[str]) -> bool:
-    folded = comparable(name)
-    return folded in STOP_WORDS or overlaps([folded], words)
-
-
 def _have_one_stem(name: str, word: str) -> bool:
     """Return whether two words differ only by an ending or a typing error.
 
@@ -235,14 +229,18 @@ def _is_abbreviation(word: str, name: str) -> bool:
 
     Examples are vw, utd, man, k8s, and js for JavaScript.
     """
-    if not word[:1].isalpha() or len(word) >= len(name) or word[0] != name[0]:
+    if len(word) >= len(name) or word[0] != name[0] or not word[0].isalpha():
         return False
     numeronym = pattern(_NUMERONYM).fullmatch(word)
     if numeronym:
         return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
     if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
         return True
-    # A letter, and then consonants of the name in their order.
+    return _has_consonants(name, word)
+
+
+def _has_consonants(name: str, word: str) -> bool:
+    """Return whether a word is a letter and then consonants of a name, in their order."""
     letters = iter(name)
     has_no_vowels = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
     return has_no_vowels and all(letter in letters for letter in word)
@@ -281,20 +279,6 @@ def _acronyms(evidence: str, words: frozenset[str]) -> set[str]:
             for position in range(len(word)):
                 acronyms.add(word[:position] + word[position + 1 :])
     return acronyms
-
-
-def _named_by_nouns(statement: str, evidence: str) -> set[str]:
-    """Return the names of a statement whose second part is a noun of the evidence.
-
-    "the Smoky Mountains" has evidence in "the mountains".
-    """
-    nouns = frozenset(re.findall(r"(?<![^\W_])[a-z]{4,}", evidence)) - STOP_WORDS
-    names = set()
-    for run in pattern(_CAPITALS).findall(statement):
-        parts = pattern(_WORD).findall(run)
-        if any(_is_word_of(part, nouns) for part in parts[1:]):
-            names.update(parts)
-    return names
 
 
 def _missing_in_characters(statement: str, evidence: str) -> list[str]:

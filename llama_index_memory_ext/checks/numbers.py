@@ -271,16 +271,21 @@ def missing_numbers(
     evidence = quantities(source, language_of(source), with_more=True)
     # "One" is often not said: "a cat".
     implied = {1.0, *also}
-    missing = []
-    for quantity in stated:
-        same = [entry for entry in evidence if quantity.values & entry.values]
-        different = [entry for entry in evidence if entry not in same]
-        if not same:
-            if quantity.values.isdisjoint(implied):
-                missing.append(quantity.written)
-        elif _counts_something_else(quantity, same, different):
-            missing.append(f"{quantity.written} {quantity.word or quantity.unit}")
-    return missing
+    problems = [_problem_of(quantity, evidence, implied) for quantity in stated]
+    return list(filter(None, problems))
+
+
+def _problem_of(
+    quantity: Quantity, evidence: Sequence[Quantity], implied: Collection[float]
+) -> str:
+    """Return a number of a statement without evidence, or with what it wrongly counts; "" for none."""
+    same = [entry for entry in evidence if quantity.values & entry.values]
+    if not same:
+        return quantity.written if quantity.values.isdisjoint(implied) else ""
+    different = [entry for entry in evidence if entry not in same]
+    if _counts_something_else(quantity, same, different):
+        return f"{quantity.written} {quantity.word or quantity.unit}"
+    return ""
 
 
 def _counts_something_else(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.quotes import tokens_in
 from llama_index_memory_ext.words import pattern, phrases, word_lists
@@ -14,11 +14,7 @@ from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Iterator
-    from typing import Literal
-
-    # "": the words do not tell.
-    Person = Literal["user", "other", ""]
+    from collections.abc import Iterable
 
 # "My best friend", "meine kleine Schwester": the words between are few.
 _WORDS_OF_PERSON = 4
@@ -30,25 +26,47 @@ def _people(section: str) -> frozenset[str]:
     return frozenset(chain(*word_lists("people")[section]))
 
 
-def clauses_in(sentences: Iterable[str]) -> list[str]:
-    """Return the clauses of sentences."""
-    return [clause for clause, _ in _clauses(sentences)]
+class Clause(NamedTuple):
+    """A clause of a message.
 
-
-def closest_clause(statement: str, sentences: Iterable[str]) -> str:
-    """Return the clause with most keywords of a statement, the last of equal ones."""
-    return _closest(statement, sentences)[0]
-
-
-def speaks_of_other(statement: str, sentences: Iterable[str]) -> bool:
-    """Return whether the clause that says a statement is about another person alone.
-
-    >>> speaks_of_other("Is a nurse", ["My sister is a nurse, and I cook."])
-    True
-    >>> speaks_of_other("Cooks", ["My sister is a nurse, and I cook."])
-    False
+    ``person``: whom it is about, "user" or "other"; "" if the words do not tell.
     """
-    return _closest(statement, sentences)[1] == "other"
+
+    text: str
+    person: str
+
+
+def clauses_in(sentences: Iterable[str]) -> list[Clause]:
+    """Return the clauses of sentences.
+
+    A clause without a person of its own has that of the clause before it: "My brother
+    is a pilot and lives in Rome".
+    """
+    clauses = []
+    for sentence in sentences:
+        person = ""
+        for text in phrases("people", "clause_end").split(sentence):
+            person = _person_of(text) or person
+            clauses.append(Clause(text, person))
+    return clauses
+
+
+def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
+    """Return the clause with most keywords of a statement, of equal ones the user's.
+
+    >>> sentences = ["My sister is a nurse, and I cook."]
+    >>> closest_clause("Is a nurse", sentences).person, closest_clause("Cooks", sentences).person
+    ('other', 'user')
+    """
+    telling = keywords(statement)
+    best = Clause("", "")
+    most = -1
+    for clause in clauses_in(sentences):
+        count = len(shared(telling, keywords(clause.text)))
+        if count > most or (count == most and clause.person != "other"):
+            best = clause
+            most = count
+    return best
 
 
 def names_person(statement: str) -> bool:
@@ -57,35 +75,12 @@ def names_person(statement: str) -> bool:
     return is_implied or bool(relations_in(statement))
 
 
-def _closest(statement: str, sentences: Iterable[str]) -> tuple[str, Person]:
-    telling = keywords(statement)
-    best: tuple[str, Person] = ("", "")
-    most = -1
-    for clause, person in _clauses(sentences):
-        count = len(shared(telling, keywords(clause)))
-        if count > most or (count == most and person != "other"):
-            best = (clause, person)
-            most = count
-    return best
-
-
-def _clauses(sentences: Iterable[str]) -> Iterator[tuple[str, Person]]:
-    """Yield the clauses of sentences and their persons.
-
-    A clause without a person of its own has that of the clause before it: "My brother
-    is a pilot and lives in Rome".
-    """
-    for sentence in sentences:
-        person: Person = ""
-        for clause in phrases("people", "clause_end").split(sentence):
-            if clause.strip():
-                person = _person_of(clause) or person
-                yield clause, person
-
-
-def _person_of(clause: str) -> Person:
+def _person_of(clause: str) -> str:
     if script_of(clause) == "cjk":
-        return _person_in_characters(clause)
+        if _named_in_characters().search(clause):
+            return "other"
+        is_speaker = phrases("people", "speaker_in_characters").search(clause)
+        return "user" if is_speaker else ""
     words = _words_in(clause)
     length = _length_of_other(words)
     speakers = _people("speaker")
@@ -119,14 +114,6 @@ def _length_of_other(words: list[str]) -> int:
             if relations_in(word):
                 return length
     return 0
-
-
-def _person_in_characters(clause: str) -> Person:
-    if _named_in_characters().search(clause):
-        return "other"
-    if phrases("people", "speaker_in_characters").search(clause):
-        return "user"
-    return ""
 
 
 @cache

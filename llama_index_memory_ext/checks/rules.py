@@ -34,7 +34,6 @@ from llama_index_memory_ext.checks.people import (
     closest_clause,
     is_small_talk,
     names_person,
-    speaks_of_other,
 )
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
@@ -149,35 +148,28 @@ def first_rejection(
     return None
 
 
-def has_words(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a content without letters and digits, as "-"."""
-    if any(map(str.isalnum, candidate.new.content)):
-        return None
-    return Rejection("unreadable", "There is no statement in it.")
+def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject contents that no person would write, or that models read otherwise than people.
 
-
-def has_no_hidden_characters(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject characters that models read and people do not see: they hide instructions."""
-    if pattern(_INVISIBLE).search(candidate.new.content):
-        return Rejection("invisible", "It has invisible characters.")
-    return None
-
-
-def is_short(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject contents and quotes that are too long for a statement.
-
-    A very long word is an encoded text.
+    Hidden characters and the tags around memories in a prompt carry instructions. A
+    very long word is an encoded text.
     """
     content = candidate.new.content
     quote = candidate.new.quote
+    if not any(map(str.isalnum, content)):
+        return Rejection("unreadable", "There is no statement in it.")
+    if pattern(_INVISIBLE).search(content):
+        return Rejection("invisible", "It has invisible characters.")
+    if escape_tags(content) != content:
+        return Rejection("markup", "It has one of the tags around memories.")
     is_too_long = len(content) > MAX_FACT or len(quote) > _MAX_QUOTE
-    if not is_too_long and not pattern(_LONG_WORD).search(content):
-        return None
-    return Rejection(
-        "too_long",
-        f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
-        f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
-    )
+    if is_too_long or pattern(_LONG_WORD).search(content):
+        return Rejection(
+            "too_long",
+            f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
+            f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
+        )
+    return None
 
 
 def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
@@ -299,9 +291,8 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     if place is None:
         return None
     sentences = sentences_at(place.text, place.span)
-    if new.about == "user" and (
-        names_person(new.content) or not speaks_of_other(new.content, sentences)
-    ):
+    is_others = closest_clause(new.content, sentences).person == "other"
+    if new.about == "user" and (names_person(new.content) or not is_others):
         return None
     relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
     said_relations = relations_in(" ".join(sentences))
@@ -353,15 +344,6 @@ def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
     reason = unsaid_reason(candidate.new.content, place.text, place.span)
     if reason:
         return Rejection(reason, _UNSAID[reason])
-    return None
-
-
-def has_no_markup(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject the tags around memories in a prompt: a fact must not end its own block."""
-    if escape_tags(candidate.new.content) != candidate.new.content:
-        return Rejection(
-            "markup", "It has one of the tags between which memories are shown."
-        )
     return None
 
 
@@ -440,15 +422,12 @@ def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    has_words,
-    has_no_hidden_characters,
-    is_short,
+    is_plain_text,
     is_sure,
     has_no_secret,
     is_meant,
     is_the_users,
     is_not_the_assistants,
-    has_no_markup,
     has_said_addresses,
     names_whom,
     shares_words,
@@ -527,7 +506,7 @@ def is_denial(candidate: Candidate) -> bool:
         return False
     telling = keywords(content)
     return any(
-        denies(clause) and overlaps(telling, keywords(clause))
+        denies(clause.text) and overlaps(telling, keywords(clause.text))
         for clause in clauses_in(sentences_at(place.text, place.span))
     )
 
@@ -541,7 +520,7 @@ def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     sentences = sentences_at(with_question_marks(place.text), place.span)
     if all(map(_may_ask, sentences)) or _mostly_ask(content, sentences):
         return Rejection("asked", _UNSAID["asked"])
-    clause = closest_clause(content, sentences)
+    clause = closest_clause(content, sentences).text
     is_denied = denies(clause) != denies(content)
     is_changed = tells_change(clause) and not overlaps(_changes(), keywords(content))
     if is_denied or is_changed:

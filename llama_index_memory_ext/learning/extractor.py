@@ -99,6 +99,7 @@ _RESULT_CHARACTERS = 20_000
 # Tokens of a verdict on one candidate, at most.
 _VERDICT_TOKENS = 60
 _APPLY_TRIES = 3
+_DECIDED = Rejection("duplicate", "It is pending, or was rejected.")
 # So many judgements that are all "stated" show that a model agrees to anything.
 _LEAST_JUDGED = 20
 
@@ -972,50 +973,21 @@ def _with_text(lines: Iterable[Utterance]) -> list[Utterance]:
 def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedReply:
     """Return a validated reply whose new facts, and the facts that they end, wait for a person.
 
-    A fact that the user wants forgotten does not wait. A new fact that is pending
-    already, or was rejected, is left out.
+    A fact that ends without a replacement waits as a pending fact that says so. A fact
+    that the user wants forgotten does not wait. A new fact that is pending already, or
+    was rejected, is left out.
     """
-    ended_now = []
-    ended_later = []
-    for fact in valid.retired:
-        is_pending = user_facts.facts[fact.id].pending
-        if fact.retired_by == "request" or (is_pending and not fact.replaced_by):
-            ended_now.append(fact)
-        else:
-            ended_later.append(fact)
-    new = _pending_facts(valid.accepted, ended_later, user_facts)
-    decided_ids = {
-        normalised(fact.content): fact.id
-        for fact in (*user_facts.pending, *user_facts.rejected)
+    new = {
+        fact.id: fact.model_copy(update={"pending": True}) for fact in valid.accepted
     }
-    accepted = []
-    rejected = list(valid.rejected)
-    for fact in new.values():
-        if decided_ids.get(normalised(fact.content), fact.id) == fact.id:
-            accepted.append(fact)
-        else:
-            rejected.append(Rejection("duplicate", "It is pending, or was rejected."))
-    return ValidatedReply(
-        accepted=tuple(accepted),
-        confirmed=tuple(fact for fact in valid.confirmed if fact.id not in new),
-        retired=tuple(ended_now),
-        rejected=tuple(rejected),
-        doubted=valid.doubted,
-    )
-
-
-def _pending_facts(
-    accepted: Iterable[Fact], ended: Iterable[Fact], user_facts: UserFacts
-) -> dict[str, Fact]:
-    """Return the accepted facts as pending ones by id, with the facts that they will end.
-
-    A fact that ends without a replacement waits as a pending fact that says so.
-    """
-    new = {fact.id: fact.model_copy(update={"pending": True}) for fact in accepted}
     waiting = {fact.id: fact for fact in user_facts.pending}
-    for ending in ended:
+    ended_now = []
+    for ending in valid.retired:
         old = user_facts.facts[ending.id]
         name = ending.replaced_by or ""
+        if ending.retired_by == "request" or (old.pending and not name):
+            ended_now.append(ending)
+            continue
         pending = new.get(name) or waiting.get(name) or _only_ending(old)
         ends_facts = {
             **pending.ends_facts,
@@ -1023,7 +995,21 @@ def _pending_facts(
             **old.ends_facts,
         }
         new[pending.id] = pending.model_copy(update={"ends_facts": ends_facts})
-    return new
+    confirmed = [fact for fact in valid.confirmed if fact.id not in new]
+    rejected = list(valid.rejected)
+    for fact in (*user_facts.pending, *user_facts.rejected):
+        for repeated in [*new.values()]:
+            is_same = normalised(repeated.content) == normalised(fact.content)
+            if is_same and repeated.id != fact.id:
+                del new[repeated.id]
+                rejected.append(_DECIDED)
+    return replace(
+        valid,
+        accepted=tuple(new.values()),
+        confirmed=tuple(confirmed),
+        retired=tuple(ended_now),
+        rejected=tuple(rejected),
+    )
 
 
 def _only_ending(old: Fact) -> Fact:

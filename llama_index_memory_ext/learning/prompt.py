@@ -453,26 +453,27 @@ async def ask(
     )
     can_call = _can_call(llm)
     by_tool = can_call
-    is_last = False
+    last_error: MemoryExtError | None = None
     while True:
-        response, by_tool = await request.send(messages, by_tool=by_tool)
+        response = await request.send_by_tool(messages) if by_tool else None
+        by_tool = response is not None
+        if response is None:
+            response = await request.send_in_words(messages)
         ignores_tool = False
         try:
             # A long answer takes a while, for which the event loop must not be blocked.
             parts = await asyncio.to_thread(_parts_of, response.message)
-            if by_tool:
-                if parts.calls:
-                    remember(llm, ["tools"], taken=True)
-                ignores_tool = not takes(llm, "tools")
+            if by_tool and parts.calls:
+                remember(llm, ["tools"], taken=True)
+            ignores_tool = by_tool and not takes(llm, "tools")
             texts = parts.texts(may_be_empty=ignores_tool)
             value = await asyncio.to_thread(read, texts, response)
         except MemoryExtError as error:
-            if is_last or _is_final(response, ignores_tool=ignores_tool):
+            if last_error or _is_final(response, ignores_tool=ignores_tool):
                 raise
-            is_last = True
-            if ignores_tool:
-                by_tool = False
-            else:
+            last_error = error
+            by_tool = by_tool and not ignores_tool
+            if not ignores_tool:
                 messages = _with_correction(messages, error)
             continue
         if can_call and not by_tool:
@@ -512,13 +513,6 @@ def _with_correction(
     return _with_last(messages, f"{messages[-1].content} {correction}")
 
 
-class _Answer(NamedTuple):
-    """A response, and whether it was asked for by a tool."""
-
-    response: ChatResponse
-    by_tool: bool
-
-
 @dataclass(frozen=True)
 class _Request:
     """A request to a model by a tool, or in words.
@@ -534,15 +528,7 @@ class _Request:
     response_format: dict[str, Json] | None
     heard: list[ChatResponse]
 
-    async def send(self, messages: Sequence[ChatMessage], *, by_tool: bool) -> _Answer:
-        """Return the answer by the tool, or in words if the server refuses tools."""
-        if by_tool:
-            response = await self._send_by_tool(messages)
-            if response is not None:
-                return _Answer(response, by_tool=True)
-        return _Answer(await self._send_in_words(messages), by_tool=False)
-
-    async def _send_by_tool(
+    async def send_by_tool(
         self, messages: Sequence[ChatMessage]
     ) -> ChatResponse | None:
         """Return the response; None if the server refuses tools."""
@@ -561,7 +547,8 @@ class _Request:
                 raise
             return None
 
-    async def _send_in_words(self, messages: Sequence[ChatMessage]) -> ChatResponse:
+    async def send_in_words(self, messages: Sequence[ChatMessage]) -> ChatResponse:
+        """Return the response to a request in words."""
         options = self.options
         if self.response_format and is_openai_like(self.llm):
             options = {"response_format": self.response_format, **options}

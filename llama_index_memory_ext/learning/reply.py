@@ -247,32 +247,16 @@ def read_confidence(value: Json) -> float:
     """
     if value is None:
         return _DEFAULT_CONFIDENCE
-    if isinstance(value, str):
-        return _confidence_in(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    return _share_of(value, 1)
-
-
-def _confidence_in(text: str) -> float:
-    match = _CONFIDENCE.fullmatch(text.strip().lower()[:_LONGEST_NAME])
+    match = _CONFIDENCE.fullmatch(str(value).strip().lower()[:_LONGEST_NAME])
     if match is None:
         return 0.0
     if match["word"]:
         return _CONFIDENCES[match["word"]]
     number = float(match["number"].replace(",", "."))
-    if match["percent"]:
-        return _share_of(number, _PERCENT)
-    return _share_of(number, int(match["of"] or 1))
-
-
-def _share_of(number: float, scale: int) -> float:
-    """Return a number as a share of its scale; 0 for a number that is not on it."""
-    if scale == 1 and 1 < number <= _PERCENT:
+    scale = int(match["of"] or 1)
+    if match["percent"] or (scale == 1 and number > 1):
         scale = _PERCENT
-    if 0 <= number <= scale:
-        return number / scale
-    return 0.0
+    return number / scale if number <= scale else 0.0
 
 
 def read_said_as(value: Json, unknown: str = "stated") -> str:

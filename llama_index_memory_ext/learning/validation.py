@@ -32,7 +32,7 @@ from llama_index_memory_ext.fact import (
     retire,
 )
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.learning.reply import NewFact
+from llama_index_memory_ext.learning.reply import NewFact, Retirement
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from llama_index_memory_ext.checks.rules import Check
-    from llama_index_memory_ext.learning.reply import (
-        Confirmation,
-        ExtractionReply,
-        Retirement,
-    )
+    from llama_index_memory_ext.learning.reply import Confirmation, ExtractionReply
     from llama_index_memory_ext.text.messages import (
         Utterance,
     )
@@ -140,20 +136,19 @@ def validate_reply(
         session_id,
         retired_by,
     )
-    ends_at = thread_time() + _MOST_SECONDS
-    for new in reply.new_facts:
-        if thread_time() > ends_at:
-            validation.rejected.append(_NO_TIME)
-            continue
-        validation.add(new, checks, min_confidence)
     quotes = Counter(entry.quote for entry in reply.retired)
-    for entry in reply.retired:
+    ends_at = thread_time() + _MOST_SECONDS
+    entries: list[NewFact | Confirmation] = [*reply.new_facts]
+    entries += [*reply.retired, *reply.confirmed]
+    for entry in entries:
         if thread_time() > ends_at:
             validation.rejected.append(_NO_TIME)
-            continue
-        validation.end(entry, is_only=quotes[entry.quote] == 1)
-    for confirmation in reply.confirmed:
-        validation.confirm(confirmation)
+        elif isinstance(entry, NewFact):
+            validation.add(entry, checks, min_confidence)
+        elif isinstance(entry, Retirement):
+            validation.end(entry, is_only=quotes[entry.quote] == 1)
+        else:
+            validation.confirm(entry)
     return validation.result(past)
 
 
