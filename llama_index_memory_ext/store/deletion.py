@@ -149,10 +149,10 @@ class Deletion:
         # A session without a user has facts in a separate namespace.
         namespaces = {user_id}
         staying: dict[str, set[str]] = {key: set() for key in sessions}
-        left: list[str] = []
+        owned_sessions: set[str] = set()
         for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
             if owner.user_id == user_id:
-                left.append(owner.key)
+                owned_sessions.add(owner.key)
             elif owner.kind == OF_NOBODY:
                 namespaces.add(owner.user_id)
             else:
@@ -162,7 +162,7 @@ class Deletion:
         for key in [key for key, users in staying.items() if users]:
             keys.remove(key)
             counts["cursors"] += self._delete_readers(tx, key, user_id)
-            if key in left:
+            if key in owned_sessions:
                 counts.update(self._delete_turns(tx, key, user_id))
             else:
                 # The session never was the user's.

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext.text.messages import times_in
 from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
@@ -73,6 +74,8 @@ class Tables:
         # The same statement is built once: to build it takes as long as to run it.
         self.sql = lru_cache(maxsize=None)(self._build)
         self._is_sqlite = backend == "sqlite"
+        dialect: Any = make_url(f"{backend}://").get_dialect()
+        self._name_of = dialect(paramstyle="named").identifier_preparer.format_table
         metadata = sa.MetaData(schema=None if self._is_sqlite else db_schema)
 
         def table(ending: str, *parts: SchemaItem) -> sa.Table:
@@ -172,14 +175,14 @@ class Tables:
         def replace(word: re.Match[str]) -> str:
             name = word[1].removeprefix("in_")
             if name == word[1]:
-                return quoted_name_of(getattr(self, name)).replace(":", r"\:")
+                return str(self._name_of(getattr(self, name))).replace(":", r"\:")
             if self._is_sqlite:
                 types[name] = sa.JSON()
                 return _IN_SQLITE.format(name)
             types[name] = sa.ARRAY(_TYPES.get(name, sa.String()))
             return f"= ANY(:{name})"
 
-        text = sa.text(re.sub(r"\{(\w+)\}", replace, statement))
+        text = sa.text(re.sub(r"\{(\w+)\}", replace, statement.strip()))
         parameters: list[Any] = []
         for name in text.compile().params:
             kind = types.get(name, sa.String())
@@ -187,12 +190,6 @@ class Tables:
                 sa.bindparam(name, type_=kind, expanding=name == "statuses")
             )
         return text.bindparams(*parameters)
-
-
-def quoted_name_of(table: sa.Table) -> str:
-    """Return the name of a table, with its schema, as it stands in a statement."""
-    names = filter(None, (table.schema, table.name))
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def _key(name: str) -> sa.Column[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ from llama_index_memory_ext import CondensedMemory
 async def main():
     memory = CondensedMemory.from_defaults("chat", async_database_uri=sys.argv[1], extract_facts=False)
     await memory.aput(ChatMessage("first"))
-    task = asyncio.ensure_future(memory.aput_messages([ChatMessage(f"message {i}") for i in range(3_000)]))
+    task = asyncio.ensure_future(memory.aput_messages([ChatMessage(f"message {i}") for i in range(300)]))
     # It has been given to a thread then.
     for _ in range(20):
         await asyncio.sleep(0)
@@ -103,9 +104,9 @@ async def test_a_write_under_way_is_stored_at_the_end_of_the_program(
 ) -> None:
     done = await asyncio.to_thread(run, LEFT, database_uri)
     assert done.returncode == 0, done.stderr
-    store = MemoryStore(database_uri)
-    assert await store.count_messages("chat", None) == 3_001
-    await store.aclose()
+    async with aclosing(MemoryStore(database_uri)) as store:
+        # The program waits a second for its writes, in which a busy machine does not store thousands of messages.
+        assert await store.count_messages("chat", None) == 301
 
 
 FROZEN = """
