@@ -10,7 +10,7 @@ from datetime import date
 from difflib import get_close_matches
 from functools import wraps
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -81,15 +81,6 @@ class _ToolsWithoutSession(MemoryToolSpec):
         self, extractor: "Extractor", quote: str
     ) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
         return [Utterance(0, "user", quote)], ()
-
-
-class _Tool(NamedTuple):
-    """A function, and the function whose name and docstring the client sees."""
-
-    function: Callable[..., Awaitable[str]]
-    documented: Callable[..., object]
-    writes: bool = False
-    destroys: bool = False
 
 
 class _Server(MCPServer):
@@ -184,12 +175,12 @@ class _Readers:
             facts = await self._memory.facts.alist(**wanted)
         start = offset
         if after:
-            ids = [fact.id for fact in facts if fact.id.startswith(after)]
-            if not ids:
+            ids = [fact.id[: len(after)] for fact in facts]
+            if after not in ids:
                 raise FactError(
                     "after is the id of no listed fact. Begin again without after, as in list_memories(limit=20)."
                 )
-            start += [fact.id for fact in facts].index(ids[0]) + 1
+            start += ids.index(after) + 1
         nodes = [
             self._spec.retriever.fact_node(fact, fact.confidence)
             for fact in facts[start : start + limit]
@@ -245,26 +236,30 @@ def memory_server(
         # lower levels.
         log_level="WARNING",
     )
-    tools = [
-        _Tool(readers.search_memory, documented=readers.search_memory),
-        _Tool(readers.list_memories, documented=readers.list_memories),
-    ]
-    if not read_only:
-        tools += [
-            _Tool(spec.aremember, documented=spec.remember, writes=True),
-            _Tool(spec.aforget, documented=spec.forget, writes=True, destroys=True),
-        ]
-    for tool in tools:
+
+    def add(
+        function: Callable[..., Awaitable[str]],
+        documented: Callable[..., object],
+        *,
+        writes: bool = False,
+        destroys: bool = False,
+    ) -> None:
         server.add_tool(
-            _guarded(tool.function, limits),
-            name=tool.documented.__name__,
-            description=inspect.getdoc(tool.documented),
+            _guarded(function, limits),
+            name=documented.__name__,
+            description=inspect.getdoc(documented),
             annotations=ToolAnnotations(
-                read_only_hint=not tool.writes,
-                destructive_hint=tool.destroys,
+                read_only_hint=not writes,
+                destructive_hint=destroys,
                 open_world_hint=False,
             ),
         )
+
+    add(readers.search_memory, readers.search_memory)
+    add(readers.list_memories, readers.list_memories)
+    if not read_only:
+        add(spec.aremember, spec.remember, writes=True)
+        add(spec.aforget, spec.forget, writes=True, destroys=True)
     server.resource("memory://facts", title="Facts about the user")(
         _guarded(readers.read_facts, {})
     )

@@ -270,7 +270,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:
     """Return the fields of the fact of an entry, with these numbers of the entry."""
     numbers = {name: getattr(entry, name) for name in names}
-    return entry.fact.model_dump(mode="json") | numbers
+    return {**entry.fact.model_dump(mode="json"), **numbers}
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,12 @@ class _History:
     def end_message(self) -> None:
         self._current = {}
 
-    def add_part(self, role: str, part: Json) -> None:
+    def add_part(self, role: Json, part: Json) -> None:
         if "tool_calls" in self._current:
             self.end_message()
         self._message_of(role)["content"].append(part)
 
-    def add_call(self, call_id: str | None, name: str, arguments: Json) -> None:
+    def add_call(self, call_id: Json, name: Json, arguments: Json) -> None:
         """Add a call; a call without an id gets one."""
         calls = self._message_of("assistant").setdefault("tool_calls", [])
         call_id = call_id or f"call_{len(self.messages)}_{len(calls)}"
@@ -70,10 +70,10 @@ def as_openai(entries: Iterable[Json]) -> list[Json]:
     """Return the entries as messages of OpenAI's format; entries of other formats as they are."""
     history = _History()
     for entry in entries:
-        fields = entry if isinstance(entry, dict) else {}
+        fields: dict[str, Json] = entry if isinstance(entry, dict) else {}
         parts = fields.get("parts")
         kind = fields.get("type")
-        role = fields.get("role")
+        role: Json = fields.get("role")
         history.created_at = fields.get("createdAt")
         if isinstance(parts, list):
             history.end_message()

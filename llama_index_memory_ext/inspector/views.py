@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -343,7 +344,7 @@ class PromptPreview:
     ``all_facts``: all facts of the user.
     ``stats``: the numbers of the memory.
     ``readers``: the names of the session's readers for facts.
-    ``limits``: the limits of the memory, by setting.
+    ``settings``: a memory with the limits.
     """
 
     question: str
@@ -355,7 +356,7 @@ class PromptPreview:
     all_facts: list[FactWithState]
     stats: MemoryStats
     readers: list[str]
-    limits: dict[str, int]
+    settings: CondensedMemory
 
 
 def memory_on(
@@ -429,6 +430,8 @@ async def preview_prompt(
         explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
         places = {used.fact.id: i for i, used in enumerate(memory.last_used().facts)}
+    prefix = f"{facts_block.name} "
+    names = await store.readers.names(session_id)
     return PromptPreview(
         question=newest_question,
         explanation=explanation,
@@ -437,12 +440,12 @@ async def preview_prompt(
             key=lambda explained: places.get(explained.fact.id, len(places)),
         ),
         summary=summary,
-        runs=_runs(parts),
+        runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
         tokens=_tokens_by_kind(parts),
         all_facts=all_facts,
         stats=stats,
-        readers=await _fact_readers(store, session_id, settings),
-        limits=_limits_of(settings),
+        readers=[name for name in names if name.startswith(prefix)],
+        settings=settings,
     )
 
 
@@ -464,31 +467,8 @@ def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
             yield Part(kind, role, text, counter.count(text))
 
 
-def _runs(parts: Iterable[Part]) -> list[list[Part]]:
-    groups = groupby(parts, lambda part: (part.kind, part.role))
-    return [list(run) for _, run in groups]
-
-
 def _tokens_by_kind(parts: Iterable[Part]) -> Counter[str]:
     tokens = Counter[str]()
     for part in parts:
         tokens[part.kind] += part.tokens
     return tokens
-
-
-async def _fact_readers(
-    store: MemoryStore, session_id: str, memory: CondensedMemory
-) -> list[str]:
-    prefix = f"{memory.facts_block.name} "
-    names = await store.readers.names(session_id)
-    return [name for name in names if name.startswith(prefix)]
-
-
-def _limits_of(memory: CondensedMemory) -> dict[str, int]:
-    return {
-        "token_limit": memory.token_limit,
-        "condensed_token_limit": memory.condensed_block.token_limit,
-        "facts_token_limit": memory.facts_block.token_limit,
-        "profile_token_limit": memory.facts_block.profile_limit,
-        "recall_token_limit": memory.condensed_block.recall_limit,
-    }
