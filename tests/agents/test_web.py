@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from llama_index.core.agent.workflow import FunctionAgent
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
@@ -62,6 +64,9 @@ def serving(
         ]
         # A client may use its open connection again after any time, and a server that closes it then answers nothing.
         command += ["--timeout-keep-alive", "600"]
+        # On a busy machine the workers answer late, and uvicorn would replace them. Older versions do not ask them.
+        if "timeout_worker_healthcheck" in inspect.signature(uvicorn.Config).parameters:
+            command += ["--timeout-worker-healthcheck", "120"]
         environment = {
             **os.environ,
             "DATABASE_URI": database_uri,
