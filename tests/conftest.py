@@ -30,7 +30,8 @@ settings.load_profile("here")
 
 # No test speaks TLS. With a folder, certificates are read when a server shows one; otherwise each client of OpenAI
 # reads the file of all of them, which takes longer than most tests.
-os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

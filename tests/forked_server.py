@@ -60,7 +60,9 @@ IMPORTED = (
 def import_all() -> None:
     """Import the package and the libraries, and load the data that each program would read anew."""
     for name in IMPORTED:
-        import_module(name)
+        # Older versions of a library have other modules.
+        with suppress(ModuleNotFoundError):
+            import_module(name)
     package = import_module("llama_index_memory_ext")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
