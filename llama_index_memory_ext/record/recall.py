@@ -218,11 +218,6 @@ class MessageIndex:
         self._is_echo = False
         self._lock = thread_lock()
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the index has failed and must be made anew."""
-        return self.epoch == _BROKEN
-
     def __len__(self) -> int:
         return len(self._messages)
 
@@ -653,7 +648,7 @@ class MessageSearch:
                 lambda: index.ranked(question)[:most],
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None and not index.is_broken:
+        if messages is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
