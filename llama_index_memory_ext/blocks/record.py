@@ -260,7 +260,7 @@ class CondensedMemoryBlock(LogBlock):
         window = await search.reader.read_within_limits(session_id, snapshot)
         earlier = RecalledText(NO_TEXT)
         if window.has_left:
-            earlier = await search.recall(session_id, messages, window)
+            earlier = await search.recall(session_id, messages, window, snapshot)
         if snapshot is None and not self.last_seen(session_id):
             self._advise(messages)
         if not search.reader.has_room(window):

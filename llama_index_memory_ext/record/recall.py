@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.store.tables import LogRow, Snapshot
     from llama_index_memory_ext.text.messages import (
         Entry,
     )
@@ -217,11 +217,6 @@ class MessageIndex:
         self._units: list[_Unit] = []
         self._is_echo = False
         self._lock = thread_lock()
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the index has failed and must be made anew."""
-        return self.epoch == _BROKEN
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -555,18 +550,25 @@ class MessageSearch:
             )
 
     async def recall(
-        self, session_id: str, messages: Sequence[ChatMessage], window: Window
+        self,
+        session_id: str,
+        messages: Sequence[ChatMessage],
+        window: Window,
+        snapshot: Snapshot | None = None,
     ) -> RecalledText:
         """Return the messages before the window that match the current question, "" for none.
 
         They have the tokens of ``recall_budget``. After a restart, a long log is indexed in the
-        background, and a question finds the messages that are indexed.
+        background, and a question finds the messages that are indexed. A ``snapshot``
+        of the session spares a query.
         """
         counter = self.reader.counter
         limit = self.reader.recall_limit
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
         if limit <= tags:
             return RecalledText(NO_TEXT)
+        if snapshot is not None:
+            await self._take_snapshot(session_id, snapshot)
         index = await self._current_index(session_id, window.seen)
         if index is None:
             return RecalledText(NO_TEXT)
@@ -615,6 +617,18 @@ class MessageSearch:
             self.recalled.put(session_id, _Recalled(request, text))
         return RecalledText(text)
 
+    async def _take_snapshot(self, session_id: str, snapshot: Snapshot) -> None:
+        """Index the new rows of a snapshot if it has all rows behind a complete index."""
+        index = self.indexes.get(session_id)
+        if index is None or index.is_partial:
+            return
+        rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
+        if rows:
+            with tfidf.sparing(
+                self.failures, "Earlier messages were not indexed", index.drop
+            ):
+                await self._take(index, rows)
+
     async def _current_index(
         self, session_id: str, seen: ReadPosition
     ) -> MessageIndex | None:
@@ -655,7 +669,7 @@ class MessageSearch:
                 lambda: index.ranked(question)[:most],
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None and not index.is_broken:
+        if messages is None and index.epoch != _BROKEN:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit

@@ -263,7 +263,9 @@ async def _with_next_batch(
     rows = [row for row in page.rows if row.id <= position]
     if len(rows) == _SUMMARISED_ROWS:
         # The next rows are unknown: they may be results of a call among the last ones.
-        rows = _without_last_group(rows)
+        # If all rows are one call with its results, it is read as it is.
+        last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
+        rows = rows[:last] or rows
         position = rows[-1].id
     counter = reader.counter
     room = _room_of(reader, llm, halvings)
@@ -290,12 +292,6 @@ async def _with_next_batch(
     return ExtendedSummary(
         replace(window, summary=summary, summarised=summarised), position
     )
-
-
-def _without_last_group(rows: list[LogRow]) -> list[LogRow]:
-    """Return the rows before the last message with its results; all rows if there are none before."""
-    last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
-    return rows[:last] or rows
 
 
 def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:
@@ -462,8 +458,10 @@ def checked_summary(
         is_full = counter.count(previous) > _FULL * token_limit > 0
         if _may_replace(previous, text, messages, is_full=is_full):
             return text
-    if is_cut:
-        supported = _finished(supported, sentences[-1])
+    # The last sentence of a cut answer may have no end.
+    is_last_supported = supported[-1:] == sentences[-1:]
+    if is_cut and is_last_supported and not _TERMINAL.search(sentences[-1]):
+        supported.pop()
     added = _new_sentences(supported, previous, messages).strip()
     if not added and not previous:
         raise SummaryReplyError(reply, "no sentence of it is whole")
@@ -548,13 +546,6 @@ def _new_sentences(sentences: Iterable[str], previous: str, messages: str) -> st
         if is_new and not keywords(sentence).isdisjoint(news):
             added += sentence
     return added
-
-
-def _finished(supported: list[str], last: str) -> list[str]:
-    """Return the supported sentences without the last sentence of an answer, if that has no end."""
-    if supported[-1:] == [last] and not _TERMINAL.search(last):
-        return supported[:-1]
-    return supported
 
 
 def _may_replace(previous: str, text: str, messages: str, *, is_full: bool) -> bool:

@@ -80,7 +80,7 @@ def earlier_element(
         text = "".join(entry.text for entry in entries)
         days[day] = days.get(day, heading) + text
     if not days:
-        return CountedText("", 0)
+        return NO_TEXT
     body = "".join(days[day] for day in sorted(days))
     element = f"{EARLIER_OPENING}{body}{EARLIER_CLOSING}"
     return CountedText(element, counter.count(element))
