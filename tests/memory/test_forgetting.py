@@ -116,7 +116,7 @@ async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(
     assert shown(sent_text(await bobs.aget())) == ["Likes tea"]
     assert await bobs.aforget() == {
         "messages": 3,
-        "cursors": 1,
+        "cursors": 2,
         "facts": 1,
         "embeddings": 0,
     }
