@@ -250,13 +250,6 @@ class Batch(NamedTuple):
     spent: list[Usage]
 
 
-class Applied(NamedTuple):
-    """A validated reply of a tool, and all facts that it has changed."""
-
-    reply: ValidatedReply
-    changed: Sequence[Fact] = ()
-
-
 class RecentLines(NamedTuple):
     """The last lines of a session, and the results of its tools, oldest first."""
 
@@ -265,7 +258,7 @@ class RecentLines(NamedTuple):
 
 
 class Extracted(NamedTuple):
-    """The facts that a batch has changed, and how it was read.
+    """The facts that a batch or a tool has changed, and how it was read.
 
     ``reply``: the validated reply.
     ``seconds``: the time that the model took; None if no model was asked.
@@ -389,8 +382,8 @@ class Extractor:
         *,
         others: str = "",
         retired_by: RetiredBy | None = None,
-    ) -> Applied:
-        """Store a reply that comes from a tool.
+    ) -> Extracted:
+        """Store a reply that comes from a tool; return it and all facts that it has changed.
 
         A web page may tell a model with tools to store a fact. So two keywords in five
         of a new fact must be the user's.
@@ -422,13 +415,14 @@ class Extractor:
             self.rejections.update(valid.rejections)
             changed = self._changed_facts(valid)
             if not changed:
-                return Applied(valid)
+                return Extracted(reply=valid)
             if await user_facts.store.facts.write(
                 user_facts.namespace, changed, changes, view=user_facts.view
             ):
-                await self._send_event(Extracted(changed, valid), before)
+                applied = Extracted(changed, valid)
+                await self._send_event(applied, before)
                 await self.user_facts.refresh(is_read=is_heard())
-                return Applied(valid, changed)
+                return applied
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
         )
