@@ -250,6 +250,13 @@ class Batch(NamedTuple):
     spent: list[Usage]
 
 
+class Applied(NamedTuple):
+    """A validated reply of a tool, and all facts that it has changed."""
+
+    reply: ValidatedReply
+    changed: Sequence[Fact] = ()
+
+
 class RecentLines(NamedTuple):
     """The last lines of a session, and the results of its tools, oldest first."""
 
@@ -258,7 +265,7 @@ class RecentLines(NamedTuple):
 
 
 class Extracted(NamedTuple):
-    """The facts that a batch or a tool has changed, and how it was read.
+    """The facts that a batch has changed, and how it was read.
 
     ``reply``: the validated reply.
     ``seconds``: the time that the model took; None if no model was asked.
@@ -382,8 +389,8 @@ class Extractor:
         *,
         others: str = "",
         retired_by: RetiredBy | None = None,
-    ) -> Extracted:
-        """Store a reply that comes from a tool; return it and all facts that it has changed.
+    ) -> Applied:
+        """Store a reply that comes from a tool.
 
         A web page may tell a model with tools to store a fact. So two keywords in five
         of a new fact must be the user's.
@@ -415,14 +422,13 @@ class Extractor:
             self.rejections.update(valid.rejections)
             changed = self._changed_facts(valid)
             if not changed:
-                return Extracted(reply=valid)
+                return Applied(valid)
             if await user_facts.store.facts.write(
                 user_facts.namespace, changed, changes, view=user_facts.view
             ):
-                applied = Extracted(changed, valid)
-                await self._send_event(applied, before)
+                await self._send_event(Extracted(changed, valid), before)
                 await self.user_facts.refresh(is_read=is_heard())
-                return applied
+                return Applied(valid, changed)
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
         )
