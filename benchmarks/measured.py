@@ -34,6 +34,7 @@ _WORDS = (
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
     "checks/rules.py",
+    "checks/people.py",
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",

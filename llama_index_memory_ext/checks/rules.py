@@ -50,7 +50,6 @@ from llama_index_memory_ext.words.detection import (
 from llama_index_memory_ext.words.forms import (
     IRREGULAR,
     STOP_WORDS,
-    are_forms,
     comparable,
     relations_in,
 )
@@ -660,10 +659,10 @@ def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
         return False
     for words in map(_words_in, sentences):
         for i, word in enumerate(words, 1):
-            if word in _words("own") and _have_all(
-                words[i : i + len(telling)], telling
-            ):
-                return True
+            if word in _words("own"):
+                owned = keywords(" ".join(words[i : i + len(telling)]))
+                if all(overlaps(keywords(term), owned) for term in telling):
+                    return True
     return False
 
 
@@ -713,17 +712,6 @@ def _negates(word: str) -> bool:
 def _words_in(text: str) -> list[str]:
     """Return the words of a text in lower case, with straight apostrophes."""
     return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
-
-
-def _have_all(words: Sequence[str], telling: Iterable[str]) -> bool:
-    """Return whether each telling word is among the words in some form."""
-    return all(any(_are_same(word, term) for word in words) for term in telling)
-
-
-def _are_same(word: str, other: str) -> bool:
-    if word == other or are_forms(other, word):
-        return True
-    return not keywords(word).isdisjoint(keywords(other))
 
 
 def _may_be_past(word: str) -> bool:

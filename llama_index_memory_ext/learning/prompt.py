@@ -86,44 +86,27 @@ def check_categories(value: Any) -> Categories:
     >>> check_categories(["diet", "allergy"]), check_categories({"diet": "what they eat"})
     (('diet', 'allergy'), {'diet': 'what they eat'})
     """
-    problem = _problem_of(value)
-    if problem:
+    names = []
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        names = list(value)
+    descriptions = list(value.values()) if isinstance(value, Mapping) else []
+    are_usable = 0 < len(names) <= _MOST_CATEGORIES and all(map(_is_name, names))
+    for description in descriptions:
+        are_usable &= _is_text(description, _DESCRIPTION_CHARACTERS)
+    if not are_usable or len({name.strip().casefold() for name in names}) < len(names):
         raise SettingError(
             f"categories: expected 1 to {_MOST_CATEGORIES} names, each once, of 1 to {_NAME_CHARACTERS} characters on "
-            f"one line, with descriptions of at most {_DESCRIPTION_CHARACTERS} characters, if any, saw {problem}. Name "
-            'the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or leave '
-            f"them out for {', '.join(CATEGORIES)}."
+            f"one line, with descriptions of at most {_DESCRIPTION_CHARACTERS} characters, if any, saw {value!r:.100}. "
+            'Name the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or '
+            f"leave them out for {', '.join(CATEGORIES)}."
         )
     if isinstance(value, Mapping):
         return dict(value)
     return tuple(value)
 
 
-def _problem_of(value: Any) -> str:
-    """Return why a value is no categories; "" if it is."""
-    names: list[Any] = []
-    descriptions: list[Any] = []
-    if isinstance(value, Mapping):
-        names = list(value)
-        descriptions = list(value.values())
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        names = list(value)
-    for name in names:
-        if not _is_name(name):
-            return f"{name!r:.100} among them"
-    for description in descriptions:
-        if not _is_text(description, _DESCRIPTION_CHARACTERS):
-            return f"{description!r:.100} among them"
-    distinct = {name.strip().casefold() for name in names}
-    if 0 < len(distinct) == len(names) <= _MOST_CATEGORIES:
-        return ""
-    return f"{len(names)} names in a {type(value).__name__}"
-
-
 def _is_name(value: Any) -> bool:
-    if not _is_text(value, _NAME_CHARACTERS):
-        return False
-    return len(value.splitlines()) == 1 and bool(value.strip())
+    return _is_text(value, _NAME_CHARACTERS) and len(value.strip().splitlines()) == 1
 
 
 def _is_text(value: Any, longest: int) -> bool:

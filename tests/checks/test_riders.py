@@ -192,6 +192,27 @@ def test_a_reason_for_an_end_is_stored_without_riders(reason: str, stored: str) 
     assert ended.retired_reason == stored
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "Ich bin von Oslo nach Rom gezogen.",
+            "Der Nutzer sagte: Ich bin von Oslo nach Rom gezogen",
+        ),
+        ("Me mudé de Oslo a Roma.", "El usuario dijo que se mudó de Oslo a Roma"),
+        ("我从奥斯陆搬到了罗马。", "用户说他从奥斯陆搬到了罗马"),
+    ],
+)
+def test_who_said_a_reason_is_read_in_other_languages(said: str, reason: str) -> None:
+    retired = {"number": 1, "reason": reason, "quote": said}
+    reply = ExtractionReply.model_validate({"retired": [retired]})
+    known = Fact(content="住在奥斯陆" if "奥" in said else "Lives in Oslo")
+    (ended,) = validate_reply(
+        reply, (Utterance(1, "user", said),), (known,), now=NOW
+    ).retired
+    assert ended.retired_reason == reason
+
+
 def test_a_rider_in_a_quote_or_a_category_is_not_stored() -> None:
     new = {
         "content": "Likes green tea",
