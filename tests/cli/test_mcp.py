@@ -388,9 +388,13 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         (
             "list_memories",
             {"limit": 0},
-            "limit: Input should be greater than or equal to 1. It takes: limit, offset, ",
+            "limit: Input should be greater than or equal to 1. Most facts. It takes: limit, offset, ",
         ),
-        ("search_memory", {}, "query: Field required. It takes: query, since, "),
+        (
+            "search_memory",
+            {},
+            "query: Field required. Words of the fact or message. It takes: query, since, ",
+        ),
         (
             "search_memory",
             {"query": 3_000 * "tea"},
