@@ -84,7 +84,9 @@ def serving(
         )
         lines: list[str] = []
         started = threading.Semaphore(0)
-        reader = threading.Thread(target=_read, args=(process, lines, started))
+        # A single worker makes the socket behind its start; several find it made.
+        sign = "Uvicorn running" if workers == 1 else "startup complete"
+        reader = threading.Thread(target=_read, args=(process, lines, sign, started))
         reader.start()
         try:
             assert all(started.acquire(timeout=120) for _ in range(workers)), lines
@@ -97,12 +99,15 @@ def serving(
 
 
 def _read(
-    process: subprocess.Popen[str], lines: list[str], started: threading.Semaphore
+    process: subprocess.Popen[str],
+    lines: list[str],
+    sign: str,
+    started: threading.Semaphore,
 ) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)
-        if "startup complete" in line:
+        if sign in line:
             started.release()
     process.stderr.close()
 
