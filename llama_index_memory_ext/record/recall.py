@@ -136,7 +136,7 @@ class _Matches(NamedTuple):
     """The messages of an index that match a question.
 
     Attributes:
-        messages: The messages, also those that do not match.
+        messages: All messages of the index before the row.
         tokens: The tokens of each message when it is recalled.
         similarity: The similarity of each message, at most 1.
         order: The places of the best 1,000 messages that match, best first.
@@ -369,7 +369,7 @@ class MessageIndex:
     ) -> list[Entry]:
         """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
 
-        ``tokens`` are those of the whole message. ``clip`` shortens a message of more
+        The whole message has ``tokens`` tokens. ``clip`` shortens a message of more
         than ``limit`` tokens; None: its two ends
         are shown.
         """
