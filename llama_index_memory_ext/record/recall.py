@@ -707,8 +707,10 @@ class MessageSearch:
             )
             index = self._make_index(session_id, page.epoch)
             index.is_partial = page.more
-            await self._take(index, page.rows)
+            # A question that waits no longer finds the messages so far.
             self._keep(session_id, index)
+            for start in range(0, len(page.rows), _INDEXED_ROWS):
+                await self._take(index, page.rows[start : start + _INDEXED_ROWS])
         if index.is_partial:
             await self._extend(session_id, index)
             key = JobKey(session_id, self.reader.name)
