@@ -136,7 +136,7 @@ class _Matches(NamedTuple):
     """The messages of an index that match a question.
 
     Attributes:
-        messages: The messages, also those that do not match.
+        messages: All messages of the index before the row.
         tokens: The tokens of each message when it is recalled.
         similarity: The similarity of each message, at most 1.
         order: The places of the best 1,000 messages that match, best first.
@@ -369,7 +369,7 @@ class MessageIndex:
     ) -> list[Entry]:
         """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
 
-        ``tokens`` are those of the whole message. ``clip`` shortens a message of more
+        The whole message has ``tokens`` tokens. ``clip`` shortens a message of more
         than ``limit`` tokens; None: its two ends
         are shown.
         """
@@ -709,8 +709,10 @@ class MessageSearch:
             )
             index = self._make_index(session_id, page.epoch)
             index.is_partial = page.more
-            await self._take(index, page.rows)
+            # A question that waits no longer finds the messages so far.
             self._keep(session_id, index)
+            for start in range(0, len(page.rows), _INDEXED_ROWS):
+                await self._take(index, page.rows[start : start + _INDEXED_ROWS])
         if index.is_partial:
             await self._extend(session_id, index)
             key = JobKey(session_id, self.reader.name)
