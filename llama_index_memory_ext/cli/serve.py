@@ -116,7 +116,7 @@ def inspect(
 ) -> None:
     """Show the database and the next prompt in a browser.
 
-    The prompt is that of the preset with these limits. The pages can be opened on this
+    The preset makes the prompt with these limits. The pages can be opened on this
     machine alone, at the address that is printed. Without --write the pages change
     nothing. Adding, editing, pinning, approving, retiring, restoring and forgetting
     ask for confirmation.
