@@ -30,9 +30,8 @@ _MAX_TRANSLATED = 300
 # words take some characters.
 _STRETCH = 1.5
 _SLACK = 100
-# A content of fewer words is no copy of a sentence, nor one with a smaller share of it.
+# A content of fewer words is no copy of a sentence.
 _SHORTEST_COPY = 3
-_LEAST_SHARE_OF_COPY = 0.9
 # The most of the user's keywords in a copy of the assistant's words.
 _MOST_OF_BOTH = 0.5
 # The longest answer to a question, in words, or in characters of a script without
@@ -180,11 +179,8 @@ class Source:
         if len(tokens_in(content)) < _SHORTEST_COPY:
             return None
         place = self.find(content)
-        if (
-            place is None
-            or place.is_translated
-            or place.span.share < _LEAST_SHARE_OF_COPY
-        ):
+        copy = comparable(content).rstrip(".!")
+        if place is None or copy not in comparable(place.text):
             return None
         return place
 
