@@ -246,12 +246,13 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     assert (
         [run[0].kind for run in seen.runs]
         == list(seen.tokens)
-        == ["record", "facts", "question"]
+        == ["profile", "record", "facts", "question"]
     )
     shown = {one.fact.content for one in seen.explanation.facts if one.injected}
     assert "Eats vegetarian food" in shown
     assert all(
-        content in "".join(part.text for part in parts if part.kind == "facts")
+        content
+        in "".join(part.text for part in parts if part.kind in ("profile", "facts"))
         for content in shown
     )
     await store.aclose()
@@ -273,7 +274,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
     unread = ("46", "messages, which no reader has read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
-    kinds = {"the conversation", "facts", "question"}
+    kinds = {"the profile", "the conversation", "facts", "question"}
     for page, heading, named in (
         (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
         (
