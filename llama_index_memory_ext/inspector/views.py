@@ -48,12 +48,13 @@ _UNNAMED = "(no name)"
 _COPIED_COLUMNS = ("id", "role", "data", "timestamp", "status", "user_id")
 # The kind of the part that begins with this line.
 _KINDS = {
-    "<user_profile>": "profile",
     "<condensed_memory>": "record",
     "<relevant_facts>": "facts",
     "</memory>": "question",
 }
-_PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)", re.MULTILINE)
+_PROFILE_START = "<memory>\n<user_profile>\n"
+# Without a profile, the record begins with the whole memory.
+_PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)(?<!^<memory>\n)", re.MULTILINE)
 
 Context = dict[str, Any]
 
@@ -458,7 +459,7 @@ def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
         text = body_of(message)
         yield Part(kind, role, text, counter.count(text))
         return
-    kind = "record"
+    kind = "profile" if texts[0].startswith(_PROFILE_START) else "record"
     for block_text in texts:
         for text in filter(None, _PART_START.split(block_text)):
             # The question is last; a line of it may look like the start of a part.

@@ -244,15 +244,19 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    assert (
-        [run[0].kind for run in seen.runs]
-        == list(seen.tokens)
-        == ["record", "facts", "question"]
-    )
+    kinds = [run[0].kind for run in seen.runs]
+    assert kinds == list(seen.tokens)
+    # All facts that concern the question may stand in the profile.
+    assert [kind for kind in kinds if kind != "facts"] == [
+        "profile",
+        "record",
+        "question",
+    ]
     shown = {one.fact.content for one in seen.explanation.facts if one.injected}
     assert "Eats vegetarian food" in shown
     assert all(
-        content in "".join(part.text for part in parts if part.kind == "facts")
+        content
+        in "".join(part.text for part in parts if part.kind in ("profile", "facts"))
         for content in shown
     )
     await store.aclose()
@@ -274,7 +278,7 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
     unread = ("46", "messages not yet read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
-    kinds = {"the conversation", "facts", "question"}
+    kinds = {"the profile", "the conversation", "facts", "question"}
     for page, heading, named in (
         (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
         (
