@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         chat serve > facts forget sessions > app > demo > __init__                                   # words
+cli         chat serve > data facts > app > demo > __init__                                   # words
 ---
 inspector   server > views > actions > pages                              # pages about a database, for a browser
 .           __init__                                                      # the public names
@@ -48,11 +48,11 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai local_embeddings offline responses > prompt_caches     # how a model is asked
+models      ask > caching_openai local_embeddings offline > responses                       # how a model is asked
 ---
 text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
 ---
-words       loading > tokens > asking dates detection related > forms > __init__   # words
+words       loading > tokens > asking dates detection > forms > __init__   # words
 ---
 background  jobs > loop                                                   # locks, and work that no answer waits for
 ---
@@ -271,12 +271,12 @@ LOADED_WITH_THE_PRESET = {
     "formats": "layouts",
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask local_embeddings prompt_caches responses",
+    "models": "ask local_embeddings responses",
     "record": "recall text window",
     "search": "embeddings tfidf",
     "store": "address database deletion facts log owners tables threads upgrades",
     "text": "limits messages tokens tool_calls",
-    "words": "asking dates detection forms loading related tokens",
+    "words": "asking dates detection forms loading tokens",
 }
 
 

@@ -41,6 +41,7 @@ from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
+    PROFILE_NAME,
     RecordInPrompt,
     ShowableFacts,
     Surroundings,
@@ -88,8 +89,6 @@ if TYPE_CHECKING:
 # The last rows of a session, by which facts are ranked.
 _CONTEXT_ROWS = 40
 NO_FACTS = CountedText("", 0)
-# The element around the facts in front of the record.
-PROFILE_NAME = "user_profile"
 _PROFILE_LIMIT = 1_000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.quotes import find_quote
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.store.tables import LogRow
-
-
-# In characters.
-_MAX_EXCERPT = 2_000
-_MAX_TRANSLATED = 300
-# The most that a quote can be longer than its message: pronouns, entities and omitted
-# words take some characters.
-_STRETCH = 1.5
-_SLACK = 100
-# The longest answer to a question, in words, or in characters of a script without
-# spaces.
-_LONGEST_ANSWER = 6
-_QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 
 
 _REASON = "its message was deleted"

@@ -34,8 +34,12 @@ from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_to
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import date_words
 from llama_index_memory_ext.words.forms import visible
-from llama_index_memory_ext.words.related import related_terms
-from llama_index_memory_ext.words.tokens import languages_of, terms_in, words_in
+from llama_index_memory_ext.words.tokens import (
+    languages_of,
+    related_terms,
+    terms_in,
+    words_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -71,6 +75,8 @@ _MOST_GENERAL = 12
 FLOOR_BEHIND_RECORD = 0.3
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
+# The element around the facts in front of the record.
+PROFILE_NAME = "user_profile"
 FOR_QUESTION = "question"
 # Constants of ``min_similarity``, chosen on exact_facts; see docs/ranking.md. The most
 # that a question weighs, as a multiple of a word that a single fact has.

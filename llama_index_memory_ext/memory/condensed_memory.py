@@ -25,7 +25,6 @@ from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.loop import in_sync, lock_for
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import (
-    PROFILE_NAME,
     FactsOptions,
     RelevantFactsBlock,
 )
@@ -38,7 +37,7 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.ranking import RecordInPrompt
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template, turns
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search

@@ -14,7 +14,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.prompts import RichPromptTemplate
 
-from llama_index_memory_ext.blocks.facts import PROFILE_NAME
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME
 from llama_index_memory_ext.record.window import (
     MOST_CACHE_POINTS,
     CachePoints,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from llama_index_memory_ext.errors import is_about_words, status_of
-from llama_index_memory_ext.models.prompt_caches import name_of
-from llama_index_memory_ext.models.responses import was_truncated
+from llama_index_memory_ext.models.responses import name_of, was_truncated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

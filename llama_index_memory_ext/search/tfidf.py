@@ -19,7 +19,6 @@ from llama_index_memory_ext.background.loop import Recent, thread_lock
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value
-from llama_index_memory_ext.words.related import related_terms
 from llama_index_memory_ext.words.tokens import (
     Word,
     checked_languages,
@@ -27,6 +26,7 @@ from llama_index_memory_ext.words.tokens import (
     is_function_word,
     languages_in,
     languages_of,
+    related_terms,
     term_of,
 )
 

@@ -24,8 +24,8 @@ from rich.cells import cell_len
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.cli import plain
+from llama_index_memory_ext.cli.data import SearchResult, find_pieces, search_file
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
-from llama_index_memory_ext.cli.forget import SearchResult, find_pieces, search_file
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import SessionAccess
 from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from llama_index_memory_ext.words.related import related_terms
+from llama_index_memory_ext.words.tokens import related_terms
 
 TEXT = (files("llama_index_memory_ext.words") / "data" / "related.txt").read_text(
     "utf-8"
