@@ -56,7 +56,7 @@ _Facts = Annotated[
 ]
 _Profile = Annotated[
     int | None,
-    cli.option("--profile-token-limit", "TOKENS", "Of the profile. Default: 500."),
+    cli.option("--profile-token-limit TOKENS", "Of the profile. Default: 1000."),
 ]
 _Recall = Annotated[
     int | None,

@@ -219,10 +219,13 @@ async def test_an_error_of_the_database_does_not_quote_the_message(
     engine = create_async_engine(any_database_uri, poolclass=NullPool)
     async with engine.begin() as connection:
         await connection.execute(
-            text("CREATE TABLE llama_index_memory (id serial, key text, status text)")
+            text("CREATE TABLE other_memory (id serial, key text, status text)")
         )
     memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=any_database_uri, extract_facts=False
+        "chat",
+        async_database_uri=any_database_uri,
+        table_name="other_memory",
+        extract_facts=False,
     )
     with pytest.raises(StoreError) as error:
         await memory.aput(SECRET)
