@@ -23,12 +23,11 @@ _PROMPT = (
     "record/window.py",
     "memory/template.py",
     "text/messages.py",
-    "text/tool_calls.py",
 )
 _WORDS = (
     "search/tfidf.py",
     "words/forms.py",
-    "words/related.py",
+    "words/tokens.py",
     "words/__init__.py",
 )
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
@@ -63,13 +62,13 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cached_prefix": (
         *_PROMPT,
         "record/recall.py",
-        "models/prompt_caches.py",
+        "models/ask.py",
         "facts/ranking.py",
     ),
     "cached_prefix_by_default": (
         *_PROMPT,
         "record/recall.py",
-        "models/prompt_caches.py",
+        "models/ask.py",
         "facts/ranking.py",
     ),
     "consolidation": ("facts/consolidation.py",),
@@ -103,7 +102,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "restore": ("agents/contexts.py", *_STORE),
     "secrets_stored": ("checks/secrets.py", "checks/rules.py"),
     "sharded": _PROMPT,
-    "tool_rounds": (*_PROMPT, "models/prompt_caches.py"),
+    "tool_rounds": (*_PROMPT, "models/ask.py"),
     "turn_cost": _TURN,
     "whose_words": ("checks/evidence.py", "store/log.py", "store/facts.py"),
 }

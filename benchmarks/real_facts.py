@@ -52,7 +52,7 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.models.responses import usage_of
+from llama_index_memory_ext.models.ask import usage_of
 from llama_index_memory_ext.text.messages import Utterance
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words.tokens import keywords, shared

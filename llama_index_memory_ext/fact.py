@@ -22,9 +22,7 @@ from pydantic import (
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.settings import build_checked, check_id
-from llama_index_memory_ext.text.messages import (
-    cleaned,
-)
+from llama_index_memory_ext.text.messages import cleaned
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:

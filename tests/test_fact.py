@@ -12,9 +12,7 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised
-from llama_index_memory_ext.text.messages import (
-    cleaned,
-)
+from llama_index_memory_ext.text.messages import cleaned
 from llama_index_memory_ext.words.forms import visible
 
 

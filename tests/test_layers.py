@@ -48,9 +48,9 @@ search      embeddings > tfidf                                            # how 
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
-models      ask > caching_openai local_embeddings offline > responses                       # how a model is asked
+models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits messages > tokens tool_calls                    # messages as text, counted and cut
+text        storing trim > limits > messages > tokens                     # messages as text, counted and cut
 ---
 words       loading > tokens > asking dates detection > forms > __init__   # words
 ---
@@ -271,11 +271,11 @@ LOADED_WITH_THE_PRESET = {
     "formats": "layouts",
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template turns",
-    "models": "ask local_embeddings responses",
+    "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
     "store": "address database deletion facts log owners tables threads upgrades",
-    "text": "limits messages tokens tool_calls",
+    "text": "limits messages storing tokens",
     "words": "asking dates detection forms loading tokens",
 }
 

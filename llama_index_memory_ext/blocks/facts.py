@@ -50,8 +50,8 @@ from llama_index_memory_ext.facts.ranking import (
     explain,
 )
 from llama_index_memory_ext.learning.prompt import check_categories
+from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
-from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id

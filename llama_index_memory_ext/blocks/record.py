@@ -30,8 +30,8 @@ from llama_index_memory_ext.events import (
     has_listeners,
     send,
 )
+from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
-from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
@@ -52,7 +52,7 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
+from llama_index_memory_ext.text.messages import RESULT_ROLES
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ async def _open(
     from openai import DefaultAsyncHttpxClient
 
     from llama_index_memory_ext.cli.demo import TOOLS, choose_model, describe_model
-    from llama_index_memory_ext.models.responses import needs_cache_points
+    from llama_index_memory_ext.models.ask import needs_cache_points
 
     store = cli.find_store(db)
     user = options["user_id"]

@@ -23,8 +23,8 @@ from llama_index.core.memory import Memory
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TIMEOUT, model_host, one_line, plain, pluralize
 from llama_index_memory_ext.errors import SettingError
+from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.offline import OfflineModel
-from llama_index_memory_ext.models.responses import Usage
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
+    from llama_index_memory_ext.text.messages import Json
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Json
 
 TidyKind: TypeAlias = Literal["duplicate", "contradiction", "over"]
 _INSTRUCTIONS, _FORM = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.text.tool_calls import Json, to_json
+from llama_index_memory_ext.text.messages import Json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,17 +16,15 @@ from llama_index.core.base.llms.types import (
 
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.messages import (
-    ID_KEY,
-    body_of,
-    cleaned,
-)
-from llama_index_memory_ext.text.tool_calls import (
     ASSISTANT_ROLES,
     Json,
     ToolCall,
+    body_of,
     calls_of,
+    cleaned,
     to_json,
 )
+from llama_index_memory_ext.text.storing import ID_KEY
 
 # LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and
 # raises KeyError for an image without a "detail"; to_openai_message_dict loses names

@@ -40,8 +40,12 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.learning import prompt as asking
 from llama_index_memory_ext.learning.prompt import ANSWER, Categories, Room
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.models.ask import context_window
-from llama_index_memory_ext.models.responses import Usage, usage_of, was_truncated
+from llama_index_memory_ext.models.ask import (
+    Usage,
+    context_window,
+    usage_of,
+    was_truncated,
+)
 from llama_index_memory_ext.store.tables import (
     ROWS,
     LogPage,
@@ -68,7 +72,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.learning.reply import ExtractionReply
-    from llama_index_memory_ext.text.tool_calls import Json
+    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)

@@ -42,17 +42,16 @@ from llama_index_memory_ext.models.ask import (
     takes,
     token_bound,
     tokens_left,
+    was_refused,
+    was_truncated,
 )
-from llama_index_memory_ext.models.responses import was_refused, was_truncated
 from llama_index_memory_ext.text.messages import (
-    OTHER_ROLE,
-    Utterance,
-    escape_tags,
-)
-from llama_index_memory_ext.text.tool_calls import (
     MOST_CHARACTERS,
+    OTHER_ROLE,
     Json,
+    Utterance,
     calls_of,
+    escape_tags,
     is_longer,
 )
 from llama_index_memory_ext.words.dates import WEEKDAYS

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationInfo
 
-    from llama_index_memory_ext.text.tool_calls import Json
+    from llama_index_memory_ext.text.messages import Json
 
 # The tags around the texts that a model reads. It copies quotes from there, where these
 # tags are escaped.

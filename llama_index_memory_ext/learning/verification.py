@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.learning.validation import ValidatedReply
     from llama_index_memory_ext.text.messages import (
+        Json,
         Utterance,
     )
-    from llama_index_memory_ext.text.tool_calls import Json
 
 _INSTRUCTIONS, _FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")

@@ -15,7 +15,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
-from llama_index_memory_ext.models.responses import (
+from llama_index_memory_ext.models.ask import (
     name_of,
     warn_without_cache_points,
 )

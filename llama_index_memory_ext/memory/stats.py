@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.fact import SetAside, utc_now
-from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name
 
 if TYPE_CHECKING:

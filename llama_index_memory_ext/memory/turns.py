@@ -12,9 +12,9 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.background.loop import lock_for
 from llama_index_memory_ext.errors import TurnError
 from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
     has_calls,
 )
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Requests to a model: its window, the options that its server takes, and the request itself."""
+"""Requests to a model and its responses: windows, options that a server takes, cache points and used tokens."""
 
 from __future__ import annotations
 
@@ -8,22 +8,261 @@ import re
 import sys
 import weakref
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from importlib import import_module
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from llama_index_memory_ext.errors import is_about_words, status_of
-from llama_index_memory_ext.models.responses import name_of, was_truncated
+from llama_index_memory_ext.text.messages import is_longer, message_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from llama_index.core.base.llms.types import ChatResponse
-    from llama_index.core.llms import LLM
+    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+    from llama_index.core.llms.llm import LLM
+
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 logger = logging.getLogger(__name__)
+
+_GPT = "OpenAI's GPT-5.6 and later"
+_CLAUDE = "Anthropic's Claude"
+_NOVA = "Amazon's Nova"
+# A provider, a gateway or a region may stand in front of a model's name
+# ("openrouter/openai/", "us.anthropic."). "openai." may not: OpenAI on Bedrock has no
+# documented cache points.
+_GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
+_CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
+_NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
+_OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
+_warned_families: set[str] = set()
+
+
+def needs_cache_points(model_name: str) -> str | None:
+    """Return the model family if its prompt cache finds a growing record only at cache points, else None.
+
+    OpenAI's models before GPT-5.6, DeepSeek, Gemini, vLLM and llama.cpp find the
+    longest common beginning of two prompts. Claude finds nothing without marks (Claude
+    2 and older has no cache), and Nova charges less only with them.
+
+    Examples:
+        >>> needs_cache_points("us.anthropic.claude-sonnet-4-5-20250929-v1:0")
+        "Anthropic's Claude"
+        >>> needs_cache_points("openai/gpt-5.10-mini")
+        "OpenAI's GPT-5.6 and later"
+        >>> needs_cache_points("gpt-5-2025-08-07") is None
+        True
+    """
+    name = model_name.lower()
+    for major, minor in _GPT_NAME.findall(name):
+        # Azure writes GPT-3.5 without its point.
+        if (int(major), int(minor or 0)) >= (5, 6) and major != "35":
+            return _GPT
+    if _CLAUDE_NAME.search(name):
+        return _CLAUDE
+    return _NOVA if _NOVA_NAME.search(name) else None
+
+
+def takes_cache_points(model_name: str) -> bool:
+    """Return False for OpenAI's models before GPT-5.6, which need no cache points and refuse them; else True."""
+    return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(
+        model_name.lower()
+    )
+
+
+def how_to_mark(family: str) -> str:
+    """Return the settings with which a family of models finds the record in its cache."""
+    marks = "CondensedMemory.from_defaults(cache_points=True)"
+    if family == _GPT:
+        return f"{marks}, with CachingOpenAI or CachingOpenAIResponses as the model"
+    bedrock = "CondensedMemory.from_defaults(cache_points=CacheControl(type='default'))"
+    if family == _NOVA:
+        return bedrock
+    return f"{marks}, or {bedrock} for BedrockConverse"
+
+
+def warn_without_cache_points(llm: LLM | None) -> None:
+    """Log one warning in a process for each family of models that needs cache points, for a memory without them."""
+    if llm is None:
+        return
+    family = needs_cache_points(name_of(llm))
+    if family is not None and family not in _warned_families:
+        _warned_families.add(family)
+        logger.warning(
+            "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
+            "sends none. If such a model answers, each turn pays the whole conversation in full. Pass %s.",
+            family,
+            how_to_mark(family),
+        )
+
+
+def name_of(llm: LLM) -> str:
+    """Return the name of a model, "" if it does not know it."""
+    try:
+        return llm.metadata.model_name
+    except Exception:  # noqa: BLE001 - a model that is newer than its class has no metadata, and a hint must not fail
+        return str(getattr(llm, "model", ""))
+
+
+# OpenAI's names (Chat Completions, Responses), which other providers use, too, and the
+# names of Bedrock, Gemini and Ollama.
+_PROMPT = (
+    "prompt_tokens",
+    "input_tokens",
+    "inputTokens",
+    "prompt_token_count",
+    "prompt_eval_count",
+)
+_COMPLETION = (
+    "completion_tokens",
+    "output_tokens",
+    "outputTokens",
+    "candidates_token_count",
+    "eval_count",
+)
+# Anthropic and Bedrock count the tokens that their caches read or wrote apart from the
+# tokens of the prompt.
+_CACHED = (
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "cacheWriteInputTokens",
+    "cacheReadInputTokens",
+)
+
+# The names of OpenAI, Anthropic, Bedrock, Google, Mistral, Cohere and Ollama.
+_REASONS = (
+    "finish_reason",
+    "stop_reason",
+    "stopReason",
+    "finishReason",
+    "done_reason",
+    "status",
+)
+_TRUNCATION_REASONS = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "model_length",
+        "model_context_window_exceeded",
+    }
+)
+_REFUSAL_REASONS = frozenset(
+    {"content_filter", "refusal", "safety", "guardrail_intervened", "content_filtered"}
+)
+# Longer answers without reported tokens count as if they ended here: to count more
+# would block the event loop.
+_MOST_COUNTED = 50_000
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Calls of a model and their tokens; two can be added.
+
+    ``prompt_tokens``: cached tokens included.
+    ``counted``: the calls whose provider reported no tokens. Our tokenizer has counted
+    their texts.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    counted: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*map(add, astuple(self), astuple(other)))
+
+
+def usage_of(
+    prompt: Sequence[ChatMessage], response: ChatResponse, counter: TokenCounter
+) -> Usage:
+    """Return the tokens of a call: from ``raw``, or counted by our tokenizer if the provider does not report them."""
+    raw = response.raw
+    for report in (
+        _field(raw, "usage"),
+        _field(raw, "usage_metadata"),
+        raw,
+        response.additional_kwargs,
+    ):
+        prompt_tokens = _first_count(report, _PROMPT)
+        completion_tokens = _first_count(report, _COMPLETION)
+        if prompt_tokens is not None and completion_tokens is not None:
+            for name in _CACHED:
+                prompt_tokens += _first_count(report, (name,)) or 0
+            return Usage(1, prompt_tokens, completion_tokens)
+    prompt_tokens = sum(message_tokens(message, counter) for message in prompt)
+    answer = response.message
+    arguments = [
+        block.tool_kwargs for block in answer.blocks if isinstance(block, ToolCallBlock)
+    ]
+    if is_longer([answer.content, arguments, answer.additional_kwargs], _MOST_COUNTED):
+        completion_tokens = _MOST_COUNTED // _CHARACTERS_PER_TOKEN
+    else:
+        completion_tokens = message_tokens(answer, counter)
+    return Usage(1, prompt_tokens, completion_tokens, counted=1)
+
+
+def finish_reason(response: ChatResponse) -> str:
+    """Return why the model stopped, in lower case, in the provider's words; "" if the response does not say.
+
+    The reason is looked for in ``raw``, then in the ``additional_kwargs`` of the
+    response and of its message.
+    """
+    for place in (
+        response.raw,
+        response.additional_kwargs,
+        response.message.additional_kwargs,
+    ):
+        reasons = [_field(_field(place, "incomplete_details"), "reason")]
+        for part in (_choice(place), place):
+            reasons += [_field(part, key) for key in _REASONS]
+        reason = next(filter(None, reasons), None)
+        if reason:
+            # Google's reasons are members of an enumeration.
+            return str(getattr(reason, "name", reason)).lower()
+    return ""
+
+
+def was_truncated(response: ChatResponse) -> bool:
+    """Return whether a limit of tokens has cut the answer."""
+    return finish_reason(response) in _TRUNCATION_REASONS
+
+
+def was_refused(response: ChatResponse) -> bool:
+    """Return whether the provider reports a ``refusal``, or a ``content_filter`` that stopped the model."""
+    return finish_reason(response) in _REFUSAL_REASONS or bool(
+        _field(_field(_choice(response.raw), "message"), "refusal")
+    )
+
+
+def _first_count(report: Any, names: Sequence[str]) -> int | None:
+    for name in names:
+        count = _field(report, name)
+        if isinstance(count, int) and not isinstance(count, bool):
+            return count
+    return None
+
+
+def _choice(place: Any) -> Any:
+    """Return the first choice of a response; None if there is none."""
+    choices = _field(place, "choices") or _field(place, "candidates")
+    if isinstance(choices, list) and choices:
+        return choices[0]
+    return None
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field of an object or an entry of a dict; None if there is none."""
+    if isinstance(value, dict):
+        return value.get(name)
+    return getattr(value, name, None)
+
 
 # OpenAI's server puts the conversation that these fields name in front of a request.
 _EARLIER = frozenset({"previous_response_id", "conversation"})

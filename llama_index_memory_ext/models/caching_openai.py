@@ -27,7 +27,7 @@ from openai import APIStatusError
 from pydantic import Field
 
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.models.responses import takes_cache_points
+from llama_index_memory_ext.models.ask import takes_cache_points
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence

@@ -34,16 +34,17 @@ from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import ReadPosition
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
-    ID_KEY,
+    ASSISTANT_ROLES,
     INSTRUCTION_ROLES,
     body_of,
+    calls_of,
     plain_entry,
     question_in,
     spoken,
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, calls_of
+from llama_index_memory_ext.text.storing import ID_KEY
 from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in

@@ -21,13 +21,11 @@ from llama_index_memory_ext.errors import (
     is_about_request,
 )
 from llama_index_memory_ext.models.ask import (
+    Usage,
     ask_with,
     context_window,
     token_bound,
     tokens_left,
-)
-from llama_index_memory_ext.models.responses import (
-    Usage,
     usage_of,
     was_refused,
     was_truncated,

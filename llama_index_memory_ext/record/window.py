@@ -35,19 +35,20 @@ from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.store.tables import LogPage, LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
     INSTRUCTION_ROLES,
     MEDIA_TOKENS,
     Entry,
     clip_entry,
     entry_of,
     tokens_of,
+    tool_call_groups,
 )
 from llama_index_memory_ext.text.tokens import (
     LONG_CHARACTERS,
     CountedText,
     TokenCounter,
 )
-from llama_index_memory_ext.text.tool_calls import ASSISTANT_ROLES, tool_call_groups
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from llama_index_memory_ext.models.responses import Usage
+    from llama_index_memory_ext.models.ask import Usage
     from llama_index_memory_ext.store import MemoryStore
 
 _PAGE_ROWS = 64

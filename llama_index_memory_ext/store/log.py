@@ -36,14 +36,16 @@ from llama_index_memory_ext.store.tables import (
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import (
-    ID_KEY,
-    SPEAKER_KEY,
     as_taken,
     cleaned,
     is_printed,
+    spoken,
+)
+from llama_index_memory_ext.text.storing import (
+    ID_KEY,
+    SPEAKER_KEY,
     is_same,
     message_id_of,
-    spoken,
     storable,
 )
 from llama_index_memory_ext.words.forms import visible
@@ -51,7 +53,7 @@ from llama_index_memory_ext.words.forms import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from llama_index_memory_ext.text.tool_calls import Json
+    from llama_index_memory_ext.text.messages import Json
 
     # Takes messages, oldest first, and returns how many of the oldest go into the log;
     # None: none.

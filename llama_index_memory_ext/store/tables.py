@@ -16,13 +16,12 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_ext.text.messages import times_in
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES
+from llama_index_memory_ext.text.messages import RESULT_ROLES, times_in
 
 if TYPE_CHECKING:
     from sqlalchemy.schema import SchemaItem
 
-    from llama_index_memory_ext.text.tool_calls import Json
+    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.text.tool_calls import RESULT_ROLES, Counted
+from llama_index_memory_ext.text.messages import RESULT_ROLES, Counted
 from llama_index_memory_ext.words.forms import sentences_in
 
 if TYPE_CHECKING:

@@ -1,50 +1,253 @@
-"""Messages: the form in which they are stored, their text in the record, and their turns."""
+"""Messages: their times, their text in the record, and their turns."""
 
 from __future__ import annotations
 
+import json
 import re
-from base64 import b64encode
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from html import escape
-from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ImageBlock,
     MessageRole,
     TextBlock,
-    ThinkingBlock,
     ToolCallBlock,
 )
 from pydantic import TypeAdapter, ValidationError
 
-from llama_index_memory_ext.errors import MessageError, SettingError
-from llama_index_memory_ext.text.tool_calls import (
-    ARGUMENTS_KEYS,
-    ASSISTANT_ROLES,
-    CALL_KEYS,
-    HIDDEN,
-    REFUSAL_KEY,
-    RESULT_ROLES,
-    SOURCES_KEYS,
-    calls_of,
-    fields_of,
-)
 from llama_index_memory_ext.words.forms import CONTROLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from llama_index.core.base.llms.types import ContentBlock
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.text.tokens import TokenCounter
-    from llama_index_memory_ext.text.tool_calls import Counted, Json
+
+
+# A value of JSON, or any object where LlamaIndex allows one.
+Json: TypeAlias = Any
+
+# A MessageRole is equal to its plain name and has its hash, so these sets contain both.
+ASSISTANT_ROLES: frozenset[str] = frozenset(
+    {MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL}
+)
+RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION})
+CALL_KEYS = ("tool_calls", "function_call")
+# The kinds of blocks that are never shown.
+HIDDEN = frozenset({"thinking", "cache"})
+# The names of OpenAI's two APIs, and of Bedrock.
+_ID_KEYS = ("id", "call_id", "toolUseId")
+ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
+# Providers write a refusal and the sources of an answer under these keys of
+# ``additional_kwargs``. Their other keys hold numbers and signatures.
+REFUSAL_KEY = "refusal"
+SOURCES_KEYS = ("citations", "annotations")
+# The most characters of an answer about a conversation that are read: ten times the
+# longest answer that the package asks for. Reading more would hold the interpreter's
+# lock, and so every thread, for longer than a tenth of a second.
+MOST_CHARACTERS = 400_000
+
+
+class Counted(Protocol):
+    """A message with its tokens."""
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
+
+
+M = TypeVar("M", bound=ChatMessage | Counted)
+
+
+class ToolCall(NamedTuple):
+    """A call that a model asked for. ``arguments`` is JSON, or the text that the model sent."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+def calls_of(message: ChatMessage) -> list[ToolCall]:
+    """Return the calls in the blocks of a message, else those in ``additional_kwargs``: some LLM classes fill both."""
+    calls = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            arguments = to_json(block.tool_kwargs)
+            calls.append(ToolCall(block.tool_call_id or "", block.tool_name, arguments))
+    if calls:
+        return calls
+    return [_parse_call(value) for _, value in _calls_in_kwargs(message)]
+
+
+def _parse_call(value: Json) -> ToolCall:
+    """Return a call in the format of any provider. A value in no known format becomes the name."""
+    fields = fields_of(value)
+    function = fields_of(fields.get("function") or fields.get("custom") or fields)
+    arguments: Json = next(
+        (function[key] for key in ARGUMENTS_KEYS if key in function), {}
+    )
+    call_id = next(filter(None, map(fields.get, _ID_KEYS)), "")
+    name = function.get("name") or ""
+    return ToolCall(str(call_id), str(name), to_json(arguments))
+
+
+def to_json(value: Json) -> str:
+    """Return a text as it is, any other value as JSON on one line. Objects that JSON does not know become texts."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def is_longer(value: Json, most: int) -> bool:
+    """Return whether a value has more than ``most`` characters and entries. The rest is not read.
+
+    >>> is_longer({"a": ["bcd"]}, 5), is_longer({"a": ["bcd"]}, 6)
+    (True, False)
+    """
+    waiting = [value]
+    length = 0
+    while waiting and length <= most:
+        part = waiting.pop()
+        if isinstance(part, str | dict | list):
+            length += len(part)
+        if length <= most and isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif length <= most and isinstance(part, list):
+            waiting += part
+    return length > most
+
+
+def has_content(message: ChatMessage) -> bool:
+    """Return whether a message has a call or a block other than thinking and blank text."""
+    if calls_of(message):
+        return True
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            if block.text.strip():
+                return True
+        elif block.block_type not in HIDDEN:
+            return True
+    return False
+
+
+def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
+    """Return the messages in groups: each message with the tool results that directly follow it."""
+    groups: list[list[M]] = []
+    for message in messages:
+        if message.role in RESULT_ROLES and groups:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return groups
+
+
+def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages without results that have no call and calls that have no result.
+
+    A call is removed from a copy of its message, and a message that is then empty is
+    left out. All other messages are the same objects. Only assistants make calls.
+    """
+    complete = []
+    for caller, *results in tool_call_groups(messages):
+        if caller.role in RESULT_ROLES:
+            continue
+        calls = calls_of(caller)
+        pairs = {}
+        if caller.role in ASSISTANT_ROLES:
+            pairs = _pair_results(calls, results)
+        if len(pairs) == len(calls):
+            complete.append(caller)
+        else:
+            copy = _with_calls(caller, set(pairs.values()))
+            if not has_content(copy):
+                continue
+            complete.append(copy)
+        complete += [result for i, result in enumerate(results) if i in pairs]
+    return complete
+
+
+def _pair_results(
+    calls: Sequence[ToolCall], results: Sequence[ChatMessage]
+) -> dict[int, int]:
+    """Return the index of the call for the index of each result: first by equal ids, then where one has no id."""
+    result_ids = [
+        str(result.additional_kwargs.get("tool_call_id") or "") for result in results
+    ]
+    unanswered = list(range(len(calls)))
+    pairs = {}
+    for is_pair in (_have_same_id, _lack_an_id):
+        for i, result_id in enumerate(result_ids):
+            if i in pairs:
+                continue
+            matching = (
+                index for index in unanswered if is_pair(calls[index].id, result_id)
+            )
+            index = next(matching, None)
+            if index is not None:
+                pairs[i] = index
+                unanswered.remove(index)
+    return pairs
+
+
+def _have_same_id(call_id: str, result_id: str) -> bool:
+    return call_id == result_id != ""
+
+
+def _lack_an_id(call_id: str, result_id: str) -> bool:
+    return not (call_id and result_id)
+
+
+def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
+    """Return a copy of a message with some of its calls. Blocks and ``additional_kwargs`` hold the same calls."""
+    places = count()
+    blocks = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock) and next(places) not in indexes:
+            continue
+        blocks.append(block)
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key not in CALL_KEYS
+    }
+    for i, (key, value) in enumerate(_calls_in_kwargs(message)):
+        if i in indexes and key == "tool_calls":
+            kwargs.setdefault(key, []).append(value)
+        elif i in indexes:
+            kwargs[key] = value
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
+
+
+def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
+    """Yield the key and the value of each call in ``additional_kwargs``."""
+    calls = message.additional_kwargs.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        yield "tool_calls", call
+    if message.additional_kwargs.get("function_call"):
+        yield "function_call", message.additional_kwargs["function_call"]
+
+
+def fields_of(value: Json) -> dict[str, Json]:
+    """Return the fields of an object or a dict; any other value is its ``name``."""
+    plain = value if isinstance(value, dict) else _plain(value)
+    return plain if isinstance(plain, dict) else {"name": value}
+
+
+def _plain(value: Json) -> Json:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump()
+    return str(value)
 
 
 # The names of many programs, of OpenAI's API, and of ChatGPT's exports. The first key
@@ -54,22 +257,8 @@ TIME_KEYS = ("timestamp", "created_at", "create_time", "date")
 _LEAST_SECONDS = 100_000_000
 _TIME = TypeAdapter(datetime)
 
-# Programs write the id of a message into ``additional_kwargs`` under this key.
-ID_KEY = "message_id"
-# In a session of several users, programs write the user_id of the author here.
-SPEAKER_KEY = "user_id"
-# LlamaIndex writes it into messages that it hands to blocks.
-_HOSTS_KEY = "session_id"
-# Longer ids would not fit into the index of a server.
-_MOST_CHARACTERS = 255
-
-# The keys of a message under which a text can be the words of a user or a model.
-_WORDS_KEYS = frozenset(
-    {"text", "content", "tool_kwargs", *ARGUMENTS_KEYS, REFUSAL_KEY, *SOURCES_KEYS}
-)
 # The keys of ``additional_kwargs`` that an entry shows.
 _SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY, *SOURCES_KEYS})
-_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 
 
 def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
@@ -109,145 +298,7 @@ def _parse_time(value: object) -> datetime:
     return parsedate_to_datetime(value)
 
 
-def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
-    """Return the id in a message's ``additional_kwargs``, a number as its text; None if it has none.
-
-    Another ``key`` names another id, which has no blanks around it.
-
-    Raises a MessageError for an id that is neither a text nor a number, is blank, or
-    has more than 255 characters.
-
-    >>> message_id_of({"message_id": 7}), message_id_of({"tool_call_id": "c1"})
-    ('7', None)
-    """
-    value = kwargs.get(key)
-    if value is None:
-        return None
-    text = _id_text(value)
-    bare = text.strip()
-    if bare and len(text) <= _MOST_CHARACTERS and (key == ID_KEY or text == bare):
-        return text
-    if isinstance(value, str):
-        seen = f"{len(text)} characters"
-    else:
-        seen = f"a {type(value).__name__}"
-    raise MessageError(
-        f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_CHARACTERS} characters, without blanks "
-        f"around it, or a number; saw {seen}. Write str(...) around an id of another type."
-    )
-
-
-def _id_text(value: Json) -> str:
-    """Return a text, or a number as a text; "" for other values."""
-    if isinstance(value, str):
-        return value
-    # Python refuses to write a longer integer as text.
-    if type(value) is int and value.bit_length() < _MOST_CHARACTERS:
-        return str(value)
-    if type(value) is float and isfinite(value):
-        return str(value)
-    return ""
-
-
-def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
-    """Return whether a stored message equals a message, both as JSON.
-
-    The key that LlamaIndex adds does not count, nor does an id that ``message`` leaves
-    out.
-    """
-    ignored = {_HOSTS_KEY}
-    if ID_KEY not in (message.get("additional_kwargs") or {}):
-        ignored.add(ID_KEY)
-    if not isinstance(stored, dict):
-        return False
-    return _without_kwargs(stored, ignored) == _without_kwargs(message, ignored)
-
-
-def _without_kwargs(message: Mapping[str, Json], keys: set[str]) -> dict[str, Json]:
-    """Return the message, as JSON, without some keys of its ``additional_kwargs``."""
-    fields = dict(message)
-    kwargs = fields.get("additional_kwargs")
-    if isinstance(kwargs, dict):
-        fields["additional_kwargs"] = {
-            key: value for key, value in kwargs.items() if key not in keys
-        }
-    return fields
-
-
-def checked_messages(messages: Json) -> list[ChatMessage]:
-    """Return the messages of an iterable as a list.
-
-    Raises a MessageError if it is no iterable of messages, or a message has a wrong id.
-    """
-    is_list = isinstance(messages, Iterable) and not isinstance(
-        messages, ChatMessage | str | dict
-    )
-    entries = list(messages) if is_list else [messages]
-    for entry in entries:
-        if not (is_list and isinstance(entry, ChatMessage)):
-            raise MessageError(
-                f"Expected a list of ChatMessage objects; this is a {type(entry).__name__}. "
-                'Wrap a text as ChatMessage(role="user", content=text).'
-            )
-        message_id_of(entry.additional_kwargs)
-    return entries
-
-
-def redacted(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
-    """Return a copy of a message with each text changed by a function, and each text in the arguments of tool calls.
-
-    Ids, names, media and other ``additional_kwargs`` stay. A SettingError if the
-    function fails or returns no text.
-    """
-
-    def redact_value(value: Json, *, is_words: bool) -> Json:
-        if isinstance(value, dict):
-            return {
-                key: redact_value(entry, is_words=is_words or key in _WORDS_KEYS)
-                for key, entry in value.items()
-            }
-        if isinstance(value, list):
-            return [redact_value(entry, is_words=is_words) for entry in value]
-        if is_words and isinstance(value, str):
-            return _redact_text(value, redact)
-        return value
-
-    return ChatMessage.model_validate(redact_value(storable(message), is_words=False))
-
-
-def _redact_text(text: str, redact: Callable[[str], str]) -> str:
-    try:
-        result: object = redact(text)
-    except Exception as error:  # noqa: BLE001 - a function of the program's own may fail in any way
-        result = None
-        saw = f"one that raises a {type(error).__name__}"
-    else:
-        saw = f"one that returns a {type(result).__name__}"
-    if isinstance(result, str):
-        return result
-    # Within the handler, the program's error would be the context of this one, and its
-    # message may hold the text.
-    raise SettingError(
-        f"redact must be a function that returns a text for each text; saw {saw}. Nothing was stored."
-    )
-
-
-def storable(message: ChatMessage) -> dict[str, Json]:
-    """Return the message as ``cleaned`` JSON values. The message itself is not changed."""
-    blocks = [_without_bytes(block) for block in message.blocks]
-    copy = message.model_copy(update={"blocks": blocks})
-    return dict(cleaned(copy.model_dump(mode="json")))
-
-
-def _without_bytes(block: ContentBlock) -> ContentBlock:
-    """Return a block of thinking with its signature in base64: Gemini's is bytes, which JSON cannot hold."""
-    if not isinstance(block, ThinkingBlock):
-        return block
-    details = dict(block.additional_information)
-    for name, value in details.items():
-        if isinstance(value, bytes):
-            details[name] = b64encode(value).decode()
-    return block.model_copy(update={"additional_information": details})
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 
 
 def cleaned(value: Json) -> Json:

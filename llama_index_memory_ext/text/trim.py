@@ -16,18 +16,16 @@ from llama_index.core.base.llms.types import (
 
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
-    INSTRUCTION_ROLES,
-    checked_messages,
-    message_tokens,
-    tokens_of,
-)
-from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.tool_calls import (
     CALL_KEYS,
+    INSTRUCTION_ROLES,
     complete_calls,
     has_content,
+    message_tokens,
+    tokens_of,
     tool_call_groups,
 )
+from llama_index_memory_ext.text.storing import checked_messages
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -28,7 +28,7 @@ from llama_index_memory_ext import (
     LayoutError,
     MemoryBlocksTemplate,
 )
-from llama_index_memory_ext.models.responses import (
+from llama_index_memory_ext.models.ask import (
     needs_cache_points,
     takes_cache_points,
 )

@@ -32,7 +32,7 @@ from llama_index_memory_ext.events import (
     has_listeners,
     send,
 )
-from llama_index_memory_ext.models.responses import Usage
+from llama_index_memory_ext.models.ask import Usage
 from tests.conversation import assistant, of_today, record, user
 from tests.facts.test_agents import knowing
 from tests.learning.learning import learner

@@ -15,8 +15,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import MemoryRetriever, TokenCounter, messages_from_json
 from llama_index_memory_ext.text.messages import (
     body_of,
+    calls_of,
 )
-from llama_index_memory_ext.text.tool_calls import calls_of
 from tests.conversation import record, result, sent_text, user
 from tests.learning.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory

@@ -10,7 +10,7 @@ from llama_index.core.llms import ChatMessage, ChatResponse
 from openai.types.chat import ChatCompletion
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.models.responses import (
+from llama_index_memory_ext.models.ask import (
     Usage,
     finish_reason,
     usage_of,

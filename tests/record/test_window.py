@@ -17,9 +17,9 @@ from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import (
     Entry,
     entry_of,
+    tool_call_groups,
 )
 from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.text.tool_calls import tool_call_groups
 
 COUNTER = TokenCounter()
 # Each word is a token, and so is each tag: an entry has three tokens more than words.

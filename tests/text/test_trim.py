@@ -15,14 +15,12 @@ from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import MessageError, TokenCounter, trim
 from llama_index_memory_ext.text.messages import (
-    message_tokens,
-)
-from llama_index_memory_ext.text.tokens import as_counter
-from llama_index_memory_ext.text.tool_calls import (
     RESULT_ROLES,
     calls_of,
+    message_tokens,
     tool_call_groups,
 )
+from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import why_refused
 from tests.record.test_limits import PIXEL, messages
