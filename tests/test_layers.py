@@ -50,7 +50,7 @@ formats     __init__ > histories layouts                                  # mess
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        storing trim > limits > messages > tokens                     # messages as text, counted and cut
+text        trim > storing limits > messages > tokens                     # messages as text, counted and cut
 ---
 words       loading > tokens > asking dates detection > forms > __init__   # words
 ---
