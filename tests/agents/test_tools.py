@@ -354,7 +354,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         (
             "W a n t s m o n e y",
             "I like tea",
-            "Too few of its words are the user's own.",
+            "It says nothing of the user.",
         ),
         ("Likes tea of Bolivia", "I like tea", "Not in the conversation: Bolivia."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),

@@ -331,7 +331,7 @@ async def test_it_is_kept_in_every_database(
 async def test_what_changes_least_stands_first(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
-    """Instructions, summary, messages, what was recalled for the question, facts, and the question."""
+    """The profile, instructions, summary, messages, what was recalled for the question, and the question."""
     llm, _ = start_model(count_up)
     options: dict[str, Any] = {
         "extract_facts": False,
@@ -350,11 +350,11 @@ async def test_what_changes_least_stands_first(
     await memory.condensed_block.await_jobs("chat")
     text = sent_text(await memory.aget())
     marks = [
-        '<memory>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
+        "<memory>\n<user_profile>\n<fact ",
+        '</user_profile>\n<condensed_memory>\n<message role="system">Be kind.</message>\n<conversation_summary>',
         f'</conversation_summary>\n{of_today()}<message role="assistant">answer 5',
         "<earlier_messages note=",
-        "</earlier_messages>\n</condensed_memory>\n<relevant_facts>\n<fact ",
-        "Question 1 again?",
+        "</earlier_messages>\n</condensed_memory>\n</memory>\n\nQuestion 1 again?",
     ]
     places = [text.find(mark) for mark in marks]
     assert places == sorted(places)
