@@ -1004,9 +1004,8 @@ def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRep
 
 def _ends_at_once(ending: Fact, old: Fact) -> bool:
     """Return whether a fact ends without approval."""
-    if ending.retired_by == "request":
-        return True
-    return old.pending and not ending.replaced_by
+    is_request = ending.retired_by == "request"
+    return is_request or (old.pending and not ending.replaced_by)
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:

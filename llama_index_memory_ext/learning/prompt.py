@@ -436,7 +436,7 @@ async def ask(
     )
     can_call = _can_call(llm)
     by_tool = can_call
-    is_repeated = False
+    is_second_try = False
     while True:
         response, by_tool = await request.send(messages, by_tool=by_tool)
         ignores_tool = False
@@ -446,9 +446,9 @@ async def ask(
             texts = parts.texts(may_be_empty=ignores_tool)
             value = await asyncio.to_thread(read, texts, response)
         except MemoryExtError as error:
-            if is_repeated or _is_final(response, ignores_tool=ignores_tool):
+            if is_second_try or _is_final(response, ignores_tool=ignores_tool):
                 raise
-            is_repeated = True
+            is_second_try = True
             if ignores_tool:
                 by_tool = False
             else:
@@ -461,9 +461,8 @@ async def ask(
 
 def _can_call(llm: LLM) -> bool:
     """Return whether a model may be asked by a tool."""
-    if llm.pydantic_program_mode == PydanticProgramMode.LLM:
-        return False
-    if takes(llm, "tools") is False:
+    is_in_words = llm.pydantic_program_mode == PydanticProgramMode.LLM
+    if is_in_words or takes(llm, "tools") is False:
         return False
     return (
         isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
