@@ -296,7 +296,7 @@ class MemoryToolSpec(BaseToolSpec):
             extractor = block.extractor(self.memory.session_id)
             lines, results = await self._recent_lines(extractor, quote)
             results_text = "\n".join(result.text for result in results)
-            valid, changed = await extractor.apply(reply, lines, others=results_text)
+            valid, changed = await extractor.apply(reply, lines, tool_text=results_text)
         if valid.accepted:
             new = valid.accepted[0]
             if any(entry.id == new.id and entry.retired for entry in changed):

@@ -200,20 +200,20 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     ]
 
 
-def _fits(stated: Day, said: Day, said_on: date) -> bool:
+def _fits(stated: Day, evidence: Day, said_on: date) -> bool:
     """Return whether each stated part of a date agrees with a day of the evidence.
 
     A day without a year may be in the year before ``said_on``, the same or the next.
     """
-    if said.day and said.weekday is None:
-        period = period_of(said)
+    if evidence.day and evidence.weekday is None:
+        period = period_of(evidence)
         if period:
-            said = said._replace(weekday=period.start.weekday())
+            evidence = evidence._replace(weekday=period.start.weekday())
     year = stated.year
-    if said.year is None and year is not None and abs(year - said_on.year) <= 1:
-        said = said._replace(year=year)
-    parts = zip(stated, said, strict=True)
-    return all(part is None or part == evidence for part, evidence in parts)
+    if evidence.year is None and year is not None and abs(year - said_on.year) <= 1:
+        evidence = evidence._replace(year=year)
+    parts = zip(stated, evidence, strict=True)
+    return all(part is None or part == evidence_part for part, evidence_part in parts)
 
 
 def ages_in(source: str, said_on: date) -> set[float]:

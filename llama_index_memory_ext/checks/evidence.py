@@ -103,14 +103,17 @@ class Source:
 
         The assistant's lines belong to it: a user may agree to its names and numbers.
         """
-        return "\n".join(line.text for line in (*self.context, *self.lines))
+        return "\n".join(line.text for line in self.conversation)
+
+    @cached_property
+    def conversation(self) -> list[Utterance]:
+        """The context and the lines."""
+        return [*self.context, *self.lines]
 
     @cached_property
     def keywords(self) -> frozenset[str]:
         """The keywords of the context and the lines."""
-        return frozenset().union(
-            *(keywords(line.text) for line in (*self.context, *self.lines))
-        )
+        return frozenset().union(*(keywords(line.text) for line in self.conversation))
 
     @cached_property
     def users_keywords(self) -> frozenset[str]:
@@ -171,8 +174,7 @@ class Source:
     @cached_property
     def others_lines(self) -> list[Utterance]:
         """The lines that are not the user's."""
-        lines = (*self.context, *self.lines)
-        return [line for line in lines if not line.is_users]
+        return [line for line in self.conversation if not line.is_users]
 
     def find_copy(self, content: str) -> Place | None:
         """Return the place of a content that copies the user's words; None if it is none."""
@@ -199,9 +201,7 @@ class Source:
 
         Return "" if it answers none.
         """
-        return question_before(
-            [*self.context, *self.lines], len(self.context) + place.line
-        )
+        return question_before(self.conversation, len(self.context) + place.line)
 
     def first_day(self, written: str) -> date | None:
         """Return the first day of a written day, month or year; None if it was not said."""

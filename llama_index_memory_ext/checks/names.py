@@ -64,8 +64,8 @@ _NEW_SHARE = 0.35
 _SUBJECT = 2
 
 
-def missing_names(statement: str, source: str, known: str = "") -> list[str]:
-    """Return the names of a statement that neither the source nor ``known`` has.
+def missing_names(statement: str, source: str, known_text: str = "") -> list[str]:
+    """Return the names of a statement that neither the source nor ``known_text`` has.
 
     A name is a word with a capital that does not begin a sentence. The source may have
     another ending or a misspelling of the name, its initials (NYC), or an abbreviation
@@ -80,8 +80,8 @@ def missing_names(statement: str, source: str, known: str = "") -> list[str]:
     statement = _without_dots(statement)
     source = _without_dots(source)
     missing = _missing(statement, source)
-    if missing and known:
-        return _missing(statement, f"{source}\n{known}")
+    if missing and known_text:
+        return _missing(statement, f"{source}\n{known_text}")
     return missing
 
 

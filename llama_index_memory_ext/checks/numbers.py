@@ -278,7 +278,7 @@ def missing_numbers(
 def _problem_of(
     quantity: Quantity, evidence: Sequence[Quantity], implied: Collection[float]
 ) -> str:
-    """Return a number of a statement without evidence, or with what it wrongly counts; "" for none."""
+    """Return a number without evidence, or a number with the word or unit that it wrongly counts; "" for none."""
     same = [entry for entry in evidence if quantity.values & entry.values]
     if not same:
         return quantity.written if quantity.values.isdisjoint(implied) else ""

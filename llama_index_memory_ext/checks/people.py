@@ -1,4 +1,4 @@
-"""Whom words speak of: the user, another person, the listener, or nobody, as in small talk."""
+"""Tells whom words are about: the user, another person, the listener, or no person, as in small talk."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Clause(NamedTuple):
 def clauses_in(sentences: Iterable[str]) -> list[Clause]:
     """Return the clauses of sentences.
 
-    A clause without a person of its own has that of the clause before it: "My brother
-    is a pilot and lives in Rome".
+    A clause that names no person has the person of the clause before it: "My brother is
+    a pilot and lives in Rome".
     """
     clauses = []
     for sentence in sentences:
@@ -95,7 +95,7 @@ def _person_of(clause: str) -> str:
 
 
 def _words_in(text: str) -> list[str]:
-    """Return the words of a text in lower case, without what stands behind an apostrophe."""
+    """Return the words of a text in lower case, each up to its apostrophe."""
     plain = text.casefold().replace("\u2019", "'")
     return [word.partition("'")[0] for word in tokens_in(plain)]
 
@@ -145,7 +145,7 @@ def is_small_talk(statement: str) -> bool:
 
 
 def addresses_listener(sentence: str) -> bool:
-    """Return whether a sentence of the user's speaks of the listener, or of nobody.
+    """Return whether a sentence of the user's is about the listener, or about no person.
 
     >>> [addresses_listener(text) for text in ("Good luck with your exam!", "It's so peaceful", "My exam is over")]
     [True, True, False]

@@ -32,7 +32,7 @@ _LEAST_QUOTED = 2
 _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
-def unsaid_addresses(statement: str, said: str) -> list[str]:
+def unsaid_addresses(statement: str, conversation: str) -> list[str]:
     """Return the addresses of a statement that the conversation does not have.
 
     Numbers of accounts, tags, and names of functions and files count as addresses.
@@ -40,7 +40,7 @@ def unsaid_addresses(statement: str, said: str) -> list[str]:
     >>> unsaid_addresses("Calls send_mail for ann@example.com", "My address is Ann@example.com")
     ['send_mail']
     """
-    folded = said.casefold()
+    folded = conversation.casefold()
     addresses = phrases("riders", "address").finditer(statement)
     return [
         match.group() for match in addresses if match.group().casefold() not in folded

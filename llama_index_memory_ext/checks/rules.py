@@ -258,11 +258,11 @@ def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
     return not missing_numbers(plain, words, also=ages)
 
 
-def _are_said(words: frozenset[str], said: frozenset[str]) -> bool:
+def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
     """Return whether the conversation has enough of the words."""
     least = _LEAST_SAID * len(words)
     # Most words have the same form, and comparing these is fast.
-    return len(words & said) >= least or len(shared(words, said)) >= least
+    return len(words & evidence) >= least or len(shared(words, evidence)) >= least
 
 
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
@@ -324,7 +324,7 @@ def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def says_something(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject greetings, thanks and praise, and what the user says to the assistant alone."""
+    """Reject greetings, thanks, praise, and words that only address the assistant."""
     content = candidate.new.content
     place = candidate.place
     if place is None:
@@ -546,6 +546,11 @@ def _words(section: str) -> frozenset[str]:
     return frozenset(chain(*word_lists("clauses")[section]))
 
 
+def _matches(section: str, text: str) -> bool:
+    """Return whether a text has a phrase of a section of ``clauses.txt``."""
+    return phrases("clauses", section).search(text) is not None
+
+
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
 _LEAST_QUOTED = 3
 _SUBJECT_WORDS = 3
@@ -582,7 +587,7 @@ def denies(text: str) -> bool:
     (True, True, True, False)
     """
     if script_of(text) == "cjk":
-        return phrases("clauses", "negation_in_characters").search(text) is not None
+        return _matches("negation_in_characters", text)
     return any(map(_negates, _words_in(text)))
 
 
@@ -599,7 +604,7 @@ def tells_change(text: str) -> bool:
         for verb in words[i + 1 : i + 1 + _NEAR]:
             if term_of(verb) in _changes() and (_may_be_past(verb) or verb == "back"):
                 return True
-    return bool(phrases("clauses", "since_now").search(text))
+    return _matches("since_now", text)
 
 
 @cache
@@ -622,25 +627,39 @@ def unsaid_reason(
     """
     if all(map(_is_question, filter(str.strip, sentences_of(statement)))):
         return "asked"
-    if phrases("clauses", "supposed").search(statement):
+    if _supposes(statement):
         return "supposed"
-    inside = sentences_at(text, span)
+    sentences = sentences_at(text, span)
     if not _is_stated(statement, text):
-        is_asked = bool(inside) and all(map(_is_question, inside))
-        if is_asked and not (may_presuppose and _is_presupposed(statement, inside)):
+        if _is_asked(statement, sentences, may_presuppose=may_presuppose):
             return "asked"
-        is_supposed = any(map(phrases("clauses", "supposed").search, inside))
-        if is_supposed and not phrases("clauses", "conditional").search(statement):
+        is_supposed = any(map(_supposes, sentences))
+        if is_supposed and not _matches("conditional", statement):
             return "supposed"
-    is_ironic = any(map(phrases("clauses", "irony").search, inside))
-    return "quoted" if is_ironic or _is_quoted(text, span) else ""
+    is_ironic = any(_matches("irony", sentence) for sentence in sentences)
+    if is_ironic or _is_quoted(text, span):
+        return "quoted"
+    return ""
+
+
+def _supposes(text: str) -> bool:
+    return _matches("supposed", text)
+
+
+def _is_asked(
+    statement: str, sentences: Sequence[str], *, may_presuppose: bool
+) -> bool:
+    """Return whether sentences are questions that do not presuppose a statement."""
+    if not sentences or not all(map(_is_question, sentences)):
+        return False
+    return not (may_presuppose and _is_presupposed(statement, sentences))
 
 
 def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
     clauses = list[str]()
     for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
-        if phrases("clauses", "supposed").search(sentence):
+        if _supposes(sentence):
             continue
         if _is_question(sentence):
             # "I have two kids, how much tax do I pay?" asks only in its last clause.
@@ -669,11 +688,7 @@ def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
 def _may_ask(sentence: str) -> bool:
     """Return whether a sentence asks or supposes something, also without a question mark."""
     sentence = sentence.strip()
-    if phrases("clauses", "supposed").search(sentence):
-        return True
-    if phrases("clauses", "asks").search(sentence):
-        return True
-    return _is_question(sentence)
+    return _supposes(sentence) or _matches("asks", sentence) or _is_question(sentence)
 
 
 def with_question_marks(text: str) -> str:
@@ -682,7 +697,7 @@ def with_question_marks(text: str) -> str:
 
 
 def _is_question(sentence: str) -> bool:
-    return phrases("clauses", "question").search(sentence[-2:]) is not None
+    return _matches("question", sentence[-2:])
 
 
 def _is_quoted(text: str, span: Span) -> bool:

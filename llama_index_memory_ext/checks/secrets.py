@@ -78,8 +78,8 @@ def redact_secrets(text: str) -> str:
     """Return a text with ``[secret]`` in place of each secret.
 
     A card, an account or a long random key is replaced alone. A secret that only words
-    name, such as a password, is replaced together with its sentence, or with the whole
-    text if the secret and its name stand in two sentences. A text without a secret is
+    name, such as a password, is replaced together with its sentence. If the secret and
+    its name stand in two sentences, the whole text is replaced. A text without a secret is
     returned unchanged. A secret with neither a name nor a known format is not found:
     see the guide "Leaving out".
 
@@ -113,14 +113,14 @@ def _redacted(is_secret: Callable[[str], bool], match: re.Match[str]) -> str:
 def _is_random(token: str) -> bool:
     """Return whether a long token mixes letters and digits as no word, name or path does."""
     changes = 0
-    for left, right in pairwise(token):
-        changes += left.isdigit() != right.isdigit()
+    for first, second in pairwise(token):
+        changes += first.isdigit() != second.isdigit()
     has_letters = any(character.isalpha() and character != "T" for character in token)
     return has_letters and changes >= len(token) // _LETTERS_A_CHANGE
 
 
 def _is_card(number: str) -> bool:
-    """Return whether a number is that of an account or a card, by Luhn's check digit (ISO/IEC 7812).
+    """Return whether a number belongs to an account or a card, by Luhn's check digit (ISO/IEC 7812).
 
     Every second digit from the right is doubled, and the sum of all digits ends in 0.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import ChainMap, Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
@@ -394,7 +394,7 @@ class Extractor:
         lines: Sequence[Utterance],
         about: Sequence[Fact] = (),
         *,
-        others: str = "",
+        tool_text: str = "",
         retired_by: RetiredBy | None = None,
     ) -> Applied:
         """Store a reply that comes from a tool.
@@ -406,7 +406,7 @@ class Extractor:
             reply: The reply.
             lines: The conversation.
             about: The facts that the reply names by their places, from 1.
-            others: The texts that tools returned.
+            tool_text: The texts that tools returned.
             retired_by: The cause of a retirement; None: the words decide.
 
         Raises:
@@ -422,7 +422,7 @@ class Extractor:
                 about,
                 utc_now(),
                 checks=TOOL_CHECKS,
-                others=others,
+                tool_text=tool_text,
                 retired_by=retired_by,
             )
             valid = self._with_agent(valid)
@@ -689,7 +689,7 @@ class Extractor:
         # No token is shorter than a byte. The number and the marks around a fact have
         # at most six.
         most_tokens = sum(len(fact.content.encode()) + 6 for fact in facts)
-        if most_tokens <= batch.room.known:
+        if most_tokens <= batch.room.facts:
             return facts
         texts = asking.texts_in(batch.lines)
         present = user_facts.present
@@ -700,7 +700,7 @@ class Extractor:
             texts,
             present,
             self.block.tokenizer_fn,
-            batch.room.known,
+            batch.room.facts,
         )
 
     def _prompt(
@@ -760,7 +760,7 @@ class Extractor:
         *,
         context: Sequence[Utterance] = (),
         checks: Sequence[Check] = CHECKS,
-        others: str = "",
+        tool_text: str = "",
         retired_by: RetiredBy | None = None,
     ) -> ValidatedReply:
         """Return the entries of a reply that pass ``validate_reply``."""
@@ -785,7 +785,7 @@ class Extractor:
             min_confidence=self.min_confidence,
             checks=checks,
             context=context,
-            others=others,
+            tool_text=tool_text,
             retired_by=retired_by,
         )
 
@@ -833,9 +833,9 @@ class Extractor:
     def _note_labels(self, labels: Sequence[str]) -> None:
         """Log once that the second reading agrees to anything, and so checks nothing."""
         counts = self.judged
-        before = sum(counts.values())
+        before = counts.total()
         counts.update(labels)
-        is_due = before < _LEAST_JUDGED <= sum(counts.values())
+        is_due = before < _LEAST_JUDGED <= counts.total()
         if is_due and set(counts) == {"stated"}:
             logger.warning(
                 "The model of verify=True has called all of %d facts stated; with this model it checks nothing. "
@@ -984,35 +984,50 @@ def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRep
     new = {
         fact.id: fact.model_copy(update={"pending": True}) for fact in valid.accepted
     }
-    waiting = {fact.id: fact for fact in user_facts.pending}
+    pending = ChainMap(new, {fact.id: fact for fact in user_facts.pending})
     ended_now = []
     for ending in valid.retired:
         old = user_facts.facts[ending.id]
-        name = ending.replaced_by or ""
-        if ending.retired_by == "request" or (old.pending and not name):
+        if _ends_at_once(ending, old):
             ended_now.append(ending)
-            continue
-        pending = new.get(name) or waiting.get(name) or _only_ending(old)
-        ends_facts = {
-            **pending.ends_facts,
-            ending.id: ending.model_dump(mode="json", include={*ENDING}),
-            **old.ends_facts,
-        }
-        new[pending.id] = pending.model_copy(update={"ends_facts": ends_facts})
-    confirmed = [fact for fact in valid.confirmed if fact.id not in new]
-    rejected = list(valid.rejected)
-    for fact in (*user_facts.pending, *user_facts.rejected):
-        for repeated in [*new.values()]:
-            is_same = normalised(repeated.content) == normalised(fact.content)
-            if is_same and repeated.id != fact.id:
-                del new[repeated.id]
-                rejected.append(_DECIDED)
+        else:
+            replacement = pending.get(ending.replaced_by or "")
+            fact = _with_ending(replacement, ending, old)
+            new[fact.id] = fact
+    decided = (*user_facts.pending, *user_facts.rejected)
+    accepted = [fact for fact in new.values() if not _is_repeated(fact, decided)]
+    repeated = len(new) - len(accepted)
     return replace(
         valid,
-        accepted=tuple(new.values()),
-        confirmed=tuple(confirmed),
+        accepted=tuple(accepted),
+        confirmed=tuple(fact for fact in valid.confirmed if fact.id not in new),
         retired=tuple(ended_now),
-        rejected=tuple(rejected),
+        rejected=(*valid.rejected, *[_DECIDED] * repeated),
+    )
+
+
+def _ends_at_once(ending: Fact, old: Fact) -> bool:
+    """Return whether a fact ends without approval."""
+    is_request = ending.retired_by == "request"
+    return is_request or (old.pending and not ending.replaced_by)
+
+
+def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
+    """Return the pending fact whose approval ends an old fact, and all facts that the old one was to end."""
+    pending = replacement or _only_ending(old)
+    ends_facts = {
+        **pending.ends_facts,
+        ending.id: ending.model_dump(mode="json", include={*ENDING}),
+        **old.ends_facts,
+    }
+    return pending.model_copy(update={"ends_facts": ends_facts})
+
+
+def _is_repeated(new: Fact, decided: Iterable[Fact]) -> bool:
+    """Return whether a pending or rejected fact says the same as a new fact."""
+    content = normalised(new.content)
+    return any(
+        normalised(fact.content) == content and fact.id != new.id for fact in decided
     )
 
 

@@ -124,7 +124,7 @@ class Room(NamedTuple):
     """The most tokens of a request: messages, known facts, messages before, and the answer."""
 
     batch: int = 8_000
-    known: int = 2_000
+    facts: int = 2_000
     before: int = 1_000
     answer: int = 4_000
 
@@ -138,7 +138,7 @@ def room_in(
     most that the model answers by its own settings.
 
     >>> room_in(8_192, 1_000)
-    Room(batch=3180, known=795, before=397, answer=1590)
+    Room(batch=3180, facts=795, before=397, answer=1590)
     """
     room = Room()
     if answer:
@@ -156,7 +156,7 @@ def room_in(
     longest_answer = int(room.answer * share)
     return Room(
         max(halve(room.batch), _LEAST_BATCH),
-        halve(room.known),
+        halve(room.facts),
         halve(room.before),
         max(halve(room.answer), min(longest_answer, ANSWER), _LEAST_ANSWER),
     )
@@ -313,7 +313,7 @@ _DESCRIPTIONS = {"correction": "something known was wrong"}
 
 def extraction_prompt(
     lines: Iterable[Utterance],
-    known: Sequence[Fact],
+    known_facts: Sequence[Fact],
     *,
     today: date,
     said_on: date | None = None,
@@ -326,7 +326,7 @@ def extraction_prompt(
 
     Args:
         lines: The messages to learn from.
-        known: The known facts, which the reply names by their places, from 1.
+        known_facts: The known facts, which the reply names by their places, from 1.
         today: The current day.
         said_on: The day from which relative dates count, default ``today``.
         categories: The categories of new facts.
@@ -337,7 +337,7 @@ def extraction_prompt(
     """
     lines = list(lines)
     facts = "".join(
-        f"{i}. {on_one_line(fact.content)}\n" for i, fact in enumerate(known, 1)
+        f"{i}. {on_one_line(fact.content)}\n" for i, fact in enumerate(known_facts, 1)
     )
     text = f"<known_facts>\n{facts or _NO_FACTS}</known_facts>\n{rejected}"
     earlier = messages_text(before)
@@ -435,27 +435,22 @@ async def ask(
     )
     can_call = _can_call(llm)
     by_tool = can_call
-    last_error: MemoryExtError | None = None
+    is_second_try = False
     while True:
-        response = await request.send_by_tool(messages) if by_tool else None
-        by_tool = response is not None
-        if response is None:
-            response = await request.send_in_words(messages)
+        response, by_tool = await request.send(messages, by_tool=by_tool)
         ignores_tool = False
         try:
-            # A long answer takes a while, for which the event loop must not be blocked.
-            parts = await asyncio.to_thread(_parts_of, response.message)
-            if by_tool and parts.calls:
-                remember(llm, ["tools"], taken=True)
+            parts = await request.read_parts(response, by_tool=by_tool)
             ignores_tool = by_tool and not takes(llm, "tools")
             texts = parts.texts(may_be_empty=ignores_tool)
             value = await asyncio.to_thread(read, texts, response)
         except MemoryExtError as error:
-            if last_error or _is_final(response, ignores_tool=ignores_tool):
+            if is_second_try or _is_final(response, ignores_tool=ignores_tool):
                 raise
-            last_error = error
-            by_tool = by_tool and not ignores_tool
-            if not ignores_tool:
+            is_second_try = True
+            if ignores_tool:
+                by_tool = False
+            else:
                 messages = _with_correction(messages, error)
             continue
         if can_call and not by_tool:
@@ -465,9 +460,8 @@ async def ask(
 
 def _can_call(llm: LLM) -> bool:
     """Return whether a model may be asked by a tool."""
-    if llm.pydantic_program_mode == PydanticProgramMode.LLM:
-        return False
-    if takes(llm, "tools") is False:
+    is_in_words = llm.pydantic_program_mode == PydanticProgramMode.LLM
+    if is_in_words or takes(llm, "tools") is False:
         return False
     return (
         isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
@@ -495,6 +489,13 @@ def _with_correction(
     return _with_last(messages, f"{messages[-1].content} {correction}")
 
 
+class _Answer(NamedTuple):
+    """A response, and whether the model was asked by a tool."""
+
+    response: ChatResponse
+    by_tool: bool
+
+
 @dataclass(frozen=True)
 class _Request:
     """A request to a model by a tool, or in words.
@@ -510,10 +511,25 @@ class _Request:
     response_format: dict[str, Json] | None
     heard: list[ChatResponse]
 
-    async def send_by_tool(
-        self, messages: Sequence[ChatMessage]
-    ) -> ChatResponse | None:
-        """Return the response; None if the server refuses tools."""
+    async def send(self, messages: Sequence[ChatMessage], *, by_tool: bool) -> _Answer:
+        """Return the answer to a request, in words if the server refuses tools."""
+        if by_tool:
+            try:
+                return _Answer(await self._send_by_tool(messages), by_tool=True)
+            except Exception as error:
+                if not refuses_tools(self.llm, error):
+                    raise
+        return _Answer(await self._send_in_words(messages), by_tool=False)
+
+    async def read_parts(self, response: ChatResponse, *, by_tool: bool) -> _Parts:
+        """Return the parts of an answer, and remember a server that has called the tool."""
+        # A long answer takes a while, for which the event loop must not be blocked.
+        parts = await asyncio.to_thread(_parts_of, response.message)
+        if by_tool and parts.calls:
+            remember(self.llm, ["tools"], taken=True)
+        return parts
+
+    async def _send_by_tool(self, messages: Sequence[ChatMessage]) -> ChatResponse:
         chat = partial(
             self.llm.achat_with_tools,
             [self.tool],
@@ -522,14 +538,9 @@ class _Request:
             # Else the host drops all calls but the first.
             allow_parallel_tool_calls=True,
         )
-        try:
-            return await ask_with(self.llm, self.options, chat, self.heard)
-        except Exception as error:
-            if not refuses_tools(self.llm, error):
-                raise
-            return None
+        return await ask_with(self.llm, self.options, chat, self.heard)
 
-    async def send_in_words(self, messages: Sequence[ChatMessage]) -> ChatResponse:
+    async def _send_in_words(self, messages: Sequence[ChatMessage]) -> ChatResponse:
         """Return the response to a request in words."""
         options = self.options
         if self.response_format and is_openai_like(self.llm):

@@ -262,7 +262,7 @@ def read_confidence(value: Json) -> float:
 def read_said_as(value: Json, unknown: str = "stated") -> str:
     """Return how the user said a fact; ``unknown`` for anything but the terms of the prompt.
 
-    What the assistant said is quoted.
+    Words of the assistant are quoted.
     """
     text = value[:_LONGEST_NAME].strip().lower() if isinstance(value, str) else ""
     if text in _OTHER_SPEAKERS:

@@ -96,7 +96,7 @@ class ValidatedReply:
 def validate_reply(
     reply: ExtractionReply,
     lines: Sequence[Utterance],
-    known: Sequence[Fact],
+    known_facts: Sequence[Fact],
     *,
     now: datetime,
     active: Sequence[Fact] = (),
@@ -105,7 +105,7 @@ def validate_reply(
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     checks: Sequence[Check] = CHECKS,
     context: Sequence[Utterance] = (),
-    others: str = "",
+    tool_text: str = "",
     retired_by: RetiredBy | None = None,
 ) -> ValidatedReply:
     """Check each entry of a reply against the conversation.
@@ -113,7 +113,7 @@ def validate_reply(
     Args:
         reply: The model's reply to an ``extraction_prompt`` with these lines.
         lines: The conversation.
-        known: The facts that the reply names by their places in this list, from 1.
+        known_facts: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time
             zone.
         active: Further active facts, so that none is stored twice.
@@ -124,14 +124,14 @@ def validate_reply(
         checks: The checks that a new fact must pass before ``DOUBTS``.
         context: The messages right before the lines. Nothing is quoted from them, but
             names and questions may come from them.
-        others: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
+        tool_text: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
             no keyword that only they have.
         retired_by: Why facts end; if None, the quote and the reason of each entry tell.
             With "request", past facts can be retired, too.
     """
     validation = _Validation(
-        Source(lines, context, others, now.date(), [*known, *active]),
-        known,
+        Source(lines, context, tool_text, now.date(), [*known_facts, *active]),
+        known_facts,
         now,
         session_id,
         retired_by,
@@ -269,8 +269,8 @@ class _Validation:
         if fact is None:
             self.rejected.append(_UNKNOWN)
             return
-        said = NewFact(content=fact.content, quote=entry.quote)
-        candidate = Candidate(said, self.source.find(entry.quote), 0)
+        repeated = NewFact(content=fact.content, quote=entry.quote)
+        candidate = Candidate(repeated, self.source.find(entry.quote), 0)
         rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
         if rejection:
             self.rejected.append(rejection)

@@ -267,17 +267,21 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
         return among
     if len(text) > 2 * _END:
         text = f"{text[:_END]} {text[-_END:]}"
-    scores = _scores(text.casefold())
-    best = max(scores.values(), default=0.0)
-    if best < _LEAST_SCORE:
-        return among or ()
-    codes = [code for code in scores if scores[code] >= _PLAUSIBLE * best]
-    if scores.get("en") == best:
-        codes = ["en"]
-    codes.sort(key=lambda code: (-round(scores[code], 6), code))
+    codes = _plausible_languages(_scores(text.casefold()))
     if among is None:
         return tuple(codes)
     return tuple(code for code in codes if code in among) or among
+
+
+def _plausible_languages(scores: Mapping[str, float]) -> list[str]:
+    """Return the languages with about the best score, the likeliest first; [] for low scores."""
+    best = max(scores.values(), default=0.0)
+    if best < _LEAST_SCORE:
+        return []
+    if scores.get("en") == best:
+        return ["en"]
+    codes = [code for code in scores if scores[code] >= _PLAUSIBLE * best]
+    return sorted(codes, key=lambda code: (-round(scores[code], 6), code))
 
 
 def _scores(plain: str) -> Mapping[str, float]:
@@ -388,16 +392,16 @@ def keywords(text: str) -> frozenset[str]:
     return frozenset(keys)
 
 
-def overlaps(words: Collection[str], others: frozenset[str]) -> bool:
-    """Return whether ``others`` has one of the words in some form.
+def overlaps(words: Collection[str], evidence: frozenset[str]) -> bool:
+    """Return whether ``evidence`` has one of the words in some form.
 
     Equal words are looked up first, because that is fast.
     """
-    return not others.isdisjoint(words) or bool(shared(words, others))
+    return not evidence.isdisjoint(words) or bool(shared(words, evidence))
 
 
-def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:
-    """Return the words that ``others`` has in some form.
+def shared(words: Iterable[str], evidence: frozenset[str]) -> set[str]:
+    """Return the words that ``evidence`` has in some form.
 
     Forms are other endings, parts of compounds, and misspellings.
 
@@ -406,6 +410,8 @@ def shared(words: Iterable[str], others: frozenset[str]) -> set[str]:
     """
     matches = set()
     for word in words:
-        if word in others or any(are_forms(word, candidate) for candidate in others):
+        if word in evidence or any(
+            are_forms(word, candidate) for candidate in evidence
+        ):
             matches.add(word)
     return matches

@@ -44,7 +44,7 @@ def offer(facts: list[Fact], *said: str) -> list[Fact]:
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
     texts = texts_in([Utterance(i, "user", text) for i, text in enumerate(said)])
-    return offered(facts, texts, ranker, COUNTER, Room().known)
+    return offered(facts, texts, ranker, COUNTER, Room().facts)
 
 
 def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
@@ -59,7 +59,7 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     assert home in found
     assert (
         sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1))
-        <= Room().known
+        <= Room().facts
     )
     assert len(found) == len({fact.id for fact in found}) > 60
 
