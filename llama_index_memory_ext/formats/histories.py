@@ -73,12 +73,12 @@ def as_openai(entries: Iterable[Json]) -> list[Json]:
         fields: dict[str, Json] = entry if isinstance(entry, dict) else {}
         parts = fields.get("parts")
         kind = fields.get("type")
-        role: Json = fields.get("role")
+        role = fields.get("role")
         history.created_at = fields.get("createdAt")
         if isinstance(parts, list):
             history.end_message()
             for part in parts:
-                _add_part(history, "assistant" if role == "model" else role, part)
+                _add_part(history, role, part)
             history.end_message()
         elif role is None and _ITEM.fullmatch(str(kind)):
             _add_item(history, fields)
@@ -111,6 +111,8 @@ def _add_item(history: _History, item: dict[str, Json]) -> None:
 def _add_part(history: _History, role: Json, part: Json) -> None:
     """Add a part of Gemini's contents, or of a ``UIMessage``, whose parts have a type."""
     role = role or "user"
+    if role == "model":
+        role = "assistant"
     if isinstance(part, str):
         history.add_part(role, {"type": "text", "text": part})
     elif "type" in part:

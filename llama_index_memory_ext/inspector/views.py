@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, PastRetirement, SetAside
-    from llama_index_memory_ext.facts.ranking import ExplainedFact, Explanation
+    from llama_index_memory_ext.facts.ranking import (
+        ExplainedFact,
+        Explanation,
+        RankedFact,
+    )
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.store import SessionInfo
+    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -399,11 +404,7 @@ async def preview_prompt(
         cursors[reader] = await store.readers.state(session_id, reader)
     rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE])
     all_facts = await read_facts(store, user_id)
-    data = []
-    for row in rows:
-        columns = {column: getattr(row, column) for column in _COPIED_COLUMNS}
-        data.append({"key": name, **columns})
-    copy = MemoryStore(db_data=data)
+    copy = MemoryStore(db_data=_columns_of(rows, name))
     async with aclosing(copy):
         for reader, (position, state) in cursors.items():
             if position:
@@ -418,28 +419,24 @@ async def preview_prompt(
         stats = await memory.astats()
         messages = as_taken(await memory.aget_all())
         if question:
-            messages = [*messages, ChatMessage(question)]
-        facts_block = memory.facts_block
-        newest_question, context = question_in(messages, [], facts_block.context_turns)
-        if question:
+            messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))
             prompt = await memory.aget()
+        facts_block = memory.facts_block
+        newest_question, context = question_in(messages, [], facts_block.context_turns)
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
         # After the prompt, so that the explanation knows its record.
         explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
-        places = {used.fact.id: i for i, used in enumerate(memory.last_used().facts)}
+        used_facts = memory.last_used().facts
     prefix = f"{facts_block.name} "
     names = await store.readers.names(session_id)
     return PromptPreview(
         question=newest_question,
         explanation=explanation,
-        facts=sorted(
-            explanation.facts,
-            key=lambda explained: places.get(explained.fact.id, len(places)),
-        ),
+        facts=_in_prompt_order(explanation.facts, used_facts),
         summary=summary,
         runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
         tokens=_tokens_by_kind(parts),
@@ -448,6 +445,23 @@ async def preview_prompt(
         readers=[name for name in names if name.startswith(prefix)],
         settings=settings,
     )
+
+
+def _columns_of(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
+    """Return the columns of messages for a copy of their session, whose name is ``key``."""
+    data = []
+    for row in rows:
+        columns = {column: getattr(row, column) for column in _COPIED_COLUMNS}
+        data.append({"key": key, **columns})
+    return data
+
+
+def _in_prompt_order(
+    facts: Iterable[ExplainedFact], used_facts: Iterable[RankedFact]
+) -> list[ExplainedFact]:
+    """Return the facts of the prompt first, in its order, and then the further facts."""
+    places = {used.fact.id: i for i, used in enumerate(used_facts)}
+    return sorted(facts, key=lambda entry: places.get(entry.fact.id, len(places)))
 
 
 def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
