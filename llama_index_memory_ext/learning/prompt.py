@@ -447,7 +447,7 @@ async def ask(
             # A long answer takes a while, for which the event loop must not be blocked.
             parts = await asyncio.to_thread(_parts_of, response.message)
             if by_tool and parts.calls:
-                remember(llm, ["tools"], taken=True)
+                remember(llm, ["tools"], accepted=True)
             ignores_tool = by_tool and not takes(llm, "tools")
             texts = parts.texts(may_be_empty=ignores_tool)
             value = await asyncio.to_thread(read, texts, response)
@@ -460,7 +460,7 @@ async def ask(
                 messages = _with_correction(messages, error)
             continue
         if can_call and not by_tool:
-            remember(llm, ["tools"], taken=False)
+            remember(llm, ["tools"], accepted=False)
         return value, response
 
 

@@ -85,8 +85,8 @@ class Usage:
     completion_tokens: int = 0
     counted: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(add, astuple(self), astuple(other)))
+    def __add__(self, usage: Usage) -> Usage:
+        return Usage(*map(add, astuple(self), astuple(usage)))
 
 
 def usage_of(

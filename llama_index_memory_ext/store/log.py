@@ -107,8 +107,8 @@ ORDER BY message.id
 """
 # A prompt reads at most 40 rows of the log in one query. For more rows, a reader asks
 # for pages that fit its limit. The active rows and the log are two queries, each along
-# the index: SQLite reads the whole session for one with an OR. ``other_owners``: those
-# who close the session, because not both have opened it as shared.
+# the index: SQLite reads the whole session for one with an OR. ``other_owners``: the
+# users that close the session, because not both have opened it as shared.
 _SELECT_SNAPSHOT = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
