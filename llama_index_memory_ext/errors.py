@@ -23,7 +23,7 @@ class MemoryExtError(Exception):
         state = {
             name: value for name, value in vars(self).items() if name != "response"
         }
-        return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined] # what copyreg uses
+        return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined] # copyreg uses it
 
 
 class SettingError(MemoryExtError, ValueError, TypeError):
@@ -172,7 +172,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_about_words(error: BaseException) -> bool:
-    """Return whether a provider has refused a request for its words: their number, or what they say."""
+    """Return whether a provider has refused a request for its words: their number, or their content."""
     status = status_of(error)
     return status == TOO_LARGE or (
         status in REQUEST_STATUSES and _ABOUT_WORDS.search(str(error)) is not None

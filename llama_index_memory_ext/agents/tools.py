@@ -42,11 +42,11 @@ _phrases = partial(phrases, "forgetting")
 class ForgetRequest(NamedTuple):
     """The facts that a user asks to forget.
 
-    ``asked``: for each fact, whether the user asks to forget it.
+    ``choices``: for each fact, whether the user asks to forget it.
     ``everything``: whether the user asks to forget all facts.
     """
 
-    asked: list[bool]
+    choices: list[bool]
     everything: bool
 
 
@@ -88,13 +88,13 @@ def asks_to_forget(
     for order in orders:
         is_pointer = len(tokens_in(order)) <= _LONGEST_POINTER
         naming_texts.append(f"{order}\n{before}" if is_pointer else order)
-    asked = []
+    choices = []
     for content in contents:
         words = keywords(content)
         was_listed = 2 * len(shared(words, listed)) > len(words)
         is_named = any(shares_word(content, text) for text in naming_texts)
-        asked.append(was_listed or is_named)
-    return ForgetRequest(asked, bool(listed) or _name_everything(orders))
+        choices.append(was_listed or is_named)
+    return ForgetRequest(choices, bool(listed) or _name_everything(orders))
 
 
 def _find_line(quote: str, lines: Sequence[Utterance]) -> _QuotedLine | None:
@@ -396,7 +396,7 @@ class MemoryToolSpec(BaseToolSpec):
         )
         entries = [
             {"number": i, "reason": "The user asked to forget it.", "quote": quote}
-            for i, is_asked in enumerate(request.asked, 1)
+            for i, is_asked in enumerate(request.choices, 1)
             if is_asked
         ]
         reply = ExtractionReply.model_validate({"retired": entries})
@@ -408,7 +408,7 @@ class MemoryToolSpec(BaseToolSpec):
             advice = self._how_to_forget_everything
         forgotten = []
         not_forgotten = []
-        for fact, is_asked in zip(chosen, request.asked, strict=True):
+        for fact, is_asked in zip(chosen, request.choices, strict=True):
             description = self._describe(fact)
             if fact.id in retired_ids:
                 forgotten.append(f"Forgotten: {description} (it can be restored)")

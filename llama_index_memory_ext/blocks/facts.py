@@ -388,8 +388,8 @@ class RelevantFactsBlock(LogBlock):
             facts = self._texts_of(ranking)
             if is_prepared:
                 self._texts.put(key, facts)
-        profile_ids = [entry.fact.id for entry, _ in facts.profile.shown]
-        question_ids = [entry.fact.id for entry, _ in facts.question.shown]
+        profile_ids = [entry.fact.id for entry, _ in facts.profile.matches]
+        question_ids = [entry.fact.id for entry, _ in facts.question.matches]
         if (profile_ids or question_ids) and has_listeners():
             send(
                 FactsInjectedEvent(

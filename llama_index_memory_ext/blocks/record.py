@@ -397,7 +397,7 @@ class CondensedMemoryBlock(LogBlock):
         self, session_id: str, earlier: RecalledText, seconds: float
     ) -> None:
         """Send an event about the recalled messages, if there are any."""
-        recalled = earlier.text.shown
+        recalled = earlier.text.matches
         if not (recalled and has_listeners()):
             return
         send(

@@ -1,4 +1,4 @@
-"""Conversations as JSON: reads and writes LlamaIndex's layout and OpenAI's, and reads those of other programs."""
+"""Conversations as JSON: reads and writes the layouts of LlamaIndex and OpenAI, and reads layouts of other programs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def messages_from_json(
     Each message is in the layout of OpenAI's Chat Completions or of LlamaIndex:
     ``ChatMessage.model_dump(mode="json")``, also the older layout with a ``content``.
     Session items of openai-agents, messages of the Vercel AI SDK (``UIMessage``) and the
-    ``contents`` of Gemini are read too: each call is paired with its result, and
-    reasoning becomes a ``ThinkingBlock``.
+    ``contents`` of Gemini are read too. Each of their calls is paired with its result,
+    and their reasoning becomes a ``ThinkingBlock``.
 
     - A tool call becomes a ``ToolCallBlock``, and a refusal becomes a text.
     - The id of the call that a result answers becomes

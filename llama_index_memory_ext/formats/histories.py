@@ -50,8 +50,8 @@ class _History:
     def add_result(self, call_id: str | None, name: str, output: Json) -> None:
         """Add the result of a call; without an id, of the first call of this name that has none."""
         if not call_id:
-            ids = [key for key, called in self._names.items() if called == name]
-            call_id = ids[0] if ids else name
+            ids = (key for key, called in self._names.items() if called == name)
+            call_id = next(ids, name)
         self._names.pop(call_id, None)
         content = output if isinstance(output, list) else to_json(output)
         self.messages.append(
@@ -70,15 +70,15 @@ def as_openai(entries: Iterable[Json]) -> list[Json]:
     """Return the entries as messages of OpenAI's format; entries of other formats as they are."""
     history = _History()
     for entry in entries:
-        fields: dict[str, Json] = entry if isinstance(entry, dict) else {}
+        fields = entry if isinstance(entry, dict) else {}
         parts = fields.get("parts")
         kind = fields.get("type")
-        role: Json = fields.get("role")
+        role = fields.get("role")
         history.created_at = fields.get("createdAt")
         if isinstance(parts, list):
             history.end_message()
             for part in parts:
-                _add_part(history, "assistant" if role == "model" else role, part)
+                _add_part(history, role, part)
             history.end_message()
         elif role is None and _ITEM.fullmatch(str(kind)):
             _add_item(history, fields)
@@ -94,10 +94,10 @@ def _add_item(history: _History, item: dict[str, Json]) -> None:
     """Add a session item of openai-agents."""
     call_id = item.get("call_id")
     if item["type"] == "reasoning":
-        for part in [*(item.get("summary") or ()), *(item.get("content") or ())]:
-            history.add_part(
-                "assistant", {"type": "thinking", "thinking": part["text"]}
-            )
+        for key in ("summary", "content"):
+            for part in item.get(key) or ():
+                thought = {"type": "thinking", "thinking": part["text"]}
+                history.add_part("assistant", thought)
     elif call_id and "output" in item:
         history.add_result(call_id, "", item["output"])
         history.end_message()
@@ -111,6 +111,8 @@ def _add_item(history: _History, item: dict[str, Json]) -> None:
 def _add_part(history: _History, role: Json, part: Json) -> None:
     """Add a part of Gemini's contents, or of a ``UIMessage``, whose parts have a type."""
     role = role or "user"
+    if role == "model":
+        role = "assistant"
     if isinstance(part, str):
         history.add_part(role, {"type": "text", "text": part})
     elif "type" in part:
@@ -134,9 +136,9 @@ def _add_ui_part(history: _History, role: str, part: dict[str, Json]) -> None:
         call_id = call.get("toolCallId")
         name = call.get("toolName", kind.removeprefix("tool-"))
         history.add_call(call_id, name, call.get("input", call.get("args")))
-        outputs = [call.get(key) for key in ("output", "result", "errorText")]
-        for output in [output for output in outputs if output is not None]:
-            history.add_result(call_id, name, to_json(output))
+        for key in ("output", "result", "errorText"):
+            if call.get(key) is not None:
+                history.add_result(call_id, name, to_json(call[key]))
     else:
         history.add_part(role, part)
 

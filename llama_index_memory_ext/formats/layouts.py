@@ -191,8 +191,7 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     value = part.get(kind)
     value_place = f"{kind!r} of {place}"
     if kind == "image_url":
-        image = {"url": value} if isinstance(value, str) else value
-        return _image_block(image, value_place)
+        return _image_block(value, value_place)
     if kind == "input_audio":
         sound = _base64(value, "data", value_place)
         sound_format = _text(value, "format", value_place)
@@ -212,6 +211,9 @@ def _block(part: Json, place: str) -> types.ContentBlock:
 
 
 def _image_block(image: Json, place: str) -> types.ImageBlock:
+    """Return the block for a picture; a text is the address of the picture."""
+    if isinstance(image, str):
+        image = {"url": image}
     if not _INLINE.fullmatch(_text(image, "url", place)):
         return types.ImageBlock(url=image["url"], detail=image.get("detail"))
     inline = _base64(image, "url", place)

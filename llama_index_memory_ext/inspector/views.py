@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +20,6 @@ from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
     display_name,
     namespace_of_session,
 )
@@ -32,9 +30,14 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from llama_index_memory_ext.fact import Fact, PastRetirement, SetAside
-    from llama_index_memory_ext.facts.ranking import ExplainedFact, Explanation
+    from llama_index_memory_ext.facts.ranking import (
+        ExplainedFact,
+        Explanation,
+        RankedFact,
+    )
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.store import SessionInfo
+    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -45,7 +48,6 @@ MOST_MESSAGES = 2_000
 
 # The copy needs a session_id that a memory accepts.
 _UNNAMED = "(no name)"
-_COPIED_COLUMNS = ("id", "role", "data", "timestamp", "status", "user_id")
 # The kind of the part that begins with this line.
 _KINDS = {
     "<condensed_memory>": "record",
@@ -154,7 +156,7 @@ class Views:
         total = session["info"].messages
         page = ListPage.of(query.get("page", ""), total, default=_LAST_PAGE)
         rows = await self.store.readers.find(
-            session["id"], [ARCHIVED, ACTIVE], limit=PAGE_ROWS, offset=page.skipped
+            session["id"], limit=PAGE_ROWS, offset=page.skipped
         )
         return {**session, "page": page, "messages": rows}
 
@@ -303,7 +305,7 @@ async def report(
     """Return a session as a single page of HTML; raise a NotFoundError if there is no such session."""
     session = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
-    messages = await store.readers.find(session_id, [ARCHIVED, ACTIVE], offset=skipped)
+    messages = await store.readers.find(session_id, offset=skipped)
     contents = {fact.id: fact.content for fact, _ in session["preview"].all_facts}
     return Pages(store.address).render(
         "whole", **session, contents=contents, messages=messages, made_at=utc_now()
@@ -392,18 +394,13 @@ async def preview_prompt(
     """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
     settings = memory_on(MemoryStore(), session_id, user_id, limits)
     name = settings.session_id
-    record = settings.condensed_block
     profile_reader = settings.facts_block.profile_reader_of(name)
     cursors = {}
-    for reader in (record.name, profile_reader):
+    for reader in (settings.condensed_block.name, profile_reader):
         cursors[reader] = await store.readers.state(session_id, reader)
-    rows = await store.readers.find(session_id, [ARCHIVED, ACTIVE])
+    rows = await store.readers.find(session_id)
     all_facts = await read_facts(store, user_id)
-    data = []
-    for row in rows:
-        columns = {column: getattr(row, column) for column in _COPIED_COLUMNS}
-        data.append({"key": name, **columns})
-    copy = MemoryStore(db_data=data)
+    copy = MemoryStore(db_data=_copy_rows(rows, name))
     async with aclosing(copy):
         for reader, (position, state) in cursors.items():
             if position:
@@ -418,28 +415,24 @@ async def preview_prompt(
         stats = await memory.astats()
         messages = as_taken(await memory.aget_all())
         if question:
-            messages = [*messages, ChatMessage(question)]
-        facts_block = memory.facts_block
-        newest_question, context = question_in(messages, [], facts_block.context_turns)
-        if question:
+            messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))
             prompt = await memory.aget()
+        facts_block = memory.facts_block
+        newest_question, context = question_in(messages, [], facts_block.context_turns)
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
         # After the prompt, so that the explanation knows its record.
         explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
-        places = {used.fact.id: i for i, used in enumerate(memory.last_used().facts)}
+        used_facts = memory.last_used().facts
     prefix = f"{facts_block.name} "
     names = await store.readers.names(session_id)
     return PromptPreview(
         question=newest_question,
         explanation=explanation,
-        facts=sorted(
-            explanation.facts,
-            key=lambda explained: places.get(explained.fact.id, len(places)),
-        ),
+        facts=_sort_as_in_prompt(explanation.facts, used_facts),
         summary=summary,
         runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
         tokens=_tokens_by_kind(parts),
@@ -448,6 +441,19 @@ async def preview_prompt(
         readers=[name for name in names if name.startswith(prefix)],
         settings=settings,
     )
+
+
+def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
+    """Return the columns of messages, for a copy of their session under the name ``key``."""
+    return [{"key": key, **asdict(row)} for row in rows]
+
+
+def _sort_as_in_prompt(
+    facts: Iterable[ExplainedFact], used_facts: Iterable[RankedFact]
+) -> list[ExplainedFact]:
+    """Return the facts of the prompt first, in its order, and then the further facts."""
+    places = {used.fact.id: i for i, used in enumerate(used_facts)}
+    return sorted(facts, key=lambda entry: places.get(entry.fact.id, len(places)))
 
 
 def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:

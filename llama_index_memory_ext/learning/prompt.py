@@ -454,7 +454,7 @@ async def ask(
                 messages = _with_correction(messages, error)
             continue
         if can_call and not by_tool:
-            remember(llm, ["tools"], taken=False)
+            remember(llm, ["tools"], accepted=False)
         return value, response
 
 
@@ -526,7 +526,7 @@ class _Request:
         # A long answer takes a while, for which the event loop must not be blocked.
         parts = await asyncio.to_thread(_parts_of, response.message)
         if by_tool and parts.calls:
-            remember(self.llm, ["tools"], taken=True)
+            remember(self.llm, ["tools"], accepted=True)
         return parts
 
     async def _send_by_tool(self, messages: Sequence[ChatMessage]) -> ChatResponse:

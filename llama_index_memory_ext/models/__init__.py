@@ -1,1 +1,1 @@
-"""Models: how they are asked, what they answer, and what their caches need."""
+"""Models: requests to them, their answers, and the needs of their caches."""

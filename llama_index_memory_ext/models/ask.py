@@ -175,8 +175,8 @@ class Usage:
     completion_tokens: int = 0
     counted: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(add, astuple(self), astuple(other)))
+    def __add__(self, usage: Usage) -> Usage:
+        return Usage(*map(add, astuple(self), astuple(usage)))
 
 
 def usage_of(
@@ -396,12 +396,12 @@ def takes(llm: LLM, option: str) -> bool | None:
     return _taken_options.get(id(llm), {}).get(option)
 
 
-def remember(llm: LLM, options: Sequence[str], *, taken: bool) -> None:
-    """Store, as long as the model lives, that its server has taken options, or has refused them."""
+def remember(llm: LLM, options: Sequence[str], *, accepted: bool) -> None:
+    """Store, as long as the model lives, that its server has accepted options, or has refused them."""
     if id(llm) not in _taken_options:
         _taken_options[id(llm)] = {}
         weakref.finalize(llm, _taken_options.pop, id(llm), None)
-    _taken_options[id(llm)].update(dict.fromkeys(options, taken))
+    _taken_options[id(llm)].update(dict.fromkeys(options, accepted))
 
 
 def is_openai_like(llm: LLM) -> bool:
@@ -466,8 +466,8 @@ async def ask_with(
                 break
             refused.append(name)
         del accepted[name]
-    remember(llm, list(accepted), taken=True)
-    remember(llm, refused, taken=False)
+    remember(llm, list(accepted), accepted=True)
+    remember(llm, refused, accepted=False)
     return response
 
 

@@ -837,7 +837,7 @@ def recalled_text(
     element = earlier_element(
         ((message.day, entries) for message, entries in messages), counter
     )
-    element.shown = [
+    element.matches = [
         (message, "".join(entry.text for entry in entries))
         for message, entries in messages
     ]

@@ -368,7 +368,7 @@ class RecordReader:
             joined.length,
             rows_to_mark(rows, earlier_ends, window.last_turn),
         )
-        record.shown = earlier.shown
+        record.matches = earlier.matches
         return record
 
     def _join(self, window: Window, first_day: str, before: Joined | None) -> Joined:

@@ -420,11 +420,11 @@ class Database:
                     await stack.enter_async_context(lock_for("lent", *name))
                 try:
                     conn = await stack.enter_async_context(lent.connect())
-                except Exception:  # noqa: BLE001 - of a lost one, asyncpg may tell by an error that a pool takes for another
+                except Exception:  # noqa: BLE001 - a pool may misread asyncpg's error for a lost connection
                     with self._in_words(job, begun=False):
                         conn = await stack.enter_async_context(lent.connect())
                 result = await conn.run_sync(self._transact, job)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever it is belongs to the caller
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - the caller gets any error
             error = raised
         finally:
             # Also if the loop was closed, and the collector ends this coroutine.

@@ -109,8 +109,8 @@ ORDER BY message.id
 """
 # A prompt reads at most 40 rows of the log in one query. For more rows, a reader asks
 # for pages that fit its limit. The active rows and the log are two queries, each along
-# the index: SQLite reads the whole session for one with an OR. ``other_owners``: those
-# who close the session, because not both have opened it as shared.
+# the index: SQLite reads the whole session for one with an OR. ``other_owners``: the
+# users that close the session, because not both have opened it as shared.
 _SELECT_SNAPSHOT = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
@@ -293,14 +293,12 @@ class Readers:
             limit=limit + 1,
         ).all()
         session = result[0]
-        is_last_stored = False
-        rows: list[LogRow] = []
-        for row in result:
-            if row.id == last_id:
-                is_last_stored = True
-            elif row.id is not None:
-                rows.append(LogRow.from_query(row))
+        rows = [
+            LogRow.from_query(row) for row in result if row.id not in (None, last_id)
+        ]
         has_more = len(rows) > limit
+        # The row that the reader has read last is the oldest of the result, if it exists.
+        is_last_stored = session.id == last_id
         is_whole = is_last_stored or has_more or last_id <= session.position
         is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
         return LogPage(
@@ -598,10 +596,7 @@ class Log:
             if not (messages or stored):
                 tx.rollback()
                 return []
-        has_several = False
-        if access and not self._is_claimed(tx, key, access, readers):
-            has_several = self._claim(tx, key, access, speakers, readers)
-        user_id = access.user_id if access and has_several else None
+        user_id = self._claim_session(tx, key, access, speakers, readers)
         if replace:
             rows = self._readers.find_within(tx, key)
             same = _count_same(rows, messages)
@@ -624,20 +619,30 @@ class Log:
         )
         return [*flushed, *new]
 
-    def _is_claimed(
+    def _claim_session(
         self,
         tx: Transaction,
         key: str,
-        access: SessionAccess,
+        access: SessionAccess | None,
+        speakers: Collection[str],
         readers: Sequence[str],
-    ) -> bool:
-        """Return whether this process has stored this claim in this epoch of the session, so that it is still true."""
+    ) -> str | None:
+        """Make the user an owner of the session, and return the user if the session has several; otherwise None.
+
+        A claim that this process has stored in this epoch of the session is still true,
+        and is not stored again.
+        """
+        if access is None:
+            return None
         epoch = tx.epochs.get(key)
-        if access.shared or epoch is None:
-            return False
-        claim = (key, epoch, access, *readers)
-        tx.claims.append(claim)
-        return claim in self.database.claims
+        if not (access.shared or epoch is None):
+            claim = (key, epoch, access, *readers)
+            tx.claims.append(claim)
+            if claim in self.database.claims:
+                return None
+        if self._claim(tx, key, access, speakers, readers):
+            return access.user_id
+        return None
 
     def _set_statuses(
         self, tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int

@@ -71,7 +71,7 @@ class Job:
         result = error = None
         try:
             result = self.context.run(self.work, self)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller
+        except BaseException as raised:  # noqa: BLE001 - the caller gets any error
             error = raised
         pending.discard(self)
         # Once the caller has its answer, this thread must not hold the last reference to

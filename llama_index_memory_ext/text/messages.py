@@ -724,7 +724,7 @@ class Question(NamedTuple):
 
 
 def spoken(message: ChatMessage) -> str:
-    """Return the text of a user's message or a final answer (of ReAct, what follows the last ``Answer:``); else ""."""
+    """Return the text of a user's message or final answer (of ReAct, the text after the last ``Answer:``); else ""."""
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text

@@ -66,21 +66,21 @@ class CountedText(str):
     """A text with its number of tokens, and the matches of a question that it shows.
 
     ``tokens``: the number of tokens.
-    ``shown``: each match with its text.
+    ``matches``: each match with its text.
     """
 
-    __slots__ = ("shown", "tokens")
+    __slots__ = ("matches", "tokens")
 
     tokens: int
-    shown: Sequence[tuple[Any, str]]
+    matches: Sequence[tuple[Any, str]]
 
     def __new__(
-        cls, text: str, tokens: int, shown: Sequence[tuple[Any, str]] = ()
+        cls, text: str, tokens: int, matches: Sequence[tuple[Any, str]] = ()
     ) -> Self:
         """Return the text with these attributes."""
         counted = super().__new__(cls, text)
         counted.tokens = tokens
-        counted.shown = shown
+        counted.matches = matches
         return counted
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

@@ -257,7 +257,7 @@ class _Trimmer:
 def _with_blocks(
     message: ChatMessage, blocks: Iterable[ContentBlock | None]
 ) -> ChatMessage:
-    """Return a copy with these blocks alone, without blank texts, and without what its provider has added to it."""
+    """Return a copy with these blocks alone, without blank texts, and without the additions of its provider."""
     kwargs = {
         key: value
         for key, value in message.additional_kwargs.items()
