@@ -22,7 +22,8 @@ from benchmarks.recipe import o200k
 from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.learning.prompt import CATEGORIES, form_texts
+from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.learning.prompt import form_texts
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000

@@ -153,7 +153,7 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
     if calls:
         arguments = calls[0].tool_kwargs
         reply = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    usage = usage_of(prompt, heard[-1], TokenCounter().count)
+    usage = usage_of(prompt, heard[-1], TokenCounter())
     return {
         "dialogue": dialogue["id"],
         "reply": reply,

@@ -126,7 +126,7 @@ def ranker_of(
     *,
     embedded: bool = False,
     feedback: float = FEEDBACK_WEIGHT,
-    **weights: float,
+    **weights: Any,
 ) -> FactRanker:
     """A ranker of the documents; an embedded one has embedded the conversation's questions too."""
     words = TfidfRanker(feedback_weight=feedback, **weights)

@@ -233,7 +233,7 @@ async def test_an_agent_with_the_class_as_its_memory_is_told_to_pass_an_object()
 ):
     agent = FunctionAgent(tools=[], llm=OfflineModel())
     with pytest.raises(MemoryExtError, match="not the class"):
-        await agent.run("Hello", memory=CondensedMemory)
+        await agent.run("Hello", memory=CondensedMemory)  # type: ignore[call-overload]
 
 
 def test_a_summary_without_a_model_is_told_at_once(

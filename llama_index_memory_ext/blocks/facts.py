@@ -388,15 +388,15 @@ class RelevantFactsBlock(LogBlock):
             facts = self._texts_of(ranking)
             if is_prepared:
                 self._texts.put(key, facts)
-        profile_ids = [entry.fact.id for entry, _ in facts.profile.matches]
-        question_ids = [entry.fact.id for entry, _ in facts.question.matches]
-        if (profile_ids or question_ids) and has_listeners():
+        profile_ids = _fact_ids(facts.profile)
+        fact_ids = profile_ids + _fact_ids(facts.question)
+        if fact_ids and has_listeners():
             send(
                 FactsInjectedEvent(
                     session_id=session_id,
                     user_id=display_name(user_facts.namespace),
                     agent_id=self.view.own,
-                    fact_ids=[*profile_ids, *question_ids],
+                    fact_ids=fact_ids,
                     profile_fact_ids=profile_ids,
                     known=len(showable.facts),
                     tokens=facts.profile.tokens + facts.question.tokens,
@@ -414,7 +414,7 @@ class RelevantFactsBlock(LogBlock):
         showable: ShowableFacts,
         record: RecordInPrompt | None,
     ) -> Surroundings:
-        """Return what the prompt shows beside the facts for the question; nothing without a record or a profile."""
+        """Return the record and the profile beside the facts for the question; empty without one of them."""
         room = self._room_in(PROFILE_NAME, self.profile_limit)
         if record is None or not room:
             return Surroundings(self._room_in(self.name, self.token_limit))
@@ -555,8 +555,8 @@ class RelevantFactsBlock(LogBlock):
         """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
         For a question about the past, past facts are included. ``context`` are the
-        turns before, oldest first. The profile is that of the last prompt of the
-        session, by default the session for which the block was asked last.
+        turns before, oldest first. The last prompt of the session gives the profile.
+        Default: the session of the last prompt.
         """
         session_id = session_id or self._last_session
         record = self._records.get(session_id)
@@ -845,6 +845,10 @@ class RelevantFactsBlock(LogBlock):
             limit=_CONTEXT_ROWS,
             watch=self.namespace_of(session_id),
         )
+
+
+def _fact_ids(text: CountedText) -> list[str]:
+    return [entry.fact.id for entry, _ in text.matches]
 
 
 @cache

@@ -287,7 +287,7 @@ class RecordInPrompt:
 
 
 class Surroundings(NamedTuple):
-    """What the prompt shows beside the facts for a question.
+    """The record and the profile in the prompt, beside the facts for a question.
 
     ``profile``: the facts in front of the record, in their order.
     ``stated``: the ids of facts whose messages are in the record.
@@ -342,8 +342,8 @@ class ShowableFacts:
         self.period = period
         self.past_ids = past_ids
         self._sparing = sparing
-        self.places = {fact.id: i for i, fact in enumerate(self.facts)}
         self.ids = tuple(fact.id for fact in self.facts)
+        self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
         self._stated_by: dict[tuple[str | None, int], list[Fact]] = {}
         for fact in self.facts:
             for row_id in fact.message_ids:
@@ -355,16 +355,7 @@ class ShowableFacts:
             len(fact.content.encode()) + _TAG_BYTES for fact in self.facts
         )
         self.newer = _newer_facts(self.facts)
-        if period is None:
-            # A fact that was stated or learned last is new: newer facts are counted
-            # by their times or by the order of learning, whichever gives fewer.
-            learned_later = np.arange(len(self.facts))[::-1]
-            fewer = np.minimum(self.newer, learned_later)
-            self.recencies = 0.5 ** (fewer / _HALF_LIFE)
-        else:
-            self.recencies = _numbers(
-                period.start <= fact.began <= period.end for fact in self.facts
-            )
+        self.recencies = _recencies(self.facts, self.newer, period)
         self.days = _days(self.facts)
         self.before = _facts_before(self.days, self.newer)
         self.has_times = _has_times(self.facts)
@@ -516,6 +507,16 @@ def _newer_facts(facts: Sequence[Fact]) -> Numbers:
     return newer
 
 
+def _recencies(facts: Sequence[Fact], newer: Numbers, period: Period | None) -> Numbers:
+    """Return the recency of each fact, 0..1; for a period, 1 for each fact that began in it, else 0."""
+    if period is not None:
+        return _numbers(period.start <= fact.began <= period.end for fact in facts)
+    # A fact that was stated or learned last is new: newer facts are counted by their
+    # times or by the order of learning. The lower number is taken.
+    fewer: Numbers = np.minimum(newer, np.arange(len(facts))[::-1])
+    return 0.5 ** (fewer / _HALF_LIFE)
+
+
 def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
@@ -545,7 +546,7 @@ class Ranking(NamedTuple):
     ``worth``: the number by which the facts are ordered.
     ``floor``: the least similarity of facts that concern the question; 0: no similarity
     tells.
-    ``surroundings``: what the prompt shows beside these facts.
+    ``surroundings``: the record and the profile in the prompt, beside these facts.
     """
 
     showable: ShowableFacts
@@ -586,20 +587,22 @@ class Ranking(NamedTuple):
             others only in the room that the profile leaves. 0: all facts.
         """
         elsewhere = self.surroundings.fact_ids
-        ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
         room = self.surroundings.room
         general = 0
-        if self.min_similarity is None and self.floor:
-            ids = self._close() - elsewhere
+        if self.min_similarity:
+            ids = self._near(self.min_similarity)
+        elif self.min_similarity is None and self.floor:
+            ids = self._close()
             general = _MOST_GENERAL
-        elif self.min_similarity:
-            ids = self._near(self.min_similarity) - elsewhere
         else:
-            yield from ranked
-            return
+            ids = set(self.showable.ids)
+        ids -= elsewhere
         for entry in ranked:
-            if entry.fact.id in ids:
-                ids.remove(entry.fact.id)
+            fact_id = entry.fact.id
+            if fact_id in elsewhere:
+                continue
+            if fact_id in ids:
+                ids.remove(fact_id)
                 yield entry
             elif general and self._tokens_of(entry) <= room:
                 general -= 1
@@ -955,7 +958,11 @@ def explain(ranking: Ranking) -> Explanation:
     """Return which of the ranked facts are shown in the prompt, and why."""
     limit = ranking.surroundings.limit
     ranked = list(ranking.best_first())
-    concerning_ids = {entry.fact.id for entry in ranking.concerning(ranked)}
+    reasons = dict.fromkeys(
+        ranking.surroundings.stated, "left out: its message is in the record"
+    )
+    for entry in ranking.concerning(ranked):
+        reasons[entry.fact.id] = "left out: no room"
     places = {fact.id: IN_PROFILE for fact in ranking.surroundings.profile}
     for entry in ranking.fit(limit):
         places[entry.fact.id] = FOR_QUESTION
@@ -972,12 +979,8 @@ def explain(ranking: Ranking) -> Explanation:
             why = comes_first(fact) or "in the profile"
         elif place:
             why = _why_shown(entry, matches.values())
-        elif fact.id in ranking.surroundings.stated:
-            why = "left out: its message is in the record"
-        elif fact.id in concerning_ids:
-            why = "left out: no room"
         else:
-            why = "left out: too little in common"
+            why = reasons.get(fact.id, "left out: too little in common")
         facts.append(
             ExplainedFact(
                 fact,

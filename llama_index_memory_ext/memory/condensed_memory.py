@@ -406,11 +406,7 @@ class CondensedMemory(Memory):
             video_token_size_estimate=video_token_size_estimate,
         )
         memory.facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
-        if record_block.summarize and record_block.known_llm() is None:
-            logger.warning(
-                "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
-                'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
-            )
+        _warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(memory.facts_block.known_llm())
         memory._is_used = False
@@ -1266,6 +1262,14 @@ def _warn_of_unused() -> None:
         "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
         "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
     )
+
+
+def _warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
+    if record_block.summarize and record_block.known_llm() is None:
+        logger.warning(
+            "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
+            'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
+        )
 
 
 def _sources_within(text: str, content: Any) -> list[Any]:

@@ -257,10 +257,7 @@ class MessageIndex:
 
     def _index_units(self, first: int) -> None:
         """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
-        changed = {unit.rows[0].id for unit in self._units[first:]}
-        while self._messages and self._messages[-1].row_ids[0] in changed:
-            for values in (self._messages, self._ids, self._tokens, self._questions):
-                values.pop()
+        self._remove_messages(self._units[first:])
         texts = ["\n".join(unit.words) for unit in self._units]
         days = [unit.rows[0].day for unit in self._units]
         documents: list[tfidf.Document] = []
@@ -278,6 +275,13 @@ class MessageIndex:
             context = neighbours(i, texts, days)
             documents.append(tfidf.Document(document_id, texts[i], context, day))
         self.ranker.add(documents)
+
+    def _remove_messages(self, units: Sequence[_Unit]) -> None:
+        """Remove the messages of units from the end of the index; nothing if they are not indexed."""
+        row_ids = {unit.rows[0].id for unit in units}
+        while self._messages and self._messages[-1].row_ids[0] in row_ids:
+            for values in (self._messages, self._ids, self._tokens, self._questions):
+                values.pop()
 
     def ranked(
         self, question: str, context: Sequence[str] = (), before: float = math.inf
@@ -564,12 +568,11 @@ class MessageSearch:
         of the session spares a query.
         """
         counter = self.reader.counter
-        limit = self.reader.recall_limit
         tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
-        if limit <= tags:
+        limit = self.reader.recall_limit - tags
+        if limit <= 0:
             return RecalledText(NO_TEXT)
-        if snapshot is not None:
-            await self._take_snapshot(session_id, snapshot)
+        await self._take_snapshot(session_id, snapshot)
         index = await self._current_index(session_id, window.seen)
         if index is None:
             return RecalledText(NO_TEXT)
@@ -583,7 +586,7 @@ class MessageSearch:
             window.entries[0].row_id if window.entries else window.seen.last_id + 1,
             recall_budget(
                 question,
-                limit - tags,
+                limit,
                 self.reader.room - window.tokens - tags,
                 recall_when=self.reader.recall_when,
             ),
@@ -594,7 +597,7 @@ class MessageSearch:
         last = self.recalled.get(session_id)
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
-        message_limit = int((limit - tags) * _MESSAGE_SHARE)
+        message_limit = int(limit * _MESSAGE_SHARE)
 
         def choose() -> list[RankedMessage]:
             fitting = index.fitting(
@@ -618,10 +621,10 @@ class MessageSearch:
             self.recalled.put(session_id, _Recalled(request, text))
         return RecalledText(text)
 
-    async def _take_snapshot(self, session_id: str, snapshot: Snapshot) -> None:
-        """Index the new rows of a snapshot if it has all rows behind a complete index."""
+    async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
+        """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
         index = self.indexes.get(session_id)
-        if index is None or index.is_partial:
+        if snapshot is None or index is None or index.is_partial:
             return
         rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
         if rows:
@@ -756,12 +759,12 @@ class MessageSearch:
     def _keep(self, session_id: str, index: MessageIndex) -> None:
         """Keep an index, and the indexes that were used last while they have room together."""
         messages = len(index) + _INDEX_MESSAGES
-        kept = 1
-        for other in reversed(self.indexes.values()):
-            if other is not index:
-                messages += len(other) + _INDEX_MESSAGES
-                kept += messages <= _KEPT_MESSAGES
-        self.indexes.size = kept
+        size = 1
+        for older_index in reversed(self.indexes.values()):
+            if older_index is not index:
+                messages += len(older_index) + _INDEX_MESSAGES
+                size += messages <= _KEPT_MESSAGES
+        self.indexes.size = size
         self.indexes.put(session_id, index)
 
     def _make_index(self, session_id: str, epoch: int) -> MessageIndex:

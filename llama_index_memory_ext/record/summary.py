@@ -260,10 +260,7 @@ async def _with_next_batch(
         return None
     rows = [row for row in page.rows if row.id <= position]
     if len(rows) == _SUMMARISED_ROWS:
-        # The next rows are unknown: they may be results of a call among the last ones.
-        # If all rows are one call with its results, it is read as it is.
-        last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
-        rows = rows[:last] or rows
+        rows = _without_last_call(rows)
         position = rows[-1].id
     counter = reader.counter
     room = _room_of(reader, llm, halvings)
@@ -286,10 +283,16 @@ async def _with_next_batch(
         )
     if batch.row_count < len(rows):
         position = rows[batch.row_count - 1].id
-    summarised = window.summarised + batch.row_count
-    return ExtendedSummary(
-        replace(window, summary=summary, summarised=summarised), position
+    extended = replace(
+        window, summary=summary, summarised=window.summarised + batch.row_count
     )
+    return ExtendedSummary(extended, position)
+
+
+def _without_last_call(rows: list[LogRow]) -> list[LogRow]:
+    """Return the rows before the last message, whose results may be in the rows behind; all rows of a single call."""
+    last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
+    return rows[:last] or rows
 
 
 def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:
@@ -434,8 +437,8 @@ def checked_summary(
     answer is not complete.
 
     Raises:
-        SummaryReplyError: The answer is empty, repeats itself or the prompt, or does
-            not tell what was said, as refusals and error messages do not.
+        SummaryReplyError: The answer is empty, repeats itself or the prompt, or shares
+            too few words with the messages, as refusals and error messages do.
     """
     messages = unescape_tags(_ENTRY_TAGS.sub(" ", transcript), PROMPT_TAGS)
     text = _unwrapped(reply)
@@ -461,9 +464,10 @@ def checked_summary(
     if is_cut and is_last_supported and not _TERMINAL.search(sentences[-1]):
         supported.pop()
     added = _new_sentences(supported, previous, messages).strip()
-    if not added and not previous:
+    summary = "\n".join(filter(None, (previous, added)))
+    if not summary:
         raise SummaryReplyError(reply, "no sentence of it is whole")
-    return "\n".join(filter(None, (previous, added)))
+    return summary
 
 
 def _unwrapped(reply: str) -> str:

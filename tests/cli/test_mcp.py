@@ -430,8 +430,16 @@ async def test_filters_select_facts_in_a_search_and_a_list(database: Path) -> No
         )
         new = await memory.facts.aadd("Likes green tea", category="preference")
     async with client(database) as session:
-        for name, more in (("search_memory", {"query": "tea"}), ("list_memories", {})):
-            for filters in ({"tag": "drink"}, {"until": "2020-12-31"}):
+        readers: list[tuple[str, dict[str, Any]]] = [
+            ("search_memory", {"query": "tea"}),
+            ("list_memories", {}),
+        ]
+        for name, more in readers:
+            selections: list[dict[str, Any]] = [
+                {"tag": "drink"},
+                {"until": "2020-12-31"},
+            ]
+            for filters in selections:
                 text = await call(session, name, **more, **filters)
                 assert contents_in(text) == ["Liked tea at school"]
             text = await call(

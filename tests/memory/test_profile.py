@@ -302,6 +302,8 @@ def test_limits_are_checked(error: type[Exception], limit: Any) -> None:
 
 
 def test_no_further_block_takes_its_name() -> None:
-    block = StaticMemoryBlock(name="user_profile", static_content="Ann")
+    block = StaticMemoryBlock(
+        name="user_profile", static_content=[TextBlock(text="Ann")]
+    )
     with pytest.raises(SettingError, match="user_profile"):
         CondensedMemory.from_defaults(memory_blocks=[block])

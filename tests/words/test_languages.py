@@ -155,5 +155,5 @@ def test_the_stored_terms_of_function_words_are_those_of_the_words() -> None:
         languages_by_word.update(words.union(map(without_accents, words)))
     stored = word_lists("telling_terms")
     for code in FUNCTION_WORDS.keys() - {"ja", "zh"}:
-        words = {word for word in FUNCTION_WORDS[code] if languages_by_word[word] <= 2}
-        assert set(chain(*stored[code])) == set(map(term_of, words))
+        rare = {word for word in FUNCTION_WORDS[code] if languages_by_word[word] <= 2}
+        assert set(chain(*stored[code])) == set(map(term_of, rare))
