@@ -574,7 +574,7 @@ class Ranking(NamedTuple):
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
 
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-        """Yield the ranked facts that concern the question at least as much as ``min_similarity``.
+        """Return the ranked facts that concern the question at least as much as ``min_similarity``.
 
         Facts that the prompt shows elsewhere are left out.
 
@@ -587,22 +587,22 @@ class Ranking(NamedTuple):
             others only in the room that the profile leaves. 0: all facts.
         """
         elsewhere = self.surroundings.fact_ids
-        room = self.surroundings.room
-        general = 0
+        ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
         if self.min_similarity:
-            ids = self._near(self.min_similarity)
-        elif self.min_similarity is None and self.floor:
-            ids = self._close()
-            general = _MOST_GENERAL
-        else:
-            ids = set(self.showable.ids)
-        ids -= elsewhere
+            ids = self._near(self.min_similarity) - elsewhere
+            return self._filtered(ranked, ids, 0)
+        if self.min_similarity is None and self.floor:
+            return self._filtered(ranked, self._close() - elsewhere, _MOST_GENERAL)
+        return ranked
+
+    def _filtered(
+        self, ranked: Iterable[RankedFact], ids: set[str], general: int
+    ) -> Iterator[RankedFact]:
+        """Yield the ranked facts with these ids, and the best ``general`` other facts that have room."""
+        room = self.surroundings.room
         for entry in ranked:
-            fact_id = entry.fact.id
-            if fact_id in elsewhere:
-                continue
-            if fact_id in ids:
-                ids.remove(fact_id)
+            if entry.fact.id in ids:
+                ids.remove(entry.fact.id)
                 yield entry
             elif general and self._tokens_of(entry) <= room:
                 general -= 1
