@@ -35,8 +35,10 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """No further process when files are named on the command line; else one for each core."""
-    return 0 if any(".py" in argument for argument in config.args) else None
+    """No further process when files are named on the command line; else one more than cores, because tests also wait."""
+    if any(".py" in argument for argument in config.args):
+        return 0
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
