@@ -35,7 +35,7 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """No further process when files are named on the command line; else one more than cores, because tests also wait."""
+    """No further process when files are named; else one more than there are cores, because tests also wait."""
     if any(".py" in argument for argument in config.args):
         return 0
     return (os.cpu_count() or 1) + 1
