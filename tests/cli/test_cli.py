@@ -924,8 +924,8 @@ def test_with_json_wrong_usage_is_json_too(cli: Here) -> None:
     assert "pass --user ID" in json.loads(done.stderr.splitlines()[-1])["error"]
 
 
-def test_a_server_is_used_as_a_file_is(cli: Here, postgres_uri: str) -> None:
-    server = ("--db", postgres_uri)
+def test_a_server_is_used_as_a_file_is(cli: Here, empty_postgres_uri: str) -> None:
+    server = ("--db", empty_postgres_uri)
     assert (
         "There is no memory of this package" in cli("sessions", "list", *server).stderr
     )
