@@ -9,10 +9,22 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Here
-from tests.databases import database_uri, postgres_server, postgres_uri
+from tests.databases import (
+    database_uri,
+    empty_postgres_uri,
+    postgres_server,
+    postgres_uri,
+)
 from tests.memories import open_memory
 
-__all__ = ["command", "database_uri", "open_memory", "postgres_server", "postgres_uri"]
+__all__ = [
+    "command",
+    "database_uri",
+    "empty_postgres_uri",
+    "open_memory",
+    "postgres_server",
+    "postgres_uri",
+]
 
 
 @pytest.fixture
