@@ -144,7 +144,7 @@ READ_FIRST = """
   paid in full. Measured before facts stood in a profile that a cache finds, the prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
   The call per turn that learns facts comes on top. Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache the conversation only with [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
-- **You need proof of better answers.** The table counts messages in the prompt, not right answers. How one small model answered is [measured](docs/figures.md#does-one-message-help). [All figures](docs/figures.md).
+- **You need proof of better answers.** The table counts messages in the prompt, not right answers. How one small model answered is [measured](docs/figures.md). [All figures](docs/figures.md).
 """
 
 DEFAULTS = """

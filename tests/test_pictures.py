@@ -143,11 +143,11 @@ async def test_the_picture_of_one_message_shows_what_is_sent() -> None:
     assert len(sent) == 1
     prompt = prompt_text(sent)
     words = [
+        "Must not eat nuts",
         "What is 3214 * 322?",
         "multiply",
         "1034908",
         "I am Logan. I must not eat nuts.",
-        "Must not eat nuts",
     ]
     places = [prompt.index(text) for text in [*words, "May I have the nut cake?"]]
     assert places == sorted(places)

@@ -479,8 +479,8 @@ def parse_reply(
     Raises:
         FactReplyError: The text has no reply that can be read as a whole.
 
-    >>> parse_reply('Sure! {"confirmed": [2]}').confirmed
-    [2]
+    >>> parse_reply('Sure! {"confirmed": [2]}').confirmed[0].number
+    2
     >>> parse_reply("No new facts.").new_facts
     []
     """

@@ -1274,7 +1274,7 @@ def _warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
 
 def _sources_within(text: str, content: Any) -> list[Any]:
     """Return the facts or messages that a block has selected for its content and that the text holds."""
-    selected = getattr(content, "shown", ())
+    selected = getattr(content, "matches", ())
     return [source for source, source_text in selected if source_text in text]
 
 
