@@ -29,7 +29,6 @@ from llama_index_memory_ext.store.address import (
 )
 from llama_index_memory_ext.store.database import (
     Database,
-    Transaction,
     reads,
     writes_session,
 )
@@ -41,6 +40,7 @@ from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
     Row,
+    Transaction,
     display_name,
     from_json,
     written_at,

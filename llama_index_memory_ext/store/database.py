@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, CursorResult, Engine, func, insert, select
+from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.loop import (
@@ -23,7 +23,7 @@ from llama_index_memory_ext.background.loop import (
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.tables import Row, Tables
+from llama_index_memory_ext.store.tables import Row, Tables, Transaction
 from llama_index_memory_ext.store.threads import (
     LOOK_SECONDS,
     Job,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Coroutine,
         Hashable,
         Iterator,
-        Sequence,
     )
 
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -63,62 +62,6 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
-
-# A row that is set to its own value stays locked until the transaction ends, also if it
-# is new.
-_LOCK_SESSION = """
-INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
-ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
-"""
-if sqlite3.sqlite_version_info >= (3, 35):
-    # This also reads the epoch, which older versions of SQLite cannot do.
-    _LOCK_SESSION += "RETURNING epoch"
-_LOCK_USER = """
-INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
-ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
-"""
-
-
-class Transaction:
-    """A connection within ``Database.run``, for the statements of the store.
-
-    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
-    are stored with it.
-    """
-
-    def __init__(
-        self, connection: Connection, tables: Tables, claims: list[Hashable]
-    ) -> None:
-        self.connection = connection
-        self.tables = tables
-        self.epochs: dict[str, int] = {}
-        self.claims = claims
-
-    def execute(
-        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
-    ) -> CursorResult[Any]:
-        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``."""
-        if isinstance(statement, str):
-            statement = self.tables.sql(statement)
-        return self.connection.execute(statement, rows or parameters)
-
-    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
-        """Run a statement, and return the first column of its rows."""
-        return list(self.execute(statement, **parameters).scalars())
-
-    def rollback(self) -> None:
-        """Undo all changes; the function of ``Database.run`` can still return a result."""
-        self.connection.rollback()
-
-    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
-        """Lock sessions before users, each in order, so that no two writers wait for each other."""
-        epoch = time.time_ns()
-        for key in sorted(sessions):
-            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
-            if result.returns_rows:
-                self.epochs[key] = result.scalar_one()
-        for namespace in sorted(users):
-            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
 
 
 class DatabaseIdentity(NamedTuple):

@@ -21,7 +21,6 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.store.database import (
     Database,
-    Transaction,
     reads,
     writes_user,
 )
@@ -29,6 +28,7 @@ from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     Row,
+    Transaction,
     from_json,
     vectors_namespace,
 )

@@ -13,7 +13,6 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_ext.errors import MessageError, StoreError
 from llama_index_memory_ext.store.database import (
     Database,
-    Transaction,
     reads,
     writes_session,
 )
@@ -32,6 +31,7 @@ from llama_index_memory_ext.store.tables import (
     Row,
     SessionAccess,
     Snapshot,
+    Transaction,
     from_json,
     vectors_namespace,
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.store.database import (
     Database,
-    Transaction,
     reads,
     writes_session,
 )
@@ -19,6 +18,7 @@ from llama_index_memory_ext.store.tables import (
     ROWS,
     SHARED,
     SessionAccess,
+    Transaction,
     from_json,
     namespace_of_session,
 )

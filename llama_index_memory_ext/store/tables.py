@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -19,6 +21,8 @@ from sqlalchemy.engine import make_url
 from llama_index_memory_ext.text.messages import RESULT_ROLES, times_in
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Sequence
+
     from sqlalchemy.schema import SchemaItem
 
     from llama_index_memory_ext.text.messages import Json
@@ -446,3 +450,60 @@ def written_at(timestamp: int | None) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(
         microseconds=timestamp // 1_000
     )
+
+
+# A row that is set to its own value stays locked until the transaction ends, also if it
+# is new.
+_LOCK_SESSION = """
+INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
+ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
+"""
+if sqlite3.sqlite_version_info >= (3, 35):
+    # This also reads the epoch, which older versions of SQLite cannot do.
+    _LOCK_SESSION += "RETURNING epoch"
+_LOCK_USER = """
+INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
+ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
+"""
+
+
+class Transaction:
+    """A connection within ``Database.run``, for the statements of the store.
+
+    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
+    are stored with it.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, tables: Tables, claims: list[Hashable]
+    ) -> None:
+        self.connection = connection
+        self.tables = tables
+        self.epochs: dict[str, int] = {}
+        self.claims = claims
+
+    def execute(
+        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
+    ) -> sa.CursorResult[Any]:
+        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``."""
+        if isinstance(statement, str):
+            statement = self.tables.sql(statement)
+        return self.connection.execute(statement, rows or parameters)
+
+    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement, and return the first column of its rows."""
+        return list(self.execute(statement, **parameters).scalars())
+
+    def rollback(self) -> None:
+        """Undo all changes; the function of ``Database.run`` can still return a result."""
+        self.connection.rollback()
+
+    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
+        """Lock sessions before users, each in order, so that no two writers wait for each other."""
+        epoch = time.time_ns()
+        for key in sorted(sessions):
+            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
+            if result.returns_rows:
+                self.epochs[key] = result.scalar_one()
+        for namespace in sorted(users):
+            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
