@@ -21,6 +21,8 @@ _LAYOUT = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
+_STRING_START = getattr(tokenize, "FSTRING_START", None)
+_STRING_END = getattr(tokenize, "FSTRING_END", None)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _BRANCHES = (
     ast.If,
@@ -50,11 +52,19 @@ def size_of(path: Path) -> Size:
     documented = _docstring_lines(ast.parse(text))
     tokens = 0
     lines: set[int] = set()
+    # From Python 3.12 on an f-string is read in parts; before, and here, it is one token.
+    open_strings = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         first_line = token.start[0]
         if token.type in _LAYOUT or first_line in documented:
             continue
-        tokens += 1
+        if token.type == _STRING_START:
+            open_strings += 1
+        if open_strings == 0:
+            tokens += 1
+        if token.type == _STRING_END:
+            open_strings -= 1
+            tokens += open_strings == 0
         lines.update(range(first_line, token.end[0] + 1))
     return Size(tokens, len(lines))
 

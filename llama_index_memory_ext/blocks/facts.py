@@ -88,6 +88,8 @@ if TYPE_CHECKING:
 
 # The last rows of a session, by which facts are ranked.
 _CONTEXT_ROWS = 40
+# Each prompt asks for the same view several times.
+_view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
 
@@ -325,7 +327,7 @@ class RelevantFactsBlock(LogBlock):
         Raises:
             FactError: ``agent_id`` and ``scope`` contradict each other.
         """
-        return view_of(self.agent_id, self.scope)
+        return _view_of(self.agent_id, self.scope)
 
     async def _aget(
         self,
@@ -457,7 +459,8 @@ class RelevantFactsBlock(LogBlock):
             self.token_limit,
             self.show_metadata,
             showable.period,
-            surroundings,
+            surroundings._replace(profile=()),
+            tuple(fact.id for fact in surroundings.profile),
             question,
             *context,
         )

@@ -824,7 +824,7 @@ class CondensedMemory(Memory):
                 "`await store.forget_user(user_id)` of a MemoryStore."
             )
         async with self._calls():
-            user_id = self.facts_block.namespace_of(self.session_id)
+            user_id = SessionAccess(self.user_id).user_in(self.session_id)
             return await self.sql_store.forget_user(
                 user_id, session_ids=[self.session_id], vacuum=vacuum
             )

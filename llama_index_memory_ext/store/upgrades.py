@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 5
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
+# The versions whose facts have no speakers. A later version must not store them again:
+# the rows of some facts are deleted by then.
+_WITHOUT_SPEAKERS = (3, 4)
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
 _DELETE_VERSION = "DELETE FROM {schema}"
@@ -123,7 +126,7 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
     if version == _OLDEST_VERSION:
         for statement in _STORE_KINDS:
             conn.execute(tables.sql(statement))
-    if version is not None:
+    if version in _WITHOUT_SPEAKERS:
         _store_speakers(conn, tables)
         for statement in _NAME_ANONYMOUS:
             conn.execute(tables.sql(statement))
