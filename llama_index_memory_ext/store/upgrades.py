@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 5
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
-# The versions whose facts have no speakers. A later version must not store them again:
-# the rows of some facts are deleted by then.
+# The versions whose facts have no speakers. An upgrade of a later version must not run
+# this step: it would clear the speaker of each fact whose message was deleted.
 _WITHOUT_SPEAKERS = (3, 4)
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
