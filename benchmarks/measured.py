@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 import tokenize
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -108,6 +109,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
 }
 
 
+@cache
 def code_of(text: str) -> str:
     """Returns the lines of a module without its comments, docstrings and empty lines; strings stay as they are."""
     lines, within = text.splitlines(), set[int]()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.measured import RESULTS, stale
+from benchmarks.measured import RESULTS, changed_since
 
 TURNS = 1_000
 MILLION = 1_000_000
@@ -118,8 +118,7 @@ def _dollars(price: float) -> str:
 
 def stale_sources() -> str:
     """Return the results behind the prices that are older than the code that they measure."""
-    changed = stale()
-    names = [f"`{name}`" for name in SOURCES if name in changed]
+    names = [f"`{name}`" for name in SOURCES if changed_since(name)]
     return ", ".join(names) or "none of them"
 
 
