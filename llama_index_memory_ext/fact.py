@@ -22,7 +22,7 @@ from pydantic import (
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.settings import build_checked, check_id
-from llama_index_memory_ext.text.messages import cleaned
+from llama_index_memory_ext.text.messages import cleaned, in_zone
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
 Content = Annotated[
     str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)
 ]
-Utc = Annotated[
-    AwareDatetime, AfterValidator(lambda value: value.astimezone(timezone.utc))
-]
+# It keeps its offset, and so the day on which it was for the user.
+Moment = Annotated[AwareDatetime, AfterValidator(in_zone)]
 Tag = Annotated[
     Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)
 ]
@@ -132,11 +131,11 @@ class PastRetirement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    retired_at: Utc
+    retired_at: Moment
     retired_reason: Visible | None = None
     replaced_by: Text | None = None
     retired_by: RetiredBy | None = None
-    restored_at: Utc
+    restored_at: Moment
 
 
 _RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
@@ -150,7 +149,7 @@ class Fact(BaseModel):
     Only ``content`` is required. In texts, lone surrogates and NUL become U+FFFD, and a
     pair of surrogates becomes its character. Invisible characters (controls, zero-width
     and bidirectional characters, tags) are removed from all texts but ids. Datetimes
-    need a time zone and are converted to UTC.
+    need a time zone, whose offset tells the day.
 
     Raises:
         FactError: Blank content or category, an unknown field, a confidence outside
@@ -185,10 +184,10 @@ class Fact(BaseModel):
     confidence: float = Field(
         default=1.0, ge=0.0, le=1.0, description="How certain it is, 0..1."
     )
-    created_at: Utc = Field(
+    created_at: Moment = Field(
         default_factory=utc_now, description="When it became known; default: now."
     )
-    updated_at: Utc = Field(
+    updated_at: Moment = Field(
         default_factory=utc_now,
         description="When it last changed; default: when it was created.",
     )
@@ -198,7 +197,7 @@ class Fact(BaseModel):
     valid_until: date | None = Field(
         default=None, description="The last day on which it was true, if that was said."
     )
-    expires_at: Utc | None = Field(
+    expires_at: Moment | None = Field(
         default=None, description="The time from which it is not shown any more."
     )
     session_id: Text | None = Field(
@@ -221,7 +220,7 @@ class Fact(BaseModel):
     source: Visible = Field(
         default="", description="The text around the quote; it finds the fact, too."
     )
-    words_deleted_at: Utc | None = Field(
+    words_deleted_at: Moment | None = Field(
         default=None,
         description="When messages that state it, or are around it, and their words here were deleted.",
     )
@@ -229,7 +228,7 @@ class Fact(BaseModel):
         default=None,
         description="The program of the export that it was converted from; None: none.",
     )
-    retired_at: Utc | None = Field(
+    retired_at: Moment | None = Field(
         default=None, description="The time from which it is no longer true."
     )
     retired_reason: Visible | None = Field(
@@ -302,7 +301,7 @@ class Fact(BaseModel):
 
     @property
     def began(self) -> date:
-        """The first day on which it is known to be true, in UTC."""
+        """The first day on which it is known to be true."""
         return self.valid_from or self.created_at.date()
 
     @property
@@ -318,7 +317,7 @@ class Fact(BaseModel):
     def state(self, now: datetime) -> FactState:
         """Return its state at a time: "present", "past", "retired", "expired" or "pending".
 
-        It is past after the day ``valid_until``, and if a change has ended it: another
+        The zone of ``now`` tells today. It is past after the day ``valid_until``, and if a change has ended it: another
         fact has replaced it, or the user has said that it is over. It is retired if it
         was forgotten, never true, retired by hand, or not approved.
         """
@@ -331,8 +330,7 @@ class Fact(BaseModel):
             return "retired"
         if self.pending:
             return "pending"
-        today = now.astimezone(timezone.utc).date()
-        if self.valid_until is not None and self.valid_until < today:
+        if self.valid_until is not None and self.valid_until < now.date():
             return "past"
         return "present"
 

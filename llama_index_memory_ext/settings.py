@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import tzinfo
 from difflib import get_close_matches
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, StrictBool, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    PlainSerializer,
+    StrictBool,
+    ValidationError,
+)
 from pydantic_core import PydanticUndefined
 
 from llama_index_memory_ext.errors import MemoryExtError, SettingError
@@ -152,6 +160,33 @@ def check_id(name: str, value: object) -> None:
             f"{name} must be a text, must not be empty, and must have no blanks around it; saw "
             f"{describe_value(value, with_text=True)}. {remedy}"
         )
+
+
+def checked_zone(value: Any) -> tzinfo | None:
+    """Return the time zone of a name such as "Europe/Paris"; a tzinfo or None as it is.
+
+    Raises:
+        SettingError: There is no such time zone.
+    """
+    if value is None or isinstance(value, tzinfo):
+        return value
+    try:
+        return ZoneInfo(value)
+    # A name may also be a folder of the database, or no text.
+    except (ZoneInfoNotFoundError, AttributeError, OSError, TypeError, ValueError):
+        description = describe_value(value, with_text=True)
+    raise SettingError(
+        'time_zone must be a name of the IANA database, such as "Europe/Paris", or a tzinfo; '
+        f"saw {description}. Correct the name, or on a machine without a zone database: pip install tzdata."
+    )
+
+
+# A field with a time zone or its name; None: UTC.
+TimeZone: TypeAlias = Annotated[
+    Any,
+    BeforeValidator(checked_zone),
+    PlainSerializer(str, when_used="json-unless-none"),
+]
 
 
 def describe_value(value: object, *, with_text: bool = False) -> str:

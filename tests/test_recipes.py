@@ -132,7 +132,7 @@ async def test_the_recipe_for_zep_imports_messages_with_names_and_times_once(
         "Ann_Lee",
     )
     assert (answer.role.value, answer.content) == ("assistant", "Noted.")
-    assert [f"{row.said_at:%Y-%m-%d %H:%M:%S}" for row in rows] == [
+    assert [f"{row.said_at():%Y-%m-%d %H:%M:%S}" for row in rows] == [
         "2024-05-01 10:00:00",
         "2024-05-01 10:00:05",
     ]

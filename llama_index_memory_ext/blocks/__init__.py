@@ -23,13 +23,17 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.models.ask import without_history
-from llama_index_memory_ext.settings import build_checked
+from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.messages import in_zone
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
+    from datetime import datetime, tzinfo
+
     from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
@@ -95,6 +99,11 @@ class LogBlock(BaseMemoryBlock[str]):
         default=None,
         description="In which languages questions may be, as ['de', 'en']; None: told for each question.",
     )
+    time_zone: TimeZone = Field(
+        default=None,
+        description='The time zone of days, as "Europe/Paris", or a tzinfo; None: the offset of each message\'s own '
+        "time, or else UTC.",
+    )
     retry_seconds: float = Field(
         default=2.0,
         gt=0,
@@ -117,6 +126,15 @@ class LogBlock(BaseMemoryBlock[str]):
             self._store = self.store
         else:
             self._store = MemoryStore()
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone of days, if there is one."""
+        return checked_zone(self.time_zone)
+
+    def now(self, offset: tzinfo | None = None) -> datetime:
+        """Return the current time in the time zone, or else at this offset; None: in UTC."""
+        return in_zone(utc_now(), self.zone or offset)
 
     def known_llm(self) -> LLM | None:
         """Return the model of this block, or else of ``Settings``; None if there is none."""

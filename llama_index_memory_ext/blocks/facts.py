@@ -33,7 +33,6 @@ from llama_index_memory_ext.fact import (
     AgentView,
     Fact,
     Scope,
-    utc_now,
     view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
@@ -271,9 +270,7 @@ class RelevantFactsBlock(LogBlock):
         description="What to look for instead of our words; not blank.",
     )
 
-    _users: Recent[tuple[str, AgentView, tuple[str, ...]], UserFacts] = PrivateAttr(
-        default_factory=Recent
-    )
+    _users: Recent[tuple[object, ...], UserFacts] = PrivateAttr(default_factory=Recent)
     _own_namespace: str | None = PrivateAttr(default=None)
     _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     # The epoch of each session after which deleted messages were looked for.
@@ -524,6 +521,7 @@ class RelevantFactsBlock(LogBlock):
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
             propose=self.apropose,
+            time_zone=self.zone,
         )
 
     async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
@@ -531,9 +529,10 @@ class RelevantFactsBlock(LogBlock):
         # At first use.
         from llama_index_memory_ext.facts.consolidation import confirmed, proposals
 
-        candidates = await asyncio.to_thread(proposals, facts, utc_now())
+        now = self.now()
+        candidates = await asyncio.to_thread(proposals, facts, now)
         return await confirmed(
-            candidates, token_limit, self.chosen_llm(), self.tokenizer_fn
+            candidates, token_limit, self.chosen_llm(), self.tokenizer_fn, now.date()
         )
 
     async def asearch(
@@ -727,7 +726,8 @@ class RelevantFactsBlock(LogBlock):
         """Return the facts of a session's user, in the state that this process has read."""
         namespace = self.namespace_of(session_id)
         view = self.view
-        key = (namespace, view, self.show_metadata)
+        zone = self.zone
+        key = (namespace, view, self.show_metadata, zone)
         user_facts = self._users.get(key)
         if user_facts is None:
             line_of = partial(
@@ -736,7 +736,9 @@ class RelevantFactsBlock(LogBlock):
                 metadata_keys=self.show_metadata,
             )
             make_ranker = partial(self._make_ranker, namespace)
-            user_facts = UserFacts(self._store, namespace, view, make_ranker, line_of)
+            user_facts = UserFacts(
+                self._store, namespace, view, make_ranker, line_of, zone
+            )
             self._users.put(key, user_facts)
         return user_facts
 

@@ -172,7 +172,7 @@ class CondensedMemoryBlock(LogBlock):
     )
     show_days: Switch = Field(
         default=True,
-        description="Whether the days of the messages (UTC) stand above them, and today below those of other days.",
+        description="Whether the days of the messages stand above them, and today below those of other days.",
     )
     summarize: Switch = Field(
         default=False,
@@ -463,6 +463,7 @@ class CondensedMemoryBlock(LogBlock):
             recall_limit=limits.recall_tokens,
             recall_when=self.recall_when,
             show_days=self.show_days,
+            time_zone=self.zone,
             keep_tool_results=self.keep_tool_results,
             languages=checked_languages(self.languages),
         )

@@ -46,6 +46,7 @@ _RIGHT_VALUES = {
     "TAG": "a tag of 1 to 100 characters such as diet",
     "TEXT": 'a text such as "Likes tea"',
     "TOKENS": "a whole number of tokens such as 4000",
+    "ZONE": "a time zone such as Europe/Paris (on a machine without a zone database: pip install tzdata)",
     "local": "the word local, as in --embed local",
 }
 

@@ -29,6 +29,7 @@ from llama_index_memory_ext.cli import (
     open_store,
     plain,
 )
+from llama_index_memory_ext.settings import checked_zone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -82,6 +83,15 @@ Timeout = Annotated[
         min=0.001,
         max=86_400,
         envvar="OPENAI_TIMEOUT",
+    ),
+]
+TimeZone = Annotated[
+    Any,
+    option(
+        "--time-zone ZONE",
+        "The zone of days, such as Europe/Paris.",
+        envvar="LLAMA_INDEX_MEMORY_TIME_ZONE",
+        parser=checked_zone,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
@@ -282,12 +292,14 @@ def memory_on(
     user: str | None,
     agent: str | None = None,
     embed: Embed = None,
+    time_zone: TimeZone = None,
 ) -> ext.CondensedMemory:
     """Return the memory of a session, or of a user without a session; it extracts no facts."""
     options: Any = {
         "user_id": user,
         "agent_id": agent,
         "embed_model": embed,
+        "time_zone": time_zone,
         "extract_facts": False,
     }
     return ext.CondensedMemory.from_defaults(
@@ -309,6 +321,7 @@ def book_of(memory: ext.CondensedMemory) -> FactBook:
         scope="all",
         categories=book.categories,
         propose=memory.facts_block.apropose,
+        time_zone=memory.facts_block.zone,
     )
 
 

@@ -14,7 +14,15 @@ import llama_index_memory_ext as ext
 from llama_index_memory_ext.background.loop import BackgroundLoop
 from llama_index_memory_ext.cli import TIMEOUT, describe_error, one_line, plain
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Db, Embed, Model, Session, Timeout, User
+from llama_index_memory_ext.cli.app import (
+    Db,
+    Embed,
+    Model,
+    Session,
+    Timeout,
+    TimeZone,
+    User,
+)
 from llama_index_memory_ext.cli.facts import explanation_table, facts_table
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ def chat(
     embed: Embed = None,
     timeout: Timeout = TIMEOUT,
     temporary: _Temporary = False,
+    time_zone: TimeZone = None,
 ) -> None:
     """Talk with an agent that remembers.
 
@@ -52,9 +61,10 @@ def chat(
     """
     unanswered = 0
     if session is None:
-        session = f"chat-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{token_hex(2)}"
+        session = f"chat-{datetime.now().astimezone(time_zone):%Y-%m-%d-%H%M%S}-{token_hex(2)}"
     resources = AsyncExitStack()
     options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
+    options["time_zone"] = time_zone
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):

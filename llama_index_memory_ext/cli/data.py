@@ -15,7 +15,16 @@ import typer
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.cli import TerminalError, UsageError, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Agent, Db, Json, Output, Session, User, Yes
+from llama_index_memory_ext.cli.app import (
+    Agent,
+    Db,
+    Json,
+    Output,
+    Session,
+    TimeZone,
+    User,
+    Yes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -56,6 +65,7 @@ def list_(
     sort: _Order = "used",
     limit: _Limit = sys.maxsize,
     after: _After = None,
+    time_zone: TimeZone = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -76,7 +86,9 @@ def list_(
                 info.session_id,
                 str(info.messages),
                 ", ".join(info.user_ids),
-                f"{info.last_at.astimezone():%Y-%m-%d %H:%M}" if info.last_at else "",
+                f"{info.last_at.astimezone(time_zone):%Y-%m-%d %H:%M}"
+                if info.last_at
+                else "",
             )
             for info in page
         ]

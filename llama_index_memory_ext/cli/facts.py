@@ -20,6 +20,7 @@ from llama_index_memory_ext.cli.app import (
     Model,
     Output,
     Session,
+    TimeZone,
     User,
     Yes,
 )
@@ -154,13 +155,14 @@ def command(
         "user": User,
         "session": Session,
         "agent": Agent,
+        "time_zone": TimeZone,
         "db": Db,
         "json": Json,
     }
 
     def register(work: _Work) -> None:
         def run(*, db: str | None, json: bool, **values: Any) -> None:
-            names = ("session", "user", "agent", "embed")
+            names = ("session", "user", "agent", "embed", "time_zone")
             of_memory = {name: values.pop(name, None) for name in names}
             check_whose(of_memory["user"], of_memory["session"])
             cli.run(

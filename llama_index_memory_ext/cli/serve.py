@@ -22,6 +22,7 @@ from llama_index_memory_ext.cli.app import (
     Db,
     Embed,
     Session,
+    TimeZone,
     User,
     file_of,
     find_store,
@@ -113,6 +114,7 @@ def inspect(
     recall_token_limit: _Recall = None,
     embed: Embed = None,
     agent: Agent = None,
+    time_zone: TimeZone = None,
 ) -> None:
     """Show the database and the next prompt in a browser.
 
@@ -139,6 +141,7 @@ def inspect(
         "recall_token_limit": recall_token_limit,
         "embed_model": embed,
         "agent_id": agent,
+        "time_zone": time_zone,
     }
     limits = {name: value for name, value in options.items() if value is not None}
     # Raises an error at once for limits that do not fit together.
@@ -182,6 +185,7 @@ def mcp(
     db: Db = None,
     read_only: _ReadOnly = False,
     embed: Embed = None,
+    time_zone: TimeZone = None,
     print_config: _Config = None,
     http: _Http = None,
     host: _Host = "127.0.0.1",
@@ -201,6 +205,7 @@ def mcp(
             "--user": user,
             "--session": session,
             "--embed": embed,
+            "--time-zone": time_zone and str(time_zone),
             "--read-only": "" if read_only else None,
         }
         _print_config(print_config, find_store(db), options)
@@ -223,7 +228,7 @@ def mcp(
         )
 
     async def answer(store: ext.MemoryStore) -> None:
-        memory = cli.memory_on(store, session, user, embed=embed)
+        memory = cli.memory_on(store, session, user, embed=embed, time_zone=time_zone)
         server = memory_server(
             memory, in_session=session is not None, read_only=read_only
         )

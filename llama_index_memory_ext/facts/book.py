@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import date, datetime, time, timedelta, timezone
-from functools import partial
+from contextlib import suppress
+from datetime import date, datetime, timedelta, tzinfo
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WrapValidator,
+)
 
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
     Fact,
     FactState,
-    Utc,
     approved,
     normalised,
     restored,
@@ -29,6 +35,7 @@ from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.tables import display_name
+from llama_index_memory_ext.text.messages import in_zone
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
@@ -43,21 +50,25 @@ _SCHEMA_VERSION = 1
 _ENDS = {"valid_until", "expires_at"}
 
 
-def _moment(value: Any, at: time) -> Any:
-    """Return a day, also an ISO date, as its first or last moment in UTC; another value as it is."""
+def _day(value: Any, check: Callable[[Any], datetime]) -> date:
+    """Return a day, or the day of an ISO date; check any other value."""
     day = value
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             day = date.fromisoformat(value)
-        except ValueError:
-            return value
-    if type(day) is date:
-        return datetime.combine(day, at, timezone.utc)
-    return value
+    return day if type(day) is date else check(value)
 
 
-Since = Annotated[Utc, BeforeValidator(partial(_moment, at=time.min))]
-Until = Annotated[Utc, BeforeValidator(partial(_moment, at=time.max))]
+DayOrMoment = Annotated[
+    AwareDatetime, WrapValidator(_day), PlainSerializer(lambda value: value)
+]
+
+
+def _beside(moment: date, limit: date) -> date:
+    """Return a datetime as its own day if it is compared with a day; otherwise as it is."""
+    if isinstance(moment, datetime) and not isinstance(limit, datetime):
+        return moment.date()
+    return moment
 
 
 class FactFilter(BaseModel):
@@ -65,10 +76,10 @@ class FactFilter(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    since: Since | None = Field(
+    since: DayOrMoment | None = Field(
         default=None, description="Known since this day or datetime, or later."
     )
-    until: Until | None = Field(
+    until: DayOrMoment | None = Field(
         default=None, description="Known since this day or datetime, or earlier."
     )
     category: str | None = Field(default=None, description="Of this kind.")
@@ -85,8 +96,10 @@ class FactFilter(BaseModel):
 
     def takes(self, fact: Fact, now: datetime) -> bool:
         """Return whether a fact is selected."""
-        created_at = fact.created_at
-        if not (self.since or created_at) <= created_at <= (self.until or created_at):
+        at = fact.created_at
+        if self.since and _beside(at, self.since) < self.since:
+            return False
+        if self.until and _beside(at, self.until) > self.until:
             return False
         return (
             self.category in (None, fact.category)
@@ -127,6 +140,7 @@ class FactBook:
         search: Finds facts for a question, best first; None: by their words.
         propose: Finds facts that can be tidied up, within a limit of tokens for each
             request: ``aconsolidate``.
+        time_zone: Tells on which day a fact becomes known, changes or ends; None: UTC.
 
     Raises:
         FactError: The scope needs an ``agent_id``.
@@ -143,8 +157,10 @@ class FactBook:
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
         propose: Callable[[Sequence[Fact], int], Awaitable[list[Proposal]]]
         | None = None,
+        time_zone: tzinfo | None = None,
     ) -> None:
         self._store = store
+        self._time_zone = time_zone
         self._search = search or self._by_words
         self._propose = propose
         self.namespace = namespace
@@ -181,7 +197,7 @@ class FactBook:
         """
         selection = await self._filter(wanted)
         facts = await self._all()
-        now = utc_now()
+        now = self._now()
 
         def is_listed(fact: Fact) -> bool:
             if not selection.takes(fact, now):
@@ -223,7 +239,7 @@ class FactBook:
         """
         check_top_k(similarity_top_k)
         selection = await self._filter(wanted)
-        now = utc_now()
+        now = self._now()
         entries: Sequence[RankedFact] = ()
         if question.strip():
             entries = await self._search(question)
@@ -275,7 +291,13 @@ class FactBook:
             owner = new.agent_id
         elif isinstance(fact, Fact) and "agent_id" in fact.model_fields_set:
             owner = self._view.owner(fact.agent_id)
-        stored = new.model_copy(update={"namespace": self.namespace, "agent_id": owner})
+        update: dict[str, Any] = {"namespace": self.namespace, "agent_id": owner}
+        for name in ("created_at", "updated_at"):
+            at = getattr(new, name)
+            if not at.utcoffset():
+                # A time in UTC does not tell the user's day yet.
+                update[name] = in_zone(at, self._time_zone)
+        stored = new.model_copy(update=update)
         await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
@@ -293,7 +315,7 @@ class FactBook:
         Raises:
             FactError: No fact has this id; also as for ``aadd``.
         """
-        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
+        changed = {"updated_at": self._now(), **self._checked(ttl, fields)}
         return await self._change(
             fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed})
         )
@@ -314,7 +336,7 @@ class FactBook:
         """
         by: RetiredBy = "change" if replaced_by else "hand"
         return await self._change(
-            fact_id, lambda fact: retire(fact, reason, utc_now(), replaced_by, by=by)
+            fact_id, lambda fact: retire(fact, reason, self._now(), replaced_by, by=by)
         )
 
     async def arestore(self, fact_id: str) -> Fact:
@@ -326,7 +348,7 @@ class FactBook:
         Raises:
             FactError: No fact has this id.
         """
-        return await self._change(fact_id, lambda fact: restored(fact, utc_now()))
+        return await self._change(fact_id, lambda fact: restored(fact, self._now()))
 
     async def aapprove(self, *fact_ids: str) -> list[Fact]:
         """Approve pending facts, and end the facts that they correct, in one transaction; return them as stored.
@@ -403,6 +425,9 @@ class FactBook:
         await self._store.facts.write(self.namespace, facts, view=self._view)
         return len(facts)
 
+    def _now(self) -> datetime:
+        return in_zone(utc_now(), self._time_zone)
+
     async def _all(self) -> list[Fact]:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
@@ -411,7 +436,7 @@ class FactBook:
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
         since = selection.since
         until = selection.until
-        if since and until and since > until:
+        if since and until and _beside(since, until) > _beside(until, since):
             raise FactError(
                 f"Expected since to be before until; got {since} and {until}. Exchange them."
             )
@@ -432,7 +457,7 @@ class FactBook:
         """
 
         def change(stored: Mapping[str, Fact]) -> list[Fact]:
-            now = utc_now()
+            now = self._now()
             _check_pending(fact_ids, stored, now)
             facts = dict(stored)
             changed: dict[str, Fact] = {}
@@ -448,7 +473,7 @@ class FactBook:
 
     async def _by_words(self, question: str) -> list[RankedFact]:
         facts = await self._all()
-        now = utc_now()
+        now = self._now()
 
         def find() -> list[RankedFact]:
             present = [fact for fact in facts if fact.state(now) == "present"]
@@ -478,7 +503,7 @@ class FactBook:
                 "Expected either ttl or expires_at; got both. Leave one of them out."
             )
         try:
-            return {**fields, "expires_at": utc_now() + ttl}
+            return {**fields, "expires_at": self._now() + ttl}
         except OverflowError:
             raise FactError(
                 f"Expected a ttl that ends in the year 9999 at the latest; got {ttl}. Leave it out."
@@ -526,7 +551,7 @@ class FactBook:
             raise FactError(
                 "Expected a book with a model; this one has none. Use `memory.facts`, or pass propose=..."
             )
-        now = utc_now()
+        now = self._now()
         facts = [
             fact
             for fact in await self._all()
@@ -544,7 +569,7 @@ class FactBook:
             FactError: Facts have changed since they were proposed, or are part of two
                 proposals; it names their ids. Nothing is changed then.
         """
-        now = utc_now()
+        now = self._now()
         retired = {proposal.retired.id: proposal.applied(now) for proposal in proposals}
         facts = list(chain.from_iterable(proposal.facts for proposal in proposals))
 
@@ -572,7 +597,7 @@ class FactBook:
         They keep the retirement, as by ``arestore``, and get back their end. A fact
         that was deleted or restored since stays as it is.
         """
-        now = utc_now()
+        now = self._now()
         ends = {
             proposal.retired.id: proposal.retired.model_dump(include=_ENDS)
             for proposal in proposals

@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_ext.checks.numbers import names_of_numbers
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import Fact, retire, utc_now
+from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.learning.prompt import ask, on_one_line
 from llama_index_memory_ext.learning.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.models.ask import context_window, tokens_left
@@ -88,7 +88,11 @@ def report_numbers(numbers: list[int]) -> None:
 
 
 async def confirmed(
-    proposed: Sequence[Proposal], limit: int, llm: LLM, counter: TokenCounter
+    proposed: Sequence[Proposal],
+    limit: int,
+    llm: LLM,
+    counter: TokenCounter,
+    today: date,
 ) -> list[Proposal]:
     """Return the proposals that a model confirms; [] if there are none.
 
@@ -108,7 +112,7 @@ async def confirmed(
     right: list[Proposal] = []
     for batch in batches.values():
         lines = "".join(f"{i}. {proposal}\n" for i, proposal in enumerate(batch, 1))
-        text = f"<lines>\n{lines}</lines>\n\nToday is {utc_now():%Y-%m-%d}. Report the numbers of the right ones."
+        text = f"<lines>\n{lines}</lines>\n\nToday is {today}. Report the numbers of the right ones."
         numbers, _ = await ask(
             llm,
             [ChatMessage(_INSTRUCTIONS, role="system"), ChatMessage(text)],

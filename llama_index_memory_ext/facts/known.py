@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
@@ -18,6 +18,7 @@ from llama_index_memory_ext.facts.ranking import (
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
+from llama_index_memory_ext.text.messages import in_zone
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -49,6 +50,7 @@ class UserFacts:
     ``facts``: all facts by id, retired facts too.
     ``present``: the facts that hold until ``_holds_until``, with their ranker.
     ``past``: the facts that were true before.
+    ``time_zone``: tells today; None: UTC.
 
     Past facts are indexed when a question first asks for them, by a second ranker that
     holds the present facts, too. After a failure of a ranker, which is counted by type,
@@ -62,12 +64,14 @@ class UserFacts:
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
         line_of: Callable[[Fact], CountedText],
+        time_zone: tzinfo | None = None,
     ) -> None:
         self.store = store
         self.namespace = namespace
         self.view = view
         self._make_ranker = make_ranker
         self._line_of = line_of
+        self.time_zone = time_zone
         self.changes = NOTHING_READ
         self.facts: dict[str, Fact] = {}
         self.past: tuple[Fact, ...] = ()
@@ -131,7 +135,7 @@ class UserFacts:
         """Return the facts that hold, and past facts if the question asks for the past."""
         period = None
         if self.past or self.present.has_times:
-            period = period_asked(question, utc_now().date())
+            period = period_asked(question, self._now().date())
         if period is None:
             return self.present
         return await asyncio.to_thread(self._in_period, period)
@@ -203,7 +207,7 @@ class UserFacts:
         Other threads see all of a change or nothing.
         """
         with self._guard:
-            now = utc_now()
+            now = self._now()
             changed = {fact.id: fact for fact in changes.facts}
             facts = changed
             if changes.fresh:
@@ -224,7 +228,10 @@ class UserFacts:
             )
             self.facts = facts
             self.past = past
-            self._holds_until = _next_end(facts.values(), now)
+            self._holds_until = _next_end(facts.values(), now, self.time_zone)
+
+    def _now(self) -> datetime:
+        return in_zone(utc_now(), self.time_zone)
 
     def _follow_rankers(
         self,
@@ -282,15 +289,19 @@ def _may_hold_in(fact: Fact, period: Period) -> bool:
     return fact.pinned or (fact.valid_from or date.min) <= period.end
 
 
-def _next_end(facts: Iterable[Fact], now: datetime) -> datetime | None:
-    """Return the next known time at which a fact expires or stops being true."""
+def _next_end(
+    facts: Iterable[Fact], now: datetime, zone: tzinfo | None
+) -> datetime | None:
+    """Return the next known time at which a fact expires or stops being true, at the end of a day in the zone."""
     ends = []
     for fact in facts:
         if fact.expires_at:
             ends.append(fact.expires_at)
         if fact.valid_until and fact.valid_until < date.max and not fact.retired:
             day_after = fact.valid_until + timedelta(days=1)
-            ends.append(datetime.combine(day_after, time(), timezone.utc))
+            # A midnight that daylight saving skips is the end of the day, too.
+            midnight = datetime.combine(day_after, time(), zone or timezone.utc)
+            ends.append(in_zone(midnight))
     return min((end for end in ends if end > now), default=None)
 
 

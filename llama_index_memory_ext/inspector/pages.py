@@ -9,12 +9,13 @@ import re
 import secrets
 from base64 import b64encode
 from dataclasses import dataclass, field
+from datetime import datetime, timezone, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
@@ -23,7 +24,6 @@ from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
 
 class NotFoundError(MemoryExtError):
@@ -93,8 +93,11 @@ HEADERS = {
 }
 
 
-def _time(value: datetime | None) -> str:
-    return f"{value:%Y-%m-%d %H:%M}" if value else "unknown"
+@pass_context
+def _time(context: Mapping[str, Any], value: datetime | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value.astimezone(context['zone']):%Y-%m-%d %H:%M}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -129,11 +132,15 @@ _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages about a ``database``, at addresses that begin with ``root``; without links if ``root`` is ""."""
+    """The pages about a ``database``, at addresses that begin with ``root``; without links if ``root`` is "".
+
+    ``zone``: the time zone of the times.
+    """
 
     database: str
     root: str = ""
     writes: bool = False
+    zone: tzinfo = timezone.utc
 
     def render(self, template: str, **context: Any) -> str:
         """Return a page as HTML, with each value of the ``context`` escaped."""
@@ -142,6 +149,7 @@ class Pages:
             "links": bool(self.root),
             "writes": self.writes,
             "database": self.database,
+            "zone": self.zone,
         }
         return _ENVIRONMENT.get_template(f"{template}.html").render(shared | context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from datetime import timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -47,7 +48,12 @@ class Inspector:
 
     def __post_init__(self) -> None:
         self._views = Views(self.reader, self.limits)
-        self._pages = Pages(self.writer.address, self.path, self.access.writes)
+        self._pages = Pages(
+            self.writer.address,
+            self.path,
+            self.access.writes,
+            self.limits.get("time_zone", timezone.utc),
+        )
 
     @property
     def path(self) -> str:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from datetime import timezone
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -307,7 +308,8 @@ async def report(
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
     messages = await store.readers.find(session_id, offset=skipped)
     contents = {fact.id: fact.content for fact, _ in session["preview"].all_facts}
-    return Pages(store.address).render(
+    zone = limits.get("time_zone", timezone.utc)
+    return Pages(store.address, zone=zone).render(
         "whole", **session, contents=contents, messages=messages, made_at=utc_now()
     )
 

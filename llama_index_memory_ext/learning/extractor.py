@@ -35,7 +35,6 @@ from llama_index_memory_ext.fact import (
     SetAside,
     normalised,
     retire,
-    utc_now,
 )
 from llama_index_memory_ext.learning import prompt as asking
 from llama_index_memory_ext.learning.prompt import ANSWER, Categories, Room
@@ -54,6 +53,7 @@ from llama_index_memory_ext.store.tables import (
     SessionAccess,
     display_name,
     namespace_of_session,
+    times_of,
 )
 from llama_index_memory_ext.text.messages import (
     OTHER_ROLE,
@@ -420,7 +420,7 @@ class Extractor:
                 reply,
                 lines,
                 about,
-                utc_now(),
+                self.block.now(),
                 checks=TOOL_CHECKS,
                 tool_text=tool_text,
                 retired_by=retired_by,
@@ -460,7 +460,7 @@ class Extractor:
         end = asking.batch_end(
             starts,
             await asyncio.to_thread(lambda: list(map(count, texts))),
-            [row.said_at and row.said_at.date() for row in rows[:end]],
+            [at and at.date() for at in times_of(rows[:end], self.block.zone)],
             token_limit=room.batch,
             most_turns=progress.most_turns,
         )
@@ -559,7 +559,7 @@ class Extractor:
         A short answer may need the question that it answers.
         """
         rows = unread.rows
-        now = utc_now()
+        now = self.block.now()
         page = await self.user_facts.store.readers.page(
             self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
         )
@@ -571,11 +571,13 @@ class Extractor:
         # question belong to a turn of an earlier batch.
         turns = int(not lines[0].is_users)
         asked_at = now
-        for row, line in zip(rows, lines, strict=True):
+        ended_at = now
+        times = times_of(rows, self.block.zone)
+        for said_at, line in zip(times, lines, strict=True):
+            ended_at = min(said_at or now, now)
             if line.is_users:
                 turns += 1
-                asked_at = min(row.said_at or now, now)
-        ended_at = min(rows[-1].said_at or now, now)
+                asked_at = ended_at
         return Batch(
             unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
         )
@@ -598,7 +600,7 @@ class Extractor:
             learned = await self._extracted(batch)
             rows = batch.unread.rows
             progress = progress.noting(
-                utc_now().date(),
+                self.block.now().date(),
                 learned.usage,
                 [rejection.reason for rejection in learned.reply.rejected],
                 rows[0].id,
@@ -656,7 +658,7 @@ class Extractor:
             text = counter.tail(question.text, batch.room.before)
             before = [question._replace(text=text)]
         prompt = self._prompt(
-            batch.lines, related, said_on=batch.asked_at.date(), before=before
+            batch.lines, related, said_at=batch.asked_at, before=before
         )
         tokens = ANSWER + sum(counter.count(line.text) for line in batch.lines)
         with self._counted("facts", prompt, batch) as responses:
@@ -708,14 +710,14 @@ class Extractor:
         lines: Sequence[Utterance],
         facts: Sequence[Fact] = (),
         *,
-        said_on: date | None = None,
+        said_at: datetime | None = None,
         before: Sequence[Utterance] = (),
     ) -> list[ChatMessage]:
         return asking.extraction_prompt(
             lines,
             facts,
-            today=utc_now().date(),
-            said_on=said_on,
+            today=self.block.now(said_at.tzinfo if said_at else None).date(),
+            said_on=said_at and said_at.date(),
             categories=self.categories,
             instructions=self.instructions,
             before=before,
@@ -870,7 +872,7 @@ class Extractor:
             for fact in (*valid.accepted, *valid.confirmed, *valid.retired)
         }
         if self.max_facts is not None:
-            now = utc_now()
+            now = self.block.now()
             facts = {**self.user_facts.facts, **changed}.values()
             present = [fact for fact in facts if fact.state(now) == "present"]
             present.sort(

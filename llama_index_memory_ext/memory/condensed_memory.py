@@ -55,6 +55,7 @@ from llama_index_memory_ext.record.text import EARLIER_OPENING
 from llama_index_memory_ext.record.window import CachePoints
 from llama_index_memory_ext.settings import (
     Switch,
+    TimeZone,
     build_checked,
     check_id,
     check_names,
@@ -76,6 +77,7 @@ from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
+    from datetime import tzinfo
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -177,6 +179,7 @@ class CondensedMemory(Memory):
     user_id: str | None = None
     shared: Switch = False
     temporary: Switch = False
+    time_zone: TimeZone = None
     sql_store: MemoryStore = Field(
         default_factory=MemoryStore, exclude=True, repr=False
     )
@@ -210,6 +213,13 @@ class CondensedMemory(Memory):
             "tokenizer_fn": TokenCounter(),
             **values,
         }
+
+    @model_validator(mode="after")
+    def _share_time_zone(self) -> Self:
+        for block in self.memory_blocks:
+            if isinstance(block, LogBlock) and self.time_zone is not None:
+                block.time_zone = self.time_zone
+        return self
 
     @classmethod
     def class_name(cls) -> str:
@@ -250,6 +260,7 @@ class CondensedMemory(Memory):
         redact: Redact = None,
         on_error: ErrorHandler = None,
         temporary: bool = False,
+        time_zone: str | tzinfo | None = None,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
@@ -327,6 +338,10 @@ class CondensedMemory(Memory):
             temporary: Whether nothing is stored. The facts are read from the database,
                 which must exist, and the session is in memory. No facts are extracted,
                 and adding a fact raises a ``StoreError``.
+            time_zone: The time zone of the user, as "Europe/Paris", or a ``tzinfo``. It
+                tells on which day a message was said or a fact became known, and which
+                day is today. Facts keep the day on which they were stored. Default: the
+                offset of each message's own time, or else UTC.
             settings: Each of the following, by name.
 
         Raises:
@@ -399,6 +414,7 @@ class CondensedMemory(Memory):
             redact=redact,
             on_error=on_error,
             temporary=temporary,
+            time_zone=time_zone,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,

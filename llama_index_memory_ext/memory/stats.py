@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.background.jobs import Failure
-from llama_index_memory_ext.fact import SetAside, utc_now
+from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name
 
@@ -141,7 +141,7 @@ async def read_stats(
     size = await record.ameasure(session_id)
     reader = facts.reader_of(session_id)
     count = store.readers.count_messages
-    now = utc_now()
+    now = facts.now()
     position, _ = await store.readers.state(session_id, record.name)
     _, state = await store.readers.state(session_id, reader)
     visible_facts = (await store.facts.read(namespace, view=facts.view)).facts

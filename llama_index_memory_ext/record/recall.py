@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, tzinfo
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,13 +31,14 @@ from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import ReadPosition
+from llama_index_memory_ext.store.tables import ReadPosition, day_of, times_of
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
     INSTRUCTION_ROLES,
     body_of,
     calls_of,
+    in_zone,
     plain_entry,
     question_in,
     spoken,
@@ -185,6 +186,7 @@ class MessageIndex:
         counter: TokenCounter,
         tags: tuple[str, ...] = (),
         languages: tuple[str, ...] | None = None,
+        time_zone: tzinfo | None = None,
     ) -> None:
         """Make an empty index.
 
@@ -193,6 +195,7 @@ class MessageIndex:
             counter: Counts the tokens of the messages.
             tags: The names of elements that no text can forge, beside our own.
             languages: The languages of questions; None for any.
+            time_zone: Tells the days; None: as ``times_of``.
         """
         self.epoch = epoch
         self.newest = 0
@@ -206,6 +209,9 @@ class MessageIndex:
         self._counter = counter
         self._tags = tags
         self._languages = languages
+        self._time_zone = time_zone
+        # The offset of the newest message.
+        self._offset: tzinfo | None = None
         self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
         # By message: its tokens when it is recalled, and whether it ends as a question.
         self._messages: list[IndexedMessage] = []
@@ -221,6 +227,11 @@ class MessageIndex:
 
     def __len__(self) -> int:
         return len(self._messages)
+
+    @property
+    def today(self) -> date:
+        """The current day in the time zone, or else at the offset of the newest message."""
+        return in_zone(utc_now(), self._time_zone or self._offset).date()
 
     def drop(self) -> None:
         """Mark the index as broken."""
@@ -259,7 +270,10 @@ class MessageIndex:
         """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
         self._remove_messages(self._units[first:])
         texts = ["\n".join(unit.words) for unit in self._units]
-        days = [unit.rows[0].day for unit in self._units]
+        times = times_of([unit.rows[0] for unit in self._units], self._time_zone)
+        if times and times[-1]:
+            self._offset = times[-1].tzinfo
+        days = [*map(day_of, times)]
         documents: list[tfidf.Document] = []
         for i, unit in enumerate(self._units[first:], first):
             entries = entries_of(unit.rows, self._counter, self._tags, brief=True)
@@ -310,7 +324,7 @@ class MessageIndex:
             self.ranker, ids, question, context, _EARLIER_WEIGHT
         )
         similarity = favour_answers(questions, similarity)
-        periods = list(relative_periods(question.casefold(), utc_now().date()))
+        periods = list(relative_periods(question.casefold(), self.today))
         if periods:
             similarity = tfidf.divided_by_best(
                 similarity + _TIME_SHARE * said_within(messages, periods)
@@ -592,7 +606,7 @@ class MessageSearch:
             ),
             index.epoch,
             index.newest,
-            utc_now().date(),
+            index.today,
         )
         last = self.recalled.get(session_id)
         if last and last.request == request:
@@ -769,7 +783,13 @@ class MessageSearch:
 
     def _make_index(self, session_id: str, epoch: int) -> MessageIndex:
         reader = self.reader
-        index = MessageIndex(epoch, reader.counter, (reader.name,), reader.languages)
+        index = MessageIndex(
+            epoch,
+            reader.counter,
+            (reader.name,),
+            reader.languages,
+            reader.time_zone,
+        )
         model = self.embed_model
         if model is not None:
             keeper = KeptVectors.of_messages(

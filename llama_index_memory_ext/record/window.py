@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +22,7 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.loop import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
+from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     NO_TEXT,
@@ -32,7 +32,14 @@ from llama_index_memory_ext.record.text import (
     summary_element,
 )
 from llama_index_memory_ext.settings import Switch
-from llama_index_memory_ext.store.tables import LogPage, LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.store.tables import (
+    LogPage,
+    LogRow,
+    ReadPosition,
+    Snapshot,
+    day_of,
+    times_of,
+)
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
@@ -41,6 +48,7 @@ from llama_index_memory_ext.text.messages import (
     Entry,
     clip_entry,
     entry_of,
+    in_zone,
     tokens_of,
     tool_call_groups,
 )
@@ -59,6 +67,7 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
+    from datetime import tzinfo
 
     from llama_index_memory_ext.models.ask import Usage
     from llama_index_memory_ext.store import MemoryStore
@@ -146,6 +155,7 @@ class Window:
         entries: The messages, oldest first.
         has_overflow: Whether the log has rows behind the cursor that are not shown.
         results_from: The results of tools before this row are shown in a line.
+        offset: The offset of the newest message.
     """
 
     seen: ReadPosition
@@ -158,6 +168,7 @@ class Window:
     entries: tuple[Entry, ...] = ()
     has_overflow: bool = False
     results_from: int = 0
+    offset: tzinfo | None = None
 
     def grown(
         self, new: Sequence[Entry], *, with_days: bool = False
@@ -340,6 +351,7 @@ class RecordReader:
     recall_limit: int = 0
     recall_when: RecallWhen = "asked"
     show_days: bool = False
+    time_zone: tzinfo | None = None
     keep_tool_results: int | None = None
     languages: tuple[str, ...] | None = None
     windows: Recent[str, Window] = field(default_factory=Recent)
@@ -406,7 +418,7 @@ class RecordReader:
         if not (self.show_days and window.entries):
             return DayHeadings()
         first_day = window.entries[0].day
-        today = datetime.now(timezone.utc).date().isoformat()
+        today = day_of(in_zone(utc_now(), self.time_zone or window.offset))
         return DayHeadings(
             DAY_HEADING.format(first_day) if first_day else "",
             "" if window.entries[-1].day == today else TODAY_HEADING.format(today),
@@ -506,6 +518,8 @@ class RecordReader:
     async def _extend(self, session_id: str, window: Window, page: LogPage) -> Window:
         """Return the window with the rows of a page, and of earlier pages while there is room."""
         seen = replace(window.seen, last_id=page.rows[-1].id)
+        newest = times_of(page.rows)[-1]
+        offset = newest.tzinfo if newest else None
         new = await self._count(page.rows, window.results_from)
         while page.more and not await asyncio.to_thread(window.is_filled_by, new):
             page = await self._page(session_id, window.seen, before=page.rows[0].id)
@@ -518,7 +532,7 @@ class RecordReader:
             # The rows before the page have no room, so the earlier entries have none.
             window = replace(window, entries=())
         entries = window.grown(new, with_days=self.show_days)
-        return replace(window, entries=entries, seen=seen)
+        return replace(window, entries=entries, seen=seen, offset=offset)
 
     async def media(
         self,
@@ -678,9 +692,11 @@ class RecordReader:
         counter = self.counter
         tags = (self.name,)
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
-            entries = await asyncio.to_thread(entries_of, rows, counter, tags)
+            entries = await asyncio.to_thread(
+                entries_of, rows, counter, tags, zone=self.time_zone
+            )
         else:
-            entries = entries_of(rows, counter, tags)
+            entries = entries_of(rows, counter, tags, zone=self.time_zone)
         for i, entry in enumerate(entries):
             if entry.row_id < results_from and entry.is_result:
                 entries[i] = in_a_line(entry, counter)
@@ -716,22 +732,23 @@ def entries_with_media(entries: Sequence[Entry], turns: int) -> Iterator[MediaEn
 
 
 def entries_of(
-    rows: Iterable[LogRow],
+    rows: Sequence[LogRow],
     counter: TokenCounter,
     tags: Iterable[str],
     *,
+    zone: tzinfo | None = None,
     brief: bool = False,
 ) -> list[Entry]:
     """Return the entries of rows that have something to show; no text can forge our tags or ``tags``."""
     entries = []
-    for row in rows:
+    for row, said_at in zip(rows, times_of(rows, zone), strict=True):
         entry = entry_of(
             row.id,
             row.message,
             counter,
             tags,
             speaker=row.speaker,
-            day=row.day,
+            day=day_of(said_at),
             brief=brief,
         )
         if entry is not None:

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from json import loads
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -18,10 +18,10 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_ext.text.messages import RESULT_ROLES, times_in
+from llama_index_memory_ext.text.messages import RESULT_ROLES, in_zone, times_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from sqlalchemy.schema import SchemaItem
 
@@ -299,24 +299,18 @@ class LogRow:
         kwargs = self.data.get("additional_kwargs") or {}
         return str(kwargs.get("name") or self.user_id)
 
-    @property
-    def said_at(self) -> datetime | None:
-        """The time (UTC) in its ``additional_kwargs``, if that is not after the time of writing.
+    def said_at(self, zone: tzinfo | None = None) -> datetime | None:
+        """Return the time in its ``additional_kwargs``, if that is not after the time of writing.
 
-        Otherwise the time of writing; None if neither is known.
+        Otherwise the time of writing (UTC); None if neither is known. A day alone is
+        in the ``zone``.
         """
-        times = times_in(self.data.get("additional_kwargs") or {})
+        times = times_in(self.data.get("additional_kwargs") or {}, zone)
         said_at = next(iter(times.values()), None)
         written = written_at(self.timestamp)
         if said_at and (written is None or said_at <= written):
             return said_at
         return written
-
-    @property
-    def day(self) -> str:
-        """The day of ``said_at``, as 2026-11-20; "" if it is unknown."""
-        said_at = self.said_at
-        return said_at.date().isoformat() if said_at else ""
 
     @property
     def is_active(self) -> bool:
@@ -450,6 +444,29 @@ def written_at(timestamp: int | None) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(
         microseconds=timestamp // 1_000
     )
+
+
+def times_of(
+    rows: Iterable[LogRow], zone: tzinfo | None = None
+) -> list[datetime | None]:
+    """Return when the message of each row was said, in the time zone.
+
+    Without a zone, a message has the offset of its own time. Where that is in UTC, or
+    the message has none, it has the offset of the message before it.
+    """
+    times: list[datetime | None] = []
+    offset = zone
+    for row in rows:
+        said_at = row.said_at(zone)
+        if said_at and zone is None and said_at.utcoffset():
+            offset = said_at.tzinfo
+        times.append(said_at and in_zone(said_at, offset))
+    return times
+
+
+def day_of(said_at: datetime | None) -> str:
+    """Return the day of a time, as 2026-11-20; "" if the time is unknown."""
+    return said_at.date().isoformat() if said_at else ""
 
 
 # A row that is set to its own value stays locked until the transaction ends, also if it

@@ -6,7 +6,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from html import escape
@@ -261,12 +261,14 @@ _TIME = TypeAdapter(datetime)
 _SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY, *SOURCES_KEYS})
 
 
-def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
-    """Return the times (UTC) among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
+def times_in(
+    values: Mapping[str, object], zone: tzinfo | None = None
+) -> dict[str, datetime]:
+    """Return the times among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
 
     A time is a ``datetime``, an ISO text, a text as mails have it (RFC 2822), or a Unix
-    time in seconds or milliseconds; without a zone it is in UTC. Other values are left
-    out.
+    time in seconds or milliseconds. It keeps its offset; without an offset it is in UTC,
+    but a day alone is in the ``zone``. Other values are left out.
 
     >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
     '2023-05-08T14:00:00+00:00'
@@ -281,11 +283,30 @@ def times_in(values: Mapping[str, object]) -> dict[str, datetime]:
         with suppress(ValueError, OverflowError, IndexError, TypeError):
             time = _parse_time(value)
             if time.tzinfo is None:
-                time = time.replace(tzinfo=timezone.utc)
-            time = time.astimezone(timezone.utc)
-            if time.timestamp() >= _LEAST_SECONDS:
+                is_day = time.time() == datetime.min.time()
+                default = zone if zone and is_day else timezone.utc
+                time = time.replace(tzinfo=default)
+            if time.astimezone(timezone.utc).timestamp() >= _LEAST_SECONDS:
                 times[key] = time
     return times
+
+
+def in_zone(moment: datetime, zone: tzinfo | None = None) -> datetime:
+    """Return a moment with its offset in a time zone; None: with the offset that it has.
+
+    The offset is a number of minutes. Datetimes that share a zone with daylight saving
+    compare by their clocks, and can be in a wrong order.
+
+    >>> in_zone(datetime(2026, 7, 1, 12, tzinfo=timezone.utc), timezone(timedelta(hours=13))).isoformat()
+    '2026-07-02T01:00:00+13:00'
+    """
+    try:
+        local = moment.astimezone(zone) if zone else moment
+        minutes = (local.utcoffset() or timedelta()) // timedelta(minutes=1)
+        return moment.astimezone(timezone(timedelta(minutes=minutes)))
+    except OverflowError:
+        # The first hours of the year 1, or the last hours of the year 9999.
+        return moment
 
 
 def _parse_time(value: object) -> datetime:
