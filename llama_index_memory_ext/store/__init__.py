@@ -47,10 +47,13 @@ from llama_index_memory_ext.store.tables import (
     Row,
     Transaction,
     display_name,
-    vectors_namespace,
     written_at,
 )
-from llama_index_memory_ext.store.upgrades import encrypt_within, mark
+from llama_index_memory_ext.store.upgrades import (
+    encrypt_within,
+    encrypted_places,
+    mark,
+)
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words.loading import start_loading, wait_until_loaded
 
@@ -96,8 +99,6 @@ class SessionInfo:
 
 _SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
 _SELECT_KEYS = "SELECT DISTINCT key FROM {rows}"
-_SELECT_ALL_KEYS = "SELECT key FROM {rows} UNION SELECT key FROM {cursors}"
-_SELECT_NAMESPACES = "SELECT DISTINCT namespace FROM {facts}"
 _SELECT_SESSIONS = """
 SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
 FROM {rows} GROUP BY key ORDER BY last_written DESC, key
@@ -610,8 +611,8 @@ class MemoryStore(SQLAlchemyChatStore):
                 in the file.
 
         Returns:
-            The number of encrypted ``"sessions"``, of ``"users"`` with facts, and of
-            both that stay, ``"unreadable"``.
+            The number of sessions and of users with facts that are ``"encrypted"``, and
+            of those that stay, ``"unreadable"``.
 
         Raises:
             EncryptionError: The store has no key, or a wrong one. Nothing is changed.
@@ -621,23 +622,13 @@ class MemoryStore(SQLAlchemyChatStore):
                 "aencrypt needs a key, and this store has none; nothing was changed. Pass encryption_key, to the "
                 "command line in LLAMA_INDEX_MEMORY_KEY."
             )
-        counts = Counter(sessions=0, users=0, unreadable=0)
-        for kind, statement in (
-            ("sessions", _SELECT_ALL_KEYS),
-            ("users", _SELECT_NAMESPACES),
-        ):
-            for name in await self.database.run(Transaction.scalars, statement):
-                locked: Any = {kind: [name]}
-                places = ["", name, name]
-                if kind == "sessions":
-                    places = [name, "", vectors_namespace(name)]
-                try:
-                    await self.database.run(
-                        encrypt_within, *places, seconds=_REWRITE_SECONDS, **locked
-                    )
-                    counts[kind] += 1
-                except EncryptionError:
-                    counts["unreadable"] += 1
+        counts = Counter(encrypted=0, unreadable=0)
+        for place in await self.database.run(encrypted_places, writes=False):
+            try:
+                await self.database.run(encrypt_within, place, seconds=_REWRITE_SECONDS)
+                counts["encrypted"] += 1
+            except EncryptionError:  # noqa: PERF203 - a user without a key does not keep the others
+                counts["unreadable"] += 1
         await self.database.run(lambda tx: mark(tx.connection, tx.tables))
         if vacuum:
             await self.vacuum()

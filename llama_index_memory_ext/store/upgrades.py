@@ -10,9 +10,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTab
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from llama_index_memory_ext.store.tables import Tables, Transaction
+    from llama_index_memory_ext.store.tables import Row, Tables, Transaction
 
 SCHEMA_VERSION = 6
 # The oldest version that is upgraded in place.
@@ -25,7 +23,7 @@ _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
 _INSERT_VERSION = """
 INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
 """
-_DELETE_VERSIONS = "DELETE FROM {schema} WHERE version < :version"
+_DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
 
 # Version 4 stores how the owners have opened their sessions, and who has spoken.
 _STORE_KINDS = (
@@ -134,8 +132,8 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
         _store_speakers(conn, tables)
         for statement in _NAME_ANONYMOUS:
             conn.execute(tables.sql(statement))
-    for statement in (_INSERT_VERSION, _DELETE_VERSIONS):
-        conn.execute(tables.sql(statement), {"version": SCHEMA_VERSION})
+    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
+    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
 
 
 def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
@@ -177,7 +175,14 @@ def _store_speakers(conn: sa.Connection, tables: Tables) -> None:
 
 _SELECT_MARK = "SELECT encryption FROM {schema}"
 _SET_MARK = "UPDATE {schema} SET encryption = :mark"
-# Queries for encrypted rows, each with the statement that stores its rows anew.
+# The sessions and the users whose rows are encrypted, each with the namespace of the
+# vectors.
+_SELECT_PLACES = """
+SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
+UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
+UNION SELECT NULL, namespace, namespace FROM {facts}
+"""
+# Queries for the rows of a place, each with the statement that stores these rows anew.
 _REWRITES = (
     (
         "SELECT key, id AS row_id, data FROM {rows} WHERE key = :key",
@@ -188,7 +193,7 @@ _REWRITES = (
         "UPDATE {cursors} SET state = :state WHERE key = :key AND reader = :reader",
     ),
     (
-        "SELECT namespace, id, data FROM {facts} WHERE namespace = :user",
+        "SELECT namespace, id, data FROM {facts} WHERE namespace = :namespace",
         "UPDATE {facts} SET data = :data WHERE namespace = :namespace AND id = :id",
     ),
     (
@@ -218,15 +223,23 @@ def mark(conn: sa.Connection, tables: Tables) -> None:
         conn.execute(tables.sql(_SET_MARK), {"mark": encrypted})
 
 
-def encrypt_within(tx: Transaction, key: str, user: str, vectors: str) -> None:
-    """Store the rows of a session, the facts of a user and the ``vectors`` of a namespace anew, with the newest key."""
+def encrypted_places(tx: Transaction) -> list[Row]:
+    """Return the sessions and the users with rows that ``encrypt_within`` stores anew."""
+    return [dict(place) for place in tx.execute(_SELECT_PLACES).mappings()]
+
+
+def encrypt_within(tx: Transaction, place: Row) -> None:
+    """Store the rows of a session or a user anew, encrypted with the newest key."""
+    if place["namespace"] is None:
+        tx.lock([place["key"]], ())
+    else:
+        tx.lock((), [place["namespace"]])
     count = 0
     for query, update in _REWRITES:
-        result = tx.execute(query, key=key, user=user, vectors=vectors)
-        rows = [dict(row) for row in result.mappings()]
+        rows = [dict(row) for row in tx.execute(query, **place).mappings()]
+        count += len(rows)
         if rows:
             tx.execute(update, rows)
-        count += len(rows)
     if not count:
         # The session or the user was deleted meanwhile.
         tx.rollback()
