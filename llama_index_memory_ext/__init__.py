@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from llama_index_memory_ext.errors import EncryptionError as EncryptionError
 from llama_index_memory_ext.errors import FactError as FactError
 from llama_index_memory_ext.errors import FactReplyError as FactReplyError
 from llama_index_memory_ext.errors import LayoutError as LayoutError

@@ -38,6 +38,10 @@ class StoreError(MemoryExtError, ValueError):
     """A database, a store or a session id that cannot keep the conversation."""
 
 
+class EncryptionError(StoreError):
+    """A key that is malformed, missing or wrong, so that texts can be neither stored nor read."""
+
+
 class SessionOwnerError(StoreError):
     """A session that holds words of another user, and that both users have not opened as shared."""
 

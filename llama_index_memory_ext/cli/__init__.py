@@ -87,7 +87,9 @@ def open_store(db: str, **place: Any) -> ext.MemoryStore:
         if file.is_dir():
             raise UsageError(f"--db must name a file; {file} is a folder.")
         db = f"sqlite+aiosqlite:///{file.as_posix()}"
-    store = ext.MemoryStore(db, **place)
+    # Arguments of a command can be seen by all users of the machine, variables cannot.
+    keys = os.environ.get("LLAMA_INDEX_MEMORY_KEY", "").split()
+    store = ext.MemoryStore(db, encryption_key=keys or None, **place)
     if store.database.in_memory:
         raise UsageError(
             "a database in memory is gone when the command ends. Pass a file or a server to --db."

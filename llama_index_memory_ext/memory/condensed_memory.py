@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.record.recall import FoundMessage
+    from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
     from llama_index_memory_ext.store.tables import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -259,6 +260,9 @@ class CondensedMemory(Memory):
         chat_engine_role: template.EngineRole = "system",
         redact: Redact = None,
         on_error: ErrorHandler = None,
+        encryption_key: EncryptionKey = None,
+        encrypt: TextFunction = None,
+        decrypt: TextFunction = None,
         temporary: bool = False,
         time_zone: str | tzinfo | None = None,
         **settings: Unpack[MemoryOptions],
@@ -289,8 +293,8 @@ class CondensedMemory(Memory):
                 in the message, LlamaIndex's estimate is taken where it is higher.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
-            chat_store: Your store, in place of the following four arguments. You close
-                it.
+            chat_store: Your store, in place of the following four arguments and of
+                ``encryption_key``, ``encrypt`` and ``decrypt``. You close it.
             table_name: The chat table.
             async_database_uri: SQLite or PostgreSQL; default: in memory.
             async_engine: Your engine. You close it.
@@ -335,6 +339,10 @@ class CondensedMemory(Memory):
                 summary, embedding or recall, with a ``MemoryFailure``: the work that
                 failed, and the next step. It runs in the event loop and must return
                 quickly. Default: failures are logged.
+            encryption_key: The key with which texts are stored encrypted, a list of
+                keys, or a function from a user to a key, as for ``MemoryStore``.
+            encrypt: A function that encrypts a text, in place of ``encryption_key``.
+            decrypt: The reverse function.
             temporary: Whether nothing is stored. The facts are read from the database,
                 which must exist, and the session is in memory. No facts are extracted,
                 and adding a fact raises a ``StoreError``.
@@ -369,7 +377,15 @@ class CondensedMemory(Memory):
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
         check_cache_points(cache_points, memory_blocks_template, llm)
-        place = StorePlace(async_database_uri, table_name, async_engine, db_schema)
+        place = StorePlace(
+            async_database_uri,
+            table_name,
+            async_engine,
+            db_schema,
+            encryption_key,
+            encrypt,
+            decrypt,
+        )
         store = store_for(chat_store, place)
         session_id = session_id_for(session_id, store)
         if shared and user_id is None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.record.window import CachePoints
+    from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
 
 
 DEFAULT_TOKEN_LIMIT = 60_000
@@ -58,6 +59,9 @@ class StorePlace(NamedTuple):
     table_name: str
     async_engine: AsyncEngine | None
     db_schema: str | None
+    encryption_key: EncryptionKey
+    encrypt: TextFunction
+    decrypt: TextFunction
 
 
 class _TotalLimit(NamedTuple):

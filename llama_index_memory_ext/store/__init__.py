@@ -19,7 +19,7 @@ from llama_index.core.storage.chat_store.sql import (
 
 from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import SettingError, StoreError
+from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
@@ -33,6 +33,11 @@ from llama_index_memory_ext.store.database import (
     writes_session,
 )
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
+from llama_index_memory_ext.store.encryption import (
+    Cipher,
+    EncryptionKey,
+    TextFunction,
+)
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers
 from llama_index_memory_ext.store.owners import Owners
@@ -42,8 +47,12 @@ from llama_index_memory_ext.store.tables import (
     Row,
     Transaction,
     display_name,
-    from_json,
     written_at,
+)
+from llama_index_memory_ext.store.upgrades import (
+    encrypt_within,
+    encrypted_places,
+    mark,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words.loading import start_loading, wait_until_loaded
@@ -63,7 +72,7 @@ _PAGE_ROWS = 500
 # A hundred years.
 _MOST_DAYS = 36_500
 _DAY_NANOSECONDS = 86_400e9
-_VACUUM_SECONDS = 3600
+_REWRITE_SECONDS = 3600
 # A part of the store that ``__init__`` sets.
 _UNSET: Any = None
 
@@ -134,13 +143,22 @@ class MemoryStore(SQLAlchemyChatStore):
         pool_size: The largest number of threads, each with a connection, of this store
             in the process; at least 1. An engine of your own uses its pool instead, in
             the event loop of the caller.
+        encryption_key: A key of ``cryptography.fernet.Fernet`` with which texts and
+            vectors are stored encrypted; or a list of keys, the newest first; or a
+            function from a ``user_id`` to one of these. The function gets None for
+            sessions without a user, or of several users. Needs the extra
+            ``encryption``.
+        encrypt: A function from a text to the text that is stored, in place of
+            ``encryption_key``.
+        decrypt: The reverse function.
 
     A call that is cancelled returns at once. A write that has begun ends in the
     background, and the log says whether it was stored; ``aclose`` waits for it.
 
     Raises:
         StoreError: The address cannot be read, names a database or a driver that cannot
-            keep the log, or a number is out of its range.
+            keep the log, or a number is out of its range. An ``EncryptionError``:
+            ``encryption_key`` is no key.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -184,6 +202,9 @@ class MemoryStore(SQLAlchemyChatStore):
         *,
         operation_timeout: float = DEFAULT_TIMEOUT_SECONDS,
         pool_size: int = DEFAULT_POOL_SIZE,
+        encryption_key: EncryptionKey = None,
+        encrypt: TextFunction = None,
+        decrypt: TextFunction = None,
     ) -> None:
         settings = build_checked(
             Settings,
@@ -195,7 +216,8 @@ class MemoryStore(SQLAlchemyChatStore):
             operation_timeout=operation_timeout,
             pool_size=pool_size,
         )
-        database = Database(settings, async_database_uri, db_data)
+        cipher = Cipher(encryption_key, encrypt, decrypt)
+        database = Database(settings, async_database_uri, db_data, cipher)
         # Only people and dumps read this address, which needs no password.
         super().__init__(
             table_name=table_name,
@@ -578,6 +600,40 @@ class MemoryStore(SQLAlchemyChatStore):
             await self.vacuum()
         return dict(counts)
 
+    async def aencrypt(self, *, vacuum: bool = True) -> dict[str, int]:
+        """Encrypt all rows with the newest key: plain rows, and rows with an older key.
+
+        First give the new key to all programs that use the database; afterwards, they
+        need no older key. Sessions and users whose key is missing stay as they are.
+
+        Args:
+            vacuum: Whether ``vacuum`` follows, without which plain words may still be
+                in the file.
+
+        Returns:
+            The number of sessions and of users with facts that are ``"encrypted"``, and
+            of those that stay, ``"unreadable"``.
+
+        Raises:
+            EncryptionError: The store has no key, or a wrong one. Nothing is changed.
+        """
+        if not self.database.tables.cipher.is_set:
+            raise EncryptionError(
+                "aencrypt needs a key, and this store has none; nothing was changed. Pass encryption_key, to the "
+                "command line in LLAMA_INDEX_MEMORY_KEY."
+            )
+        counts = Counter(encrypted=0, unreadable=0)
+        for place in await self.database.run(encrypted_places, writes=False):
+            try:
+                await self.database.run(encrypt_within, place, seconds=_REWRITE_SECONDS)
+                counts["encrypted"] += 1
+            except EncryptionError:  # noqa: PERF203 - a user without a key does not keep the others
+                counts["unreadable"] += 1
+        await self.database.run(lambda tx: mark(tx.connection, tx.tables))
+        if vacuum:
+            await self.vacuum()
+        return dict(counts)
+
     async def vacuum(self) -> bool:
         """Rewrite the database, so that its files hold no deleted words.
 
@@ -593,7 +649,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return await self.database.run(
                 vacuum,
                 in_transaction=False,
-                seconds=_VACUUM_SECONDS,
+                seconds=_REWRITE_SECONDS,
             )
         except StoreError as error:
             logger.warning(
@@ -606,7 +662,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
 def _read_data(tx: Transaction) -> list[Row]:
     result = tx.execute(_SELECT_DATA).mappings()
-    return [{**row, "data": from_json(row["data"])} for row in result]
+    return [dict(row) for row in result]
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
@@ -645,6 +701,8 @@ def reader_of(store: MemoryStore) -> MemoryStore:
         operation_timeout=store.operation_timeout,
         pool_size=store.pool_size,
     )
+    # With the keys.
+    reader.database.tables = database.tables
     reader.database.set_up = "SET default_transaction_read_only = on"
     if database.backend == "sqlite":
         reader.database.set_up = "PRAGMA query_only = ON"

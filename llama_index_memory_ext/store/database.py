@@ -33,6 +33,8 @@ from llama_index_memory_ext.store.threads import (
 from llama_index_memory_ext.store.upgrades import (
     SCHEMA_VERSION,
     create_missing,
+    is_marked,
+    mark,
     supported_version_of,
     version_of,
 )
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     )
 
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from llama_index_memory_ext.store.encryption import Cipher
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,7 +85,11 @@ class Database:
     """
 
     def __init__(
-        self, settings: address.Settings, uri: str | None, rows: list[Row] | None
+        self,
+        settings: address.Settings,
+        uri: str | None,
+        rows: list[Row] | None,
+        cipher: Cipher,
     ) -> None:
         lent = settings.async_engine
         table_name = settings.table_name
@@ -98,7 +106,7 @@ class Database:
             place = os.path.realpath(self.url.database or "")
         db_schema = settings.db_schema
         self.identity = DatabaseIdentity(place, str(db_schema), table_name)
-        self.tables = Tables(table_name, db_schema, self.backend)
+        self.tables = Tables(table_name, db_schema, self.backend, cipher)
         self.seconds = settings.operation_timeout
         self._lent = lent
         self._rows = rows
@@ -230,10 +238,10 @@ class Database:
         nothing_locked = self._locks_for(writes=False)
         try:
             # A database user need not be allowed to make tables if all of them exist.
-            version = await self._call(
+            is_made = await self._call(
                 self._look, "opening", nothing_locked, writes=False
             )
-            if version != SCHEMA_VERSION or self._rows:
+            if self._rows or not is_made:
                 await self._call(
                     self._make,
                     address.MAKING,
@@ -249,12 +257,17 @@ class Database:
             raise
         self._is_ready = True
 
-    def _look(self, conn: Connection) -> int | None:
+    def _look(self, conn: Connection) -> bool:
+        """Return whether there is nothing to make; an EncryptionError for a wrong key."""
         version = supported_version_of(conn, self.tables)
         is_own_file = not (self._lent or self.in_memory or self.set_up)
         if self.backend == "sqlite" and is_own_file:
             address.use_write_ahead_log(conn, self.seconds)
-        return version
+        if version != SCHEMA_VERSION:
+            return False
+        # A store that only reads encrypts nothing.
+        needs_mark = self.tables.cipher.is_set and not self.set_up
+        return is_marked(conn, self.tables) or not needs_mark
 
     def _make(self, conn: Connection) -> None:
         if self.backend == "postgresql":
@@ -263,6 +276,7 @@ class Database:
             # one makes tables at a time.
             conn.execute(select(func.pg_advisory_xact_lock(_MAKING_LOCK)))
         create_missing(conn, self.tables)
+        mark(conn, self.tables)
         if self._rows:
             conn.execute(insert(self.tables.rows), self._rows)
         self._rows = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.errors import FactError
+from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import (
     ONLY_ENDS,
     SHARED,
@@ -29,7 +30,6 @@ from llama_index_memory_ext.store.tables import (
     LogPage,
     Row,
     Transaction,
-    from_json,
     vectors_namespace,
 )
 
@@ -112,9 +112,10 @@ SELECT namespace, data FROM {facts} WHERE session_id = :session_id ORDER BY name
 """
 # The facts of the namespaces ``own``, and the facts of any namespace that were learned
 # from their users' words.
-_SELECT_SAID = (
-    "SELECT id, data FROM {facts} WHERE said_by {in_own} OR namespace {in_own}"
-)
+# ``stored`` is not decrypted: a deletion must go on where the user's key is deleted, too.
+_SELECT_SAID = """
+SELECT id, data AS stored FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
+"""
 # The other namespaces that may hold the words of these users.
 _SELECT_REACHED = """
 SELECT DISTINCT namespace FROM {facts}
@@ -334,7 +335,7 @@ class Facts:
         """
         changed: dict[str, list[Fact]] = {}
         for row in tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id):
-            fact = Fact.model_validate(from_json(row.data))
+            fact = Fact.model_validate(row.data)
             facts = changed.setdefault(row.namespace, [])
             if fact.message_ids and min(fact.message_ids) <= first_words:
                 facts.append(_without_words(fact, session_id, first_left))
@@ -359,9 +360,11 @@ class Facts:
         leaving = Leaving(own, sessions)
         # A copy, as by an import, has the same id, but may not name its session or
         # speaker.
-        contents: dict[str, str] = {}
+        contents: dict[str, str | None] = {}
         for row in tx.execute(_SELECT_SAID, own=list(own)):
-            contents[row.id] = from_json(row.data)["content"]
+            contents[row.id] = None
+            with suppress(EncryptionError):
+                contents[row.id] = tx.tables.cipher.decrypt(row.stored)["content"]
         namespaces = tx.scalars(
             _SELECT_REACHED,
             own=list(own),
@@ -386,19 +389,20 @@ class Facts:
         tx: Transaction,
         namespace: str,
         leaving: Leaving,
-        contents: Mapping[str, str],
+        contents: Mapping[str, str | None],
         lines: Mapping[str, Collection[str]],
     ) -> Counter[str]:
         """Delete the facts of a user's words from one namespace; return their numbers by kind.
 
-        ``contents``: the facts of these words, by their ids. ``lines``: the lines that
-        remain in each session of the user.
+        ``contents``: the facts of these words, by their ids; None for a fact that
+        cannot be decrypted. ``lines``: the lines that remain in each session of the
+        user.
         """
         rows = self._select(tx, namespace)
         stored = _parsed(rows)
         deleted: set[str] = set()
         for row in rows:
-            is_copy = contents.get(row.id) == stored[row.id].content
+            is_copy = contents.get(row.id, "") in (None, stored[row.id].content)
             if is_copy or leaving.takes(namespace, row.session_id, row.said_by):
                 deleted.add(row.id)
         deleted |= _only_ending(stored, deleted)
@@ -506,7 +510,7 @@ class Facts:
 
 def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
     """Return the facts of rows, by their ids."""
-    return {row.id: Fact.model_validate(from_json(row.data)) for row in rows}
+    return {row.id: Fact.model_validate(row.data) for row in rows}
 
 
 def _without_words(fact: Fact, session_id: str, first_left: int) -> Fact:

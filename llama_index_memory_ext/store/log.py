@@ -32,7 +32,6 @@ from llama_index_memory_ext.store.tables import (
     SessionAccess,
     Snapshot,
     Transaction,
-    from_json,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import (
@@ -342,7 +341,7 @@ class Readers:
             epoch=cursor.epoch,
             rows=[],
             registered=cursor.position is not None,
-            state=from_json(cursor.state),
+            state=cursor.state,
         )
 
     @reads
@@ -744,7 +743,7 @@ class Log:
         for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
             position = 0
             state = None
-            old_state = from_json(cursor.state)
+            old_state = cursor.state
             if old_state is None or ROWS in old_state:
                 position = self._rows_between(tx, key, 0, cursor.position).last
             if old_state and ROWS in old_state:
@@ -844,7 +843,7 @@ class Log:
         """Return the stored messages that have these ids."""
         messages: dict[str, Json] = {}
         for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
-            data = from_json(row.data)
+            data = row.data
             stored_id = message_id_of(data.get("additional_kwargs") or {})
             # The plain host may have deleted or replaced the message meanwhile.
             if row.message_id == stored_id:

@@ -19,7 +19,6 @@ from llama_index_memory_ext.store.tables import (
     SHARED,
     SessionAccess,
     Transaction,
-    from_json,
     namespace_of_session,
 )
 from llama_index_memory_ext.text.storing import ID_KEY, message_id_of
@@ -294,7 +293,7 @@ class Owners:
         positions = [0, *row_ids.values()]
         for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
             position = positions[bisect_right(old_ids, cursor.position)]
-            state = from_json(cursor.state)
+            state = cursor.state
             if state is not None and ROWS in state:
                 state = None
             if state and cursor.position > old_ids[-1]:

@@ -8,8 +8,7 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
-from functools import lru_cache
-from json import loads
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -21,10 +20,11 @@ from sqlalchemy.engine import make_url
 from llama_index_memory_ext.text.messages import RESULT_ROLES, in_zone, times_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
     from sqlalchemy.schema import SchemaItem
 
+    from llama_index_memory_ext.store.encryption import Cipher
     from llama_index_memory_ext.text.messages import Json
 
 
@@ -65,15 +65,38 @@ _TYPES: dict[str, Any] = {
 _IN_SQLITE = "IN (SELECT value FROM json_each(:{}))"
 
 
+class _Stored(sa.types.UserDefinedType[Any]):
+    """The type of a column whose values are decrypted when a query reads them."""
+
+    cache_ok = True
+
+    def __init__(self, decrypt: Callable[[Any], Any]) -> None:
+        self.decrypt = decrypt
+
+    def result_processor(self, dialect: Any, coltype: object) -> Callable[[Any], Any]:
+        """Return the function that reads a stored value; NULL stays None."""
+        return lambda value: None if value is None else self.decrypt(value)
+
+
 class Tables:
     """The tables of this version of the schema.
 
     Each primary key begins with the key of a session or the namespace of a user, so
     that each table can be partitioned by it. The exceptions are ``rows``, LlamaIndex's
-    own table, and ``schema``, which has one row.
+    own table, and ``schema``, which has one row. A query decrypts the columns of
+    texts and vectors with the ``cipher``.
     """
 
-    def __init__(self, name: str, db_schema: str | None, backend: str) -> None:
+    def __init__(
+        self, name: str, db_schema: str | None, backend: str, cipher: Cipher
+    ) -> None:
+        self.cipher = cipher
+        self._columns = {
+            "data": _Stored(cipher.decrypt),
+            "state": _Stored(cipher.decrypt),
+            "digest": _Stored(cipher.decrypt_digest),
+            "vector": _Stored(cipher.decrypt_vector),
+        }
         # The same statement is built once: to build it takes as long as to run it.
         self.sql = lru_cache(maxsize=None)(self._build)
         self._is_sqlite = backend == "sqlite"
@@ -163,8 +186,11 @@ class Tables:
             _text("digest"),
             sa.Column("vector", sa.LargeBinary, nullable=False),
         )
+        # ``encryption``: an encrypted value, by which a wrong key is recognised.
         self.schema = table(
-            "_schema", sa.Column("version", sa.Integer, primary_key=True)
+            "_schema",
+            sa.Column("version", sa.Integer, primary_key=True),
+            sa.Column("encryption", sa.String),
         )
 
     def _build(self, statement: str) -> Any:
@@ -192,7 +218,10 @@ class Tables:
             parameters.append(
                 sa.bindparam(name, type_=kind, expanding=name == "statuses")
             )
-        return text.bindparams(*parameters)
+        text = text.bindparams(*parameters)
+        if statement.lstrip().startswith("SELECT"):
+            return text.columns(**self._columns)
+        return text
 
 
 def _key(name: str) -> sa.Column[str]:
@@ -232,11 +261,6 @@ def vectors_namespace(key: str) -> str:
     too, and a missing vector is made again.
     """
     return f"messages of {key}"
-
-
-def from_json(value: Any) -> Any:
-    """Return the value of a column of JSON, which psycopg alone has parsed."""
-    return loads(value) if isinstance(value, str) else value
 
 
 class SessionAccess(NamedTuple):
@@ -285,7 +309,7 @@ class LogRow:
         return cls(
             id=row.id,
             role=row.role,
-            data=from_json(row.data),
+            data=row.data,
             timestamp=row.timestamp,
             status=row.status,
             user_id=row.user_id,
@@ -469,6 +493,7 @@ def day_of(said_at: datetime | None) -> str:
     return said_at.date().isoformat() if said_at else ""
 
 
+_SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 # A row that is set to its own value stays locked until the transaction ends, also if it
 # is new.
 _LOCK_SESSION = """
@@ -498,14 +523,53 @@ class Transaction:
         self.tables = tables
         self.epochs: dict[str, int] = {}
         self.claims = claims
+        # The owners of a session are stored before its rows.
+        self._user_of_session = cache(self._read_user)
 
     def execute(
         self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
     ) -> sa.CursorResult[Any]:
-        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``."""
+        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``.
+
+        Texts and vectors among the parameters are encrypted if the store has a key.
+        """
         if isinstance(statement, str):
             statement = self.tables.sql(statement)
+        if self.tables.cipher.is_set:
+            rows = [self._encrypted(row) for row in rows or ()]
+            parameters = self._encrypted(parameters)
         return self.connection.execute(statement, rows or parameters)
+
+    def _encrypted(self, row: Row) -> Row:
+        """Return the parameters of a statement with encrypted texts and vectors."""
+        cipher = self.tables.cipher
+        encrypted = dict(row)
+        for name, encrypt in (
+            ("data", cipher.encrypt),
+            ("state", cipher.encrypt),
+            ("digest", cipher.encrypt_digest),
+            ("vector", cipher.encrypt_vector),
+        ):
+            if row.get(name) is not None:
+                user = self._user_of(row) if cipher.by_user else None
+                encrypted[name] = encrypt(row[name], user)
+        return encrypted
+
+    def _user_of(self, row: Row) -> str | None:
+        """Return the user whose key a row gets; None for a session without a user, or that users share."""
+        namespace: str = row.get("namespace", "")
+        key = row.get("key")
+        if "vector" in row and namespace.startswith(vectors_namespace("")):
+            key = namespace.removeprefix(vectors_namespace(""))
+        if key is not None:
+            return self._user_of_session(key)
+        return None if namespace.startswith(ANONYMOUS) else namespace
+
+    def _read_user(self, key: str) -> str | None:
+        owners = self.execute(_SELECT_OWNERS, key=key).all()
+        if len(owners) == 1 and owners[0].kind == OWN:
+            return str(owners[0].user_id)
+        return None
 
     def scalars(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement, and return the first column of its rows."""

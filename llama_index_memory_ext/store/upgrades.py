@@ -1,4 +1,4 @@
-"""The version of the tables: makes missing tables, and upgrades the tables of an earlier version."""
+"""The version and the key of the tables: makes missing tables, upgrades an earlier version, and encrypts all rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTab
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.store.tables import Tables
+    from llama_index_memory_ext.store.tables import Row, Tables, Transaction
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
 # The versions whose facts have no speakers. An upgrade of a later version must not run
@@ -20,8 +20,10 @@ _OLDEST_VERSION = 3
 _WITHOUT_SPEAKERS = (3, 4)
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
-_DELETE_VERSION = "DELETE FROM {schema}"
-_INSERT_VERSION = "INSERT INTO {schema} (version) VALUES (:version)"
+_INSERT_VERSION = """
+INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
+"""
+_DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
 
 # Version 4 stores how the owners have opened their sessions, and who has spoken.
 _STORE_KINDS = (
@@ -130,8 +132,8 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
         _store_speakers(conn, tables)
         for statement in _NAME_ANONYMOUS:
             conn.execute(tables.sql(statement))
-    conn.execute(tables.sql(_DELETE_VERSION))
     conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
+    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
 
 
 def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
@@ -167,3 +169,77 @@ def _store_speakers(conn: sa.Connection, tables: Tables) -> None:
         .where(session_id.is_not(None))
         .values(session_id=session_id, said_by=speaker.scalar_subquery())
     )
+
+
+# ---- encryption ----
+
+_SELECT_MARK = "SELECT encryption FROM {schema}"
+_SET_MARK = "UPDATE {schema} SET encryption = :mark"
+# The sessions and the users whose rows are encrypted, each with the namespace of the
+# vectors.
+_SELECT_PLACES = """
+SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
+UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
+UNION SELECT NULL, namespace, namespace FROM {facts}
+"""
+# Queries for the rows of a place, each with the statement that stores these rows anew.
+_REWRITES = (
+    (
+        "SELECT key, id AS row_id, data FROM {rows} WHERE key = :key",
+        "UPDATE {rows} SET data = :data WHERE key = :key AND id = :row_id",
+    ),
+    (
+        "SELECT key, reader, state FROM {cursors} WHERE key = :key",
+        "UPDATE {cursors} SET state = :state WHERE key = :key AND reader = :reader",
+    ),
+    (
+        "SELECT namespace, id, data FROM {facts} WHERE namespace = :namespace",
+        "UPDATE {facts} SET data = :data WHERE namespace = :namespace AND id = :id",
+    ),
+    (
+        "SELECT namespace, id, model, digest, vector FROM {embeddings} WHERE namespace = :vectors",
+        """
+        UPDATE {embeddings} SET digest = :digest, vector = :vector
+        WHERE namespace = :namespace AND id = :id AND model = :model
+        """,
+    ),
+)
+
+
+def is_marked(conn: sa.Connection, tables: Tables) -> bool:
+    """Return whether a store with a key has opened the database; an EncryptionError for another key, or for no key."""
+    encrypted = conn.execute(tables.sql(_SELECT_MARK)).scalar()
+    if encrypted is None:
+        return False
+    tables.cipher.decrypt(encrypted)
+    return True
+
+
+def mark(conn: sa.Connection, tables: Tables) -> None:
+    """Mark a database as encrypted with the newest key of the store, if the store has one."""
+    is_marked(conn, tables)
+    if tables.cipher.is_set:
+        encrypted = tables.cipher.encrypt_digest("")
+        conn.execute(tables.sql(_SET_MARK), {"mark": encrypted})
+
+
+def encrypted_places(tx: Transaction) -> list[Row]:
+    """Return the sessions and the users with rows that ``encrypt_within`` stores anew."""
+    return [dict(place) for place in tx.execute(_SELECT_PLACES).mappings()]
+
+
+def encrypt_within(tx: Transaction, place: Row) -> None:
+    """Store the rows of a session or a user anew, encrypted with the newest key."""
+    if place["namespace"] is None:
+        tx.lock([place["key"]], ())
+    else:
+        tx.lock((), [place["namespace"]])
+    count = 0
+    for query, update in _REWRITES:
+        rows = [dict(row) for row in tx.execute(query, **place).mappings()]
+        count += len(rows)
+        if rows:
+            tx.execute(update, rows)
+    if not count:
+        # The session or the user was deleted meanwhile.
+        tx.rollback()
