@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from llama_index_memory_ext.checks.evidence import excerpt
 from llama_index_memory_ext.checks.quotes import find_quote
-from llama_index_memory_ext.checks.rules import Rejection
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.fact import Fact, SaidAs
 from llama_index_memory_ext.learning.prompt import (
@@ -206,7 +206,8 @@ def verified(
         elif not fact.retired and judgement.agrees(fact):
             accepted.append(fact)
         else:
-            rejected.append(_NOT_VERIFIED)
+            content = "" if fact.retired else fact.content
+            rejected.append(replace(_NOT_VERIFIED, content=content))
     return replace(
         valid,
         accepted=tuple(accepted),
