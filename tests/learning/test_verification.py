@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.errors import VerificationError
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.learning.validation import Doubt, ValidatedReply
 from llama_index_memory_ext.learning.verification import (
     Judgement,
