@@ -19,6 +19,7 @@ from llama_index_memory_ext.fact import (
     FactState,
     Utc,
     approved,
+    edited,
     normalised,
     restored,
     retire,
@@ -293,9 +294,9 @@ class FactBook:
         Raises:
             FactError: No fact has this id; also as for ``aadd``.
         """
-        changed = {"updated_at": utc_now(), **self._checked(ttl, fields)}
+        changed = self._checked(ttl, fields)
         return await self._change(
-            fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed})
+            fact_id, lambda fact: edited(fact, utc_now(), changed)
         )
 
     async def aretire(
