@@ -128,11 +128,15 @@ async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
     sessions = await store.sessions(action.user)
     if not (facts or sessions):
         raise NotFoundError
-    messages = sum(info.messages for info in sessions)
+    own = [info for info in sessions if {*info.user_ids} <= {action.user}]
+    messages = sum(info.messages for info in own)
     outcome = (
-        f"All data of this user is deleted for good: {len(facts)} facts, {len(sessions)} sessions and their "
-        f"{messages} messages, those of other users in these sessions too."
+        f"All data of this user is deleted for good: {len(facts)} facts, and {len(own)} sessions with their "
+        f"{messages} messages."
     )
+    if len(own) < len(sessions):
+        shared = len(sessions) - len(own)
+        outcome += f" In sessions with others ({shared}), only this user's turns go."
     return Confirmation(action, display_name(action.user), outcome, "users", {})
 
 

@@ -576,6 +576,19 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
     assert fact.tags == ("sport", "spring run")
 
 
+async def test_the_tokens_of_the_facts_fit_their_limit_with_and_without_a_profile(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled)
+    for limits, least in (({}, 900), ({"profile_token_limit": 0}, 0)):
+        preview = await preview_prompt(
+            client.inspector.reader, SESSION, "mia", "Which museums?", limits
+        )
+        explanation = preview.explanation
+        assert least < explanation.tokens <= explanation.limit
+        assert 1_900 < explanation.limit <= 2_000
+
+
 async def test_the_numbers_of_a_session_agree(tmp_path: Path, inspect: Inspect) -> None:
     """Also for messages that no program has read since they were put."""
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
@@ -716,6 +729,31 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
         assert f"<dd>{event}</dd>" in page
+
+
+async def test_forgetting_a_user_names_what_stays_of_a_shared_session(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled, writes=True)
+    store = client.inspector.writer
+    for name, session_id in (("amy", "own"), ("amy", "team"), ("bob", "team")):
+        memory = CondensedMemory.from_defaults(
+            session_id,
+            user_id=name,
+            chat_store=store,
+            extract_facts=False,
+            shared=session_id == "team",
+        )
+        await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
+    query = {"action": "forget-user", "user": "amy", "item": ""}
+    asked = (await client.get("really", params=query)).text
+    assert (
+        "0 facts, and 1 sessions with their 2 messages. In sessions with others (1), only this user"
+        in asked
+    )
+    await act(client, **query)
+    left = await client.inspector.reader.readers.find("team")
+    assert [row.message.content for row in left] == ["I am bob.", "Hello."]
 
 
 async def test_sessions_and_users_are_forgotten_with_their_words(
