@@ -1,4 +1,4 @@
-"""Events about memories for LlamaIndex's dispatcher: ids, counts, tokens and seconds, never texts."""
+"""Events about memories for LlamaIndex's dispatcher: ids, counts, tokens and seconds; no dump has texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -70,6 +71,21 @@ class HistoryCondensedEvent(MemoryEvent):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why an entry of a model's reply is not stored. ``repr`` leaves out the texts.
+
+    ``reason``: as in ``rejections``.
+    ``detail``: a sentence, which may quote the user.
+    ``content``: the statement; "" for an entry about a known fact, a secret and a text
+    that is too long.
+    """
+
+    reason: str
+    detail: str = field(repr=False)
+    content: str = field(default="", repr=False)
+
+
 class FactsExtractedEvent(MemoryEvent):
     """Facts were extracted from a part of the conversation, and stored."""
 
@@ -89,6 +105,12 @@ class FactsExtractedEvent(MemoryEvent):
     )
     rejections: dict[str, int] = Field(
         description="Entries of the reply that were not stored, by reason."
+    )
+    not_stored: tuple[Rejection, ...] = Field(
+        default=(),
+        exclude=True,
+        repr=False,
+        description="Those entries with their texts, for a page of the user; no dump has them.",
     )
     seconds: float = Field(
         description="Seconds of the model's calls; 0 if it was not called."

@@ -138,6 +138,17 @@ class PastRetirement(BaseModel):
     restored_at: Moment
 
 
+class PastChange(NamedTuple):
+    """A change of a fact by a person or a program.
+
+    ``what``: "approved", "pinned", "unpinned", or "edited" with the names of the
+    fields. Earlier values are not kept.
+    """
+
+    at: Utc
+    what: str
+
+
 _RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
 # The fields that say how a fact has ended.
 ENDING = (*_RETIREMENT, "valid_until")
@@ -245,6 +256,10 @@ class Fact(BaseModel):
     past_retirements: tuple[PastRetirement, ...] = Field(
         default=(),
         description="Retirements from which it was restored, oldest first.",
+    )
+    past_changes: tuple[PastChange, ...] = Field(
+        default=(),
+        description="When it was approved, pinned and edited, oldest first; the last 50.",
     )
     pinned: bool = Field(
         default=False, description="Whether it is shown before facts that match better."
@@ -417,6 +432,26 @@ def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact
     return fact.model_copy(update=fields) if fields else fact
 
 
+_MOST_CHANGES = 50
+
+
+def _noting(fact: Fact, what: str, now: datetime) -> Fact:
+    changes = (*fact.past_changes, PastChange(now, what))
+    return fact.model_copy(update={"past_changes": changes[-_MOST_CHANGES:]})
+
+
+def edited(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
+    """Return the fact with other fields; ``past_changes`` names the fields that differ."""
+    new = Fact(**{**fact.model_dump(), "updated_at": now, **fields})
+    names = [name for name in fields if getattr(new, name) != getattr(fact, name)]
+    if "pinned" in names:
+        names.remove("pinned")
+        new = _noting(new, "pinned" if new.pinned else "unpinned", now)
+    if names:
+        new = _noting(new, f"edited: {', '.join(names)}", now)
+    return new
+
+
 # A pending fact that is said so only ends facts, and is no fact itself.
 ONLY_ENDS: SaidAs = "denied"
 _DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
@@ -424,7 +459,8 @@ _DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
     """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
-    holding = fact.model_copy(update={**_DECIDED, "updated_at": now})
+    holding = _noting(fact, "approved", now)
+    holding = holding.model_copy(update={**_DECIDED, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         reason = "approved: it has ended another fact"
         holding = retire(holding, reason, now, by="hand")

@@ -10,7 +10,6 @@ checks stand first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -38,6 +37,7 @@ from llama_index_memory_ext.checks.people import (
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.secrets import holds_secret
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
@@ -83,17 +83,6 @@ _UNSAID = {
     "denied": "The user said that it is not so.",
     "quoted": "The words are somebody else's.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why an entry of a reply is not stored.
-
-    ``detail`` may contain words of the user, so ``repr`` leaves it out.
-    """
-
-    reason: str
-    detail: str = field(repr=False)
 
 
 # A denial ("I don't like tea any more") ends a fact; a plan does not.
@@ -416,7 +405,7 @@ def _is_users(content: str, place: Place, source: Source) -> bool:
 
 def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
     if missing:
-        return Rejection(reason, f"Not in the conversation: {', '.join(missing)}.")
+        return Rejection(reason, f"This was not said: {', '.join(missing)}.")
     return None
 
 

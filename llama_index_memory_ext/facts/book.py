@@ -25,6 +25,7 @@ from llama_index_memory_ext.fact import (
     Fact,
     FactState,
     approved,
+    edited,
     normalised,
     restored,
     retire,
@@ -315,9 +316,9 @@ class FactBook:
         Raises:
             FactError: No fact has this id; also as for ``aadd``.
         """
-        changed = {"updated_at": self._now(), **self._checked(ttl, fields)}
+        changed = self._checked(ttl, fields)
         return await self._change(
-            fact_id, lambda fact: Fact(**{**fact.model_dump(), **changed})
+            fact_id, lambda fact: edited(fact, self._now(), changed)
         )
 
     async def aretire(

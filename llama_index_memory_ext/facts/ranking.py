@@ -976,6 +976,7 @@ def explain(ranking: Ranking) -> Explanation:
         if place:
             tokens += line.tokens
         if place == IN_PROFILE:
+            limit += line.tokens
             why = comes_first(fact) or "in the profile"
         elif place:
             why = _why_shown(entry, matches.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,12 +16,13 @@ from llama_index_memory_ext.inspector.pages import NotFoundError
 from llama_index_memory_ext.store.tables import display_name, namespace_of_session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
 _ADDED = "The fact is stored, and all agents of this user share it. Write one sentence."
+_TIDIED = "All these facts are retired. Each can be restored."
 # The fields of a form that changes a fact, with the values for a new fact.
 _NEW_FACT = {"content": "", "category": "knowledge", "confidence": "1.0", "tags": ""}
 _FACT_OUTCOMES = {
@@ -79,6 +81,11 @@ async def ask(store: MemoryStore, action: Action) -> Confirmation:
         subject = display_name(action.user)
         query = {"user": action.user}
         return Confirmation(action, subject, _ADDED, "facts", query, _NEW_FACT)
+    if action.name == "tidy-all":
+        all_proposals = await tidying(store, action.user)
+        contents = [proposal.retired.content for proposal in all_proposals]
+        query = {"user": action.user}
+        return Confirmation(action, "\n".join(contents), _TIDIED, "tidy", query)
     if action.name in _FACT_OUTCOMES:
         return await _ask_about_fact(store, action)
     if action.name == "forget-session":
@@ -121,11 +128,15 @@ async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
     sessions = await store.sessions(action.user)
     if not (facts or sessions):
         raise NotFoundError
-    messages = sum(info.messages for info in sessions)
+    own = [info for info in sessions if {*info.user_ids} <= {action.user}]
+    messages = sum(info.messages for info in own)
     outcome = (
-        f"All data of this user is deleted for good: {len(facts)} facts, {len(sessions)} sessions and their "
-        f"{messages} messages, those of other users in these sessions too."
+        f"All data of this user is deleted for good: {len(facts)} facts, and {len(own)} sessions with their "
+        f"{messages} messages."
     )
+    if len(own) < len(sessions):
+        shared = len(sessions) - len(own)
+        outcome += f" In sessions with others ({shared}), only this user's turns go."
     return Confirmation(action, display_name(action.user), outcome, "users", {})
 
 
@@ -141,6 +152,12 @@ async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
     return await asyncio.to_thread(proposals, facts, now)
 
 
+def digest_of(all_proposals: Sequence[Proposal]) -> str:
+    """Return the text that stands for these proposals in an action on all of them."""
+    names = "\n".join(fact.id for p in all_proposals for fact in p.facts)
+    return hashlib.sha256(names.encode()).hexdigest()
+
+
 async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> None:
     """Carry out an action; without effect if the fact, session or user was deleted meanwhile.
 
@@ -152,6 +169,8 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
         fields = _fields_in(form)
         if not await known_as(book, fields.get("content", "")):
             await book.aadd(Fact(**fields))
+    elif action.name == "tidy-all":
+        await _tidy_all(store, action)
     elif action.name in _FACT_OUTCOMES:
         await _change_fact(store, action, form)
     elif action.name == "forget-user":
@@ -163,6 +182,15 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
         await store.forget(action.item)
     if action.name.startswith("forget"):
         await store.vacuum()
+
+
+async def _tidy_all(store: MemoryStore, action: Action) -> None:
+    all_proposals = await tidying(store, action.user)
+    if digest_of(all_proposals) != action.item:
+        raise FactError(
+            "Expected the facts as they were shown; some have changed, and nothing was retired. Look again."
+        )
+    await FactBook(store, action.user, scope="all").aapply(all_proposals)
 
 
 def _fields_in(form: Mapping[str, str]) -> dict[str, Any]:

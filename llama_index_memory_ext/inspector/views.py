@@ -15,7 +15,7 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import ALL, utc_now
 from llama_index_memory_ext.facts.history import history_of
-from llama_index_memory_ext.inspector.actions import tidying
+from llama_index_memory_ext.inspector.actions import digest_of, tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
@@ -209,7 +209,8 @@ class Views:
     async def tidy(self, query: Mapping[str, str]) -> Context:
         """Return the facts of a user that can be retired, as ``aconsolidate`` would propose them to a model."""
         user = query.get("user", "")
-        return {"user": user, "proposals": await tidying(self.store, user)}
+        proposals = await tidying(self.store, user)
+        return {"user": user, "proposals": proposals, "digest": digest_of(proposals)}
 
     async def _session(self, query: Mapping[str, str]) -> Context:
         session_id = query.get("id", "")
@@ -278,6 +279,7 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     if fact.quote:
         learned = f"learned: {fact.quote}"
     events = [(fact.created_at, learned)]
+    events += [(change.at, change.what) for change in fact.past_changes]
     for past in fact.past_retirements:
         events.append((past.retired_at, _retirement(past)))
         events.append((past.restored_at, "restored"))
@@ -288,16 +290,25 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     return sorted(events)
 
 
+_ENDINGS = {
+    None: "retired",
+    "change": "no longer true",
+    "correction": "never true",
+    "request": "forgotten for the user",
+    "hand": "removed by hand",
+    "limit": "retired",
+    "rejected": "rejected",
+}
+# The reasons of ``FactBook`` that say no more.
+_OWN_REASONS = (None, "retired by hand", "rejected by hand")
+
+
 def _retirement(retired: Fact | PastRetirement) -> str:
-    """Return by whom a fact was retired, and why."""
-    by_whom = "retired"
-    if retired.retired_by == "hand":
-        by_whom = "removed by hand"
-    elif retired.retired_by:
-        by_whom = f"retired by {retired.retired_by}"
-    if retired.retired_reason in (None, "retired by hand"):
-        return by_whom
-    return f"{by_whom}: {retired.retired_reason}"
+    """Return how a fact has ended, and why."""
+    ending = _ENDINGS[retired.retired_by]
+    if retired.retired_reason in _OWN_REASONS:
+        return ending
+    return f"{ending}: {retired.retired_reason}"
 
 
 async def report(

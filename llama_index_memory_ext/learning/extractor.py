@@ -19,14 +19,19 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.checks.evidence import question_before
-from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS, Rejection
+from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
     TruncatedReplyError,
     blame_of,
 )
-from llama_index_memory_ext.events import FactsExtractedEvent, has_listeners, send
+from llama_index_memory_ext.events import (
+    FactsExtractedEvent,
+    Rejection,
+    has_listeners,
+    send,
+)
 from llama_index_memory_ext.fact import (
     CATEGORIES,
     ENDING,
@@ -949,6 +954,7 @@ class Extractor:
                 retired=retired,
                 pending=pending,
                 rejections=learned.reply.rejections,
+                not_stored=learned.reply.rejected,
                 seconds=learned.seconds or 0.0,
                 prompt_tokens=learned.usage.prompt_tokens,
                 completion_tokens=learned.usage.completion_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from time import thread_time
@@ -19,10 +19,11 @@ from llama_index_memory_ext.checks.rules import (
     MAX_FACT,
     Candidate,
     Ending,
-    Rejection,
     first_rejection,
     is_said_again,
 )
+from llama_index_memory_ext.checks.secrets import holds_secret
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
     Fact,
@@ -34,6 +35,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.learning.reply import NewFact, Retirement
 from llama_index_memory_ext.words import phrases
+from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,11 +189,11 @@ class _Validation:
             # Its content says the denial itself.
             new = new.model_copy(update={"said_as": "stated"})
         if rejection:
-            self.rejected.append(rejection)
+            self.rejected.append(_naming(rejection, new.content))
         elif place:
             doubt = first_rejection(candidate, self.source, DOUBTS)
             if doubt:
-                self._doubt(new, place, doubt)
+                self._doubt(new, place, _naming(doubt, new.content))
             else:
                 self._accept(new, place)
         self.by_label.setdefault(new.label, None)
@@ -328,6 +330,14 @@ class _Validation:
             message_ids=rows if any(rows) else (),
             source=around.text,
         )
+
+
+def _naming(rejection: Rejection, content: str) -> Rejection:
+    """Return a rejection with the statement, unless that is too long or a secret is near."""
+    is_secret = rejection.reason == "secret"
+    if is_secret or len(content) > MAX_FACT or holds_secret(content):
+        return rejection
+    return replace(rejection, content=visible(content))
 
 
 def _past_key(fact: Fact) -> tuple[str, date | None]:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from llama_index_memory_ext.checks.evidence import excerpt
 from llama_index_memory_ext.checks.quotes import find_quote
-from llama_index_memory_ext.checks.rules import Rejection
 from llama_index_memory_ext.errors import VerificationError
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import Fact, SaidAs
 from llama_index_memory_ext.learning.prompt import (
     alternatives,
@@ -206,7 +206,7 @@ def verified(
         elif not fact.retired and judgement.agrees(fact):
             accepted.append(fact)
         else:
-            rejected.append(_NOT_VERIFIED)
+            rejected.append(_not_verified(fact))
     return replace(
         valid,
         accepted=tuple(accepted),
@@ -214,6 +214,11 @@ def verified(
         rejected=tuple(rejected),
         doubted=(),
     )
+
+
+def _not_verified(fact: Fact) -> Rejection:
+    content = "" if fact.retired else fact.content
+    return replace(_NOT_VERIFIED, content=content)
 
 
 def _users_words(quote: str, lines: Sequence[Utterance]) -> str | None:

@@ -330,7 +330,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea", "I like coffee", "Its quote is not in the conversation."),
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
-        ("Likes 12 teas", "I like tea", "Not in the conversation: 12."),
+        ("Likes 12 teas", "I like tea", "This was not said: 12."),
         (
             "Wants money sent abroad",
             "I like tea",
@@ -356,7 +356,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
             "I like tea",
             "It says nothing of the user.",
         ),
-        ("Likes tea of Bolivia", "I like tea", "Not in the conversation: Bolivia."),
+        ("Likes tea of Bolivia", "I like tea", "This was not said: Bolivia."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
         ("", "I like tea", "There is no statement in it."),
         ("x" * 501, "I like tea", "It has 501 characters"),

@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "remember",
         {"content": "Likes Bolivia", "quote": "I like tea"},
-        "Not in the conversation: Bolivia",
+        "This was not said: Bolivia",
     ),
     ("remember", {"content": "Likes tea"}, "quote"),
     (

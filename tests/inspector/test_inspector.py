@@ -12,6 +12,7 @@ from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -442,6 +443,7 @@ async def test_what_need_not_be_kept_is_shown_and_retired_one_by_one(
     page = (await client.get("tidy", params={"user": "zoe"})).text
     assert page.count(">stays<") == 1
     assert "Owns a cat named Tom" in page.split(">stays<")[1]
+    assert "Retire all" not in page
     assert "Has a dog" not in page
     await act(client, action="tidy", user="zoe", item="cat")
     (cat,) = [
@@ -450,6 +452,45 @@ async def test_what_need_not_be_kept_is_shown_and_retired_one_by_one(
         if one.id == "cat"
     ]
     assert (cat.retired, cat.replaced_by) == (True, "tom")
+    assert (
+        "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
+    )
+
+
+async def test_all_that_need_not_be_kept_is_retired_at_once(
+    filled: Path, inspect: Inspect
+) -> None:
+    """As it was shown: if facts have changed meanwhile, the person sees the new proposals first."""
+    client = await inspect(filled, writes=True)
+    store = client.inspector.writer
+    for name, content in (
+        ("cat", "Has a cat"),
+        ("tom", "Owns a cat named Tom"),
+        ("tea", "Likes tea"),
+        ("tea2", "Likes tea."),
+    ):
+        await store.facts.write("zoe", [Fact(id=name, content=content)])
+    page = (await client.get("tidy", params={"user": "zoe"})).text
+    assert "Retire all 2 …" in page
+    link = unescape(re.findall(r'href="([^"]*)">Retire all', page)[0])
+    asked = (await client.get(link.split("/", 2)[2])).text
+    assert "Really retire these facts?" in asked
+    assert all(text in asked for text in ("Has a cat\n", "Likes tea"))
+    assert "Tom" not in asked
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
+    form = {name: unescape(value) for name, value in form.items()}
+    await store.facts.write("zoe", [Fact(id="tea3", content="Likes tea!")])
+    changed = await client.post("do", data=form)
+    assert changed.status_code == 400
+    assert "Expected the facts as they were shown" in changed.text
+    facts = (await client.inspector.reader.facts.read("zoe")).facts
+    assert not any(fact.retired for fact in facts)
+    page = (await client.get("tidy", params={"user": "zoe"})).text
+    link = unescape(re.findall(r'href="([^"]*)">Retire all', page)[0])
+    query = dict(parse_qsl(link.partition("?")[2]))
+    await act(client, **query)
+    facts = (await client.inspector.reader.facts.read("zoe")).facts
+    assert len([fact for fact in facts if not fact.retired]) == 2
     assert (
         "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
     )
@@ -485,9 +526,9 @@ async def test_facts_are_added_edited_and_pinned(
         == 1
     )
     for action, text, found in (
-        ("edit", "Plays go", "Plays go"),
-        ("pin", None, ">pinned<"),
-        ("unpin", None, "Pin …"),
+        ("edit", "Plays go", "<dd>edited: content</dd>"),
+        ("pin", None, "<dd>pinned</dd>"),
+        ("unpin", None, "<dd>unpinned</dd>"),
     ):
         done = await act(client, text, action=action, user="mia", item=fact.id)
         assert (
@@ -533,6 +574,19 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
     ]
     assert (fact.category, fact.confidence) == ("goal", 0.4)
     assert fact.tags == ("sport", "spring run")
+
+
+async def test_the_tokens_of_the_facts_fit_their_limit_with_and_without_a_profile(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled)
+    for limits, least in (({}, 900), ({"profile_token_limit": 0}, 0)):
+        preview = await preview_prompt(
+            client.inspector.reader, SESSION, "mia", "Which museums?", limits
+        )
+        explanation = preview.explanation
+        assert least < explanation.tokens <= explanation.limit
+        assert 1_900 < explanation.limit <= 2_000
 
 
 async def test_the_numbers_of_a_session_agree(tmp_path: Path, inspect: Inspect) -> None:
@@ -663,6 +717,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
+        event = {"approve": "approved", "reject": "rejected"}[action]
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
@@ -671,10 +726,34 @@ async def test_pending_facts_are_marked_approved_and_rejected(
             for text in (">pending</span>", "Approve …", "Reject …", "drink")
         )
         done = await act(client, action=action, user="mia", item=name)
-        assert (
-            f">{state}</span>"
-            in (await client.get(done.headers["location"].split("/", 2)[2])).text
+        page = (await client.get(done.headers["location"].split("/", 2)[2])).text
+        assert f">{state}</span>" in page
+        assert f"<dd>{event}</dd>" in page
+
+
+async def test_forgetting_a_user_names_what_stays_of_a_shared_session(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled, writes=True)
+    store = client.inspector.writer
+    for name, session_id in (("amy", "own"), ("amy", "team"), ("bob", "team")):
+        memory = CondensedMemory.from_defaults(
+            session_id,
+            user_id=name,
+            chat_store=store,
+            extract_facts=False,
+            shared=session_id == "team",
         )
+        await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
+    query = {"action": "forget-user", "user": "amy", "item": ""}
+    asked = (await client.get("really", params=query)).text
+    assert (
+        "0 facts, and 1 sessions with their 2 messages. In sessions with others (1), only this user"
+        in asked
+    )
+    await act(client, **query)
+    left = await client.inspector.reader.readers.find("team")
+    assert [row.message.content for row in left] == ["I am bob.", "Hello."]
 
 
 async def test_sessions_and_users_are_forgotten_with_their_words(

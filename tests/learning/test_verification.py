@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.checks.rules import Rejection
 from llama_index_memory_ext.errors import VerificationError
+from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.learning.validation import Doubt, ValidatedReply
 from llama_index_memory_ext.learning.verification import (
     Judgement,
@@ -190,7 +190,7 @@ def test_what_numbers_speak_against_is_stored_by_words_that_say_it(
     quote: str, stays: bool
 ) -> None:
     lines = [Utterance(1, "user", "Sleep is rare since we have twins.")]
-    rejection = Rejection("number_not_said", "Not in the conversation: 2.")
+    rejection = Rejection("number_not_said", "This was not said: 2.")
     fact = Fact(content="Has 2 babies", quote="Sleep is rare")
     valid = ValidatedReply(rejected=(rejection,), doubted=(Doubt(fact, rejection),))
     left = verified(valid, [judged(said_as="stated", quote=quote)], lines)

@@ -213,6 +213,53 @@ async def test_an_extraction_tells_what_became_of_which_fact(
     ] * 3
 
 
+async def test_an_extraction_tells_a_handler_what_was_not_stored_and_why(
+    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+) -> None:
+    """The statements are for the user's own page: no dump and no ``repr`` has them, and a secret is not even there."""
+    entries = [
+        fact_of("Lives in Paris", "I live in Paris"),
+        fact_of("Likes 12 teas", "I like tea"),
+        fact_of("Wants\u202e a cat", "I like tea"),
+        fact_of("Has the password hunter2", "I like tea"),
+        fact_of("Says " + "tea " * 200, "I like tea"),
+        fact_of("Likes rain", "I like rain"),
+        {"number": 7, "reason": "It is over.", "quote": "I like tea"},
+    ]
+    llm, _ = start_model(Learner(knowing(*entries)([], ["report_facts"])))
+    async with open_memory(user_id="ann", llm=llm) as memory:
+        await memory.facts.aadd("Likes rain")
+        said = "Guess where I live. I like tea. I like rain."
+        await memory.aput_messages([user(said), assistant("Fine.")])
+        await memory.aflush()
+    (event,) = heard.of(FactsExtractedEvent)
+    reasons = {
+        rejection.content: rejection.detail
+        for rejection in event.not_stored
+        if rejection.content
+    }
+    assert reasons == {
+        "Lives in Paris": "Its quote is not in the conversation.",
+        "Likes 12 teas": "This was not said: 12.",
+        "Wants a cat": "It has invisible characters.",
+    }
+    others = [entry.reason for entry in event.not_stored if not entry.content]
+    assert sorted(others) == ["duplicate", "secret", "too_long", "unknown_fact"]
+    assert sum(event.rejections.values()) == len(event.not_stored)
+    for text in (
+        repr(event),
+        str(event),
+        str(event.not_stored),
+        str(event.model_dump()),
+        str(event.dict()),
+        str(dict(event)),
+        str(vars(event)),
+        event.model_dump_json(),
+        json.dumps(event.model_dump(mode="json")),
+    ):
+        assert not re.search("Paris|12 teas|a cat|hunter2|was not said", text)
+
+
 @pytest.mark.parametrize("summarize", [False, True])
 async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener, summarize: bool
