@@ -220,7 +220,7 @@ class _Analysis(NamedTuple):
     """The words of a document and its contexts, and the weight of each term in it."""
 
     weights: Mapping[str, float]
-    words: frozenset[Word]
+    words: tuple[Word, ...]
 
 
 class _GroupPosting(NamedTuple):
@@ -302,7 +302,8 @@ class TfidfRanker:
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
-        self._row_words: list[frozenset[Word]] = []
+        # Tuples of different words: sets would take ten times the memory.
+        self._row_words: list[tuple[Word, ...]] = []
         self._lengths = array("d")
         # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
@@ -364,7 +365,7 @@ class TfidfRanker:
             context_counts = Counter(word.term for word in context_words)
             for term, count in context_counts.items():
                 weights[term] += share * (1 + log(count))
-        return _Analysis(weights, frozenset(words))
+        return _Analysis(weights, tuple(set(words)))
 
     def _append_row(self, document_id: str, analysis: _Analysis) -> None:
         row = len(self._row_words)
@@ -397,7 +398,7 @@ class TfidfRanker:
             self._documents[word] -= 1
             if not self._documents[word]:
                 del self._documents[word]
-        self._row_words[row] = frozenset()
+        self._row_words[row] = ()
         self._lengths[row] = 0.0
 
     def _terms_of(self, row: int) -> set[str]:
