@@ -159,10 +159,11 @@ class _Matches(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A message, or a call with its results: the rows, and the words of each row."""
+    """A message, or a call with its results: the rows, and the words and the tokens of each row."""
 
     rows: list[LogRow]
     words: list[str]
+    tokens: list[int]
 
 
 class MessageIndex:
@@ -260,11 +261,15 @@ class MessageIndex:
             if self._units and not self._is_echo:
                 self._units[-1].rows.append(row)
                 self._units[-1].words.append(words)
+                self._units[-1].tokens.append(self._count(row))
             return
         self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
         is_instruction = row.role in INSTRUCTION_ROLES
         if words.strip() and not (is_instruction or self._is_echo):
-            self._units.append(_Unit([row], [words]))
+            self._units.append(_Unit([row], [words], [self._count(row)]))
+
+    def _count(self, row: LogRow) -> int:
+        return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
 
     def _index_units(self, first: int) -> None:
         """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
@@ -276,13 +281,13 @@ class MessageIndex:
         days = [*map(day_of, times)]
         documents: list[tfidf.Document] = []
         for i, unit in enumerate(self._units[first:], first):
-            entries = entries_of(unit.rows, self._counter, self._tags, brief=True)
-            if not entries:
+            tokens = sum(unit.tokens)
+            if not tokens:
                 continue
             row_ids = tuple(row.id for row in unit.rows)
             document_id = str(row_ids[0])
             self._messages.append(IndexedMessage(row_ids, days[i]))
-            self._tokens.append(tokens_of(entries))
+            self._tokens.append(tokens)
             self._questions.append(texts[i].rstrip().endswith(_QUESTION_MARKS))
             self._ids.append(document_id)
             day = date_words(date.fromisoformat(days[i])) if days[i] else ""
@@ -330,6 +335,9 @@ class MessageIndex:
                 similarity + _TIME_SHARE * said_within(messages, periods)
             )
         matching = np.flatnonzero(similarity)
+        if len(matching) > _MOST_RANKED:
+            least = np.partition(similarity, -_MOST_RANKED)[-_MOST_RANKED]
+            matching = np.flatnonzero(similarity >= least)
         order = matching[np.lexsort((-matching, -similarity[matching]))]
         return _Matches(messages, tokens, similarity, order[:_MOST_RANKED])
 
@@ -354,20 +362,27 @@ class MessageIndex:
         fitting: list[RankedMessage] = []
         days: set[str] = set()
         used = 0
-        most_worth_first = matches.order[np.argsort(-worth, kind="stable")]
-        for place in most_worth_first.tolist():
+        most_worth_first = np.argsort(-worth, kind="stable")
+        places = matches.order[most_worth_first]
+        rooms = np.where(
+            matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
+        )
+        for place, cost, room in zip(
+            places.tolist(),
+            tokens[most_worth_first].tolist(),
+            rooms.tolist(),
+            strict=True,
+        ):
             if used + fewest_tokens > budget.most:
                 break
-            candidate = matches.ranked(place)
-            cost = min(candidate.tokens, message_limit)
-            if candidate.message.day not in days:
+            if used + cost > room:
+                continue
+            day = matches.messages[place].day
+            if day not in days:
                 cost += self._day_tokens
-            room = budget.limit
-            if candidate.similarity >= WORTH_MORE:
-                room = budget.most
             if used + cost <= room:
-                fitting.append(candidate)
-                days.add(candidate.message.day)
+                fitting.append(matches.ranked(place))
+                days.add(day)
                 used += cost
         return fitting
 

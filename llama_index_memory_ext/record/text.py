@@ -12,6 +12,7 @@ from llama_index_memory_ext.text.messages import (
     clip_entry,
     clipped_element,
     escape_tags,
+    tokens_of,
 )
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
@@ -75,15 +76,20 @@ def earlier_element(
 ) -> CountedText:
     """Return earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
+    headings = ""
+    tokens = 0
     for day, entries in messages:
-        heading = DAY_HEADING.format(day or "unknown")
-        text = "".join(entry.text for entry in entries)
-        days[day] = days.get(day, heading) + text
+        tokens += tokens_of(entries)
+        if day not in days:
+            days[day] = DAY_HEADING.format(day or "unknown")
+            headings += days[day]
+        days[day] += "".join([entry.text for entry in entries])
     if not days:
         return NO_TEXT
-    body = "".join(days[day] for day in sorted(days))
-    element = f"{EARLIER_OPENING}{body}{EARLIER_CLOSING}"
-    return CountedText(element, counter.count(element))
+    body = "".join([days[day] for day in sorted(days)])
+    # The tokens of the entries are known, and counting takes long.
+    tokens += counter.count(f"{EARLIER_OPENING}{headings}{EARLIER_CLOSING}")
+    return CountedText(f"{EARLIER_OPENING}{body}{EARLIER_CLOSING}", tokens)
 
 
 def clip_entries(

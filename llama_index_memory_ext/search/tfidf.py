@@ -158,10 +158,11 @@ def view(values: array[Any]) -> NDArray[Any]:
 
 
 class _Lookup(NamedTuple):
-    """The rows of ``ids`` in an index of ``size`` rows."""
+    """The rows of ``ids`` in an index of ``size`` rows, after a number of ``removals``."""
 
-    ids: Sequence[str]
+    ids: tuple[str, ...]
     size: int
+    removals: int
     rows: NDArray[np.int64]
 
 
@@ -171,21 +172,43 @@ class _Places:
     def __init__(self, ids: Iterable[str] = ()) -> None:
         self.ids = list(ids)
         self.rows = {document_id: row for row, document_id in enumerate(self.ids)}
+        # The rows of removed documents.
+        self.removed = array("i")
         self._last_lookup: _Lookup | None = None
 
     def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the rows of documents, -1 for an unknown document. The rows of the last tuple are cached."""
-        last = self._last_lookup
+        """Return the rows of documents, -1 for an unknown document.
+
+        A tuple that begins as the last tuple is looked up from the first change on.
+        """
         size = len(self.ids)
-        # Comparing two long tuples would take as long as looking them up.
+        # Read first: a thread may remove documents meanwhile.
+        removals = len(self.removed)
+        last = self._last_lookup
         if last is not None and last.ids is ids and last.size == size:
             return last.rows
+        unchanged = self._unchanged_rows(ids)
+        changed = ids[len(unchanged) :]
         rows = np.fromiter(
-            map(self.rows.get, ids, repeat(-1)), dtype=np.int64, count=len(ids)
+            map(self.rows.get, changed, repeat(-1)), dtype=np.int64, count=len(changed)
         )
+        rows = np.concatenate([unchanged, rows])
         if isinstance(ids, tuple):
-            self._last_lookup = _Lookup(ids, size, rows)
+            self._last_lookup = _Lookup(ids, size, removals, rows)
         return rows
+
+    def _unchanged_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the rows of the first ids, as far as the last lookup has these ids and none was removed since."""
+        last = self._last_lookup
+        if last is None or not isinstance(ids, tuple):
+            return np.empty(0, dtype=np.int64)
+        first_removed = min(self.removed[last.removals :], default=len(self.ids))
+        is_stale = (last.rows < 0) | (last.rows >= first_removed)
+        stale_places = np.flatnonzero(is_stale)[:1].tolist()
+        count = min([len(ids), len(last.ids), *stale_places])
+        if ids[:count] != last.ids[:count]:
+            count = 0
+        return last.rows[:count]
 
 
 class Similarities(Mapping[str, float]):
@@ -220,14 +243,14 @@ class _Analysis(NamedTuple):
     """The words of a document and its contexts, and the weight of each term in it."""
 
     weights: Mapping[str, float]
-    words: frozenset[Word]
+    words: tuple[Word, ...]
 
 
-class _GroupPosting(NamedTuple):
-    """The rows with a term of a group, and the share of the group's weight that each row gets."""
+class _Occurrences(NamedTuple):
+    """The rows with a term of a group, and how often each row has one."""
 
     rows: NDArray[np.integer[Any]]
-    shares: Values
+    counts: Values
 
 
 class TfidfRanker:
@@ -302,7 +325,8 @@ class TfidfRanker:
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
-        self._row_words: list[frozenset[Word]] = []
+        # Tuples of different words: sets would take ten times the memory.
+        self._row_words: list[tuple[Word, ...]] = []
         self._lengths = array("d")
         # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
@@ -310,9 +334,8 @@ class TfidfRanker:
         # document stay.
         self._by_stem: dict[str, defaultdict[str, set[Word]]] = {}
         self._prepared_documents = 0
-        # Caches until a document changes. Their views must go before an array can grow.
+        # Caches until a document changes.
         self._cached_norms: Values | None = None
-        self._group_postings: dict[Group, _GroupPosting] = {}
         self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -338,6 +361,7 @@ class TfidfRanker:
             ]
             if not rows:
                 return
+            self._places.removed.extend(rows)
             self._forget_answers()
             self._remove_from_postings(rows)
             for row in rows:
@@ -364,7 +388,7 @@ class TfidfRanker:
             context_counts = Counter(word.term for word in context_words)
             for term, count in context_counts.items():
                 weights[term] += share * (1 + log(count))
-        return _Analysis(weights, frozenset(words))
+        return _Analysis(weights, tuple(set(words)))
 
     def _append_row(self, document_id: str, analysis: _Analysis) -> None:
         row = len(self._row_words)
@@ -397,14 +421,13 @@ class TfidfRanker:
             self._documents[word] -= 1
             if not self._documents[word]:
                 del self._documents[word]
-        self._row_words[row] = frozenset()
+        self._row_words[row] = ()
         self._lengths[row] = 0.0
 
     def _terms_of(self, row: int) -> set[str]:
         return {word.term for word in self._row_words[row]}
 
     def _forget_answers(self) -> None:
-        self._group_postings.clear()
         self._cached_norms = None
         self._answers = Recent(_CACHED_ANSWERS)
 
@@ -482,40 +505,40 @@ class TfidfRanker:
         size = len(self._row_words)
         if not weights:
             return np.zeros(size)
-        all_rows = []
-        values = []
+        rows = []
+        counts = []
+        factors = []
+        sizes = []
         for group, weight in weights.items():
-            posting = self._group_posting(group)
-            all_rows.append(posting.rows)
-            values.append(weight * self._idf(len(posting.rows)) ** 2 * posting.shares)
+            occurrences = self._occurrences(group)
+            rows.append(occurrences.rows)
+            counts.append(occurrences.counts)
+            sizes.append(len(occurrences.rows))
+            factors.append(weight * self._idf(sizes[-1]) ** 2)
         # All at once: of many short arrays each takes longer than its numbers.
+        all_rows = np.concatenate(rows)
+        all_counts = np.concatenate(counts)
+        # Each further occurrence of a term adds less.
+        norms = self._norms()[all_rows]
+        shares = all_counts * (self._saturation + 1) / (all_counts + norms)
         scores: Values = np.bincount(
-            np.concatenate(all_rows), weights=np.concatenate(values), minlength=size
+            all_rows, weights=np.repeat(factors, sizes) * shares, minlength=size
         ).astype(float)
         return scores
 
-    def _group_posting(self, group: Group) -> _GroupPosting:
-        cached = self._group_postings.get(group)
-        if cached is not None:
-            return cached
+    def _occurrences(self, group: Group) -> _Occurrences:
         postings = [self._postings[term] for term in group if term in self._postings]
-        if len(postings) > 1:
-            # Faster than sorting the rows.
-            by_row = np.bincount(
-                np.concatenate([view(posting.rows) for posting in postings]),
-                np.concatenate([view(posting.counts) for posting in postings]),
-            )
-            rows = np.flatnonzero(by_row)
-            counts = by_row[rows]
-        else:
-            posting = postings[0] if postings else Posting()
-            rows = view(posting.rows)
-            counts = view(posting.counts)
-        # Each further occurrence of a term adds less.
-        shares = counts * (self._saturation + 1) / (counts + self._norms()[rows])
-        merged = _GroupPosting(rows, shares)
-        self._group_postings[group] = merged
-        return merged
+        if len(postings) == 1:
+            return _Occurrences(view(postings[0].rows), view(postings[0].counts))
+        if not postings:
+            return _Occurrences(np.empty(0, np.intc), np.empty(0))
+        # Faster than sorting the rows.
+        by_row = np.bincount(
+            np.concatenate([view(posting.rows) for posting in postings]),
+            np.concatenate([view(posting.counts) for posting in postings]),
+        )
+        rows = np.flatnonzero(by_row)
+        return _Occurrences(rows, by_row[rows])
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
         """Return the scores of both queries together; the best score is about 1."""
