@@ -296,10 +296,11 @@ class MemoryToolSpec(BaseToolSpec):
             extractor = block.extractor(self.memory.session_id)
             lines, results = await self._recent_lines(extractor, quote)
             results_text = "\n".join(result.text for result in results)
-            valid, changed = await extractor.apply(reply, lines, tool_text=results_text)
+            learned = await extractor.apply(reply, lines, tool_text=results_text)
+        valid = learned.reply
         if valid.accepted:
             new = valid.accepted[0]
-            if any(entry.id == new.id and entry.retired for entry in changed):
+            if any(entry.id == new.id and entry.retired for entry in learned.changed):
                 return f"Not remembered: {_FULL}"
             return f"Remembered: {self._describe(new)}"
         if valid.confirmed:
@@ -400,7 +401,8 @@ class MemoryToolSpec(BaseToolSpec):
             if is_asked
         ]
         reply = ExtractionReply.model_validate({"retired": entries})
-        valid, _ = await extractor.apply(reply, lines, chosen, retired_by="request")
+        learned = await extractor.apply(reply, lines, chosen, retired_by="request")
+        valid = learned.reply
         retired_ids = {fact.id for fact in valid.retired}
         details = " ".join(dict.fromkeys(entry.detail for entry in valid.rejected))
         advice = _HOW_TO_FORGET

@@ -121,22 +121,15 @@ def has_other_order(statement: str, text: str) -> bool:
 
 
 def shares_word(statement: str, text: str) -> bool:
-    """Return whether a text has a keyword or a name of a statement in some form."""
-    return overlaps(keywords(statement), keywords(text)) or shares_name(statement, text)
+    """Return whether a text has a keyword of a statement, or a name that begins like one of its names.
 
-
-def shares_name(statement: str, text: str) -> bool:
-    """Return whether a text has a name of a statement in some form.
-
-    The form of another language counts, too: Geneva, Genf.
+    So the form of another language counts, too: Geneva, Genf.
     """
-    names = list(_by_capital(without_dates(statement)))
-    words = _words(text)
-    beginnings = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
-    for name in names:
-        if name[:_SHORTEST_BEGINNING] in beginnings or _has_name(name, words):
+    names = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    for name in _by_capital(without_dates(statement)):
+        if name[:_SHORTEST_BEGINNING] in names:
             return True
-    return bool(_shortened(names, text, words))
+    return overlaps(keywords(statement), keywords(text))
 
 
 def _missing(statement: str, evidence: str) -> list[str]:
@@ -205,7 +198,8 @@ def _have_one_stem(name: str, word: str) -> bool:
     every.
     """
     shorter, longer = sorted((len(name), len(word)))
-    shared = _shared_letters(name, word)
+    letters = enumerate(zip(name, word, strict=False))
+    shared = next((i for i, (first, second) in letters if first != second), shorter)
     may_have_ending = shared == shorter or not (name.isascii() and word.isascii())
     if may_have_ending and shared >= _SHORTEST_STEM:
         longest_ending = min(_LONGEST_ENDING, shared - 2)
@@ -216,18 +210,10 @@ def _have_one_stem(name: str, word: str) -> bool:
     return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
 
 
-def _shared_letters(name: str, word: str) -> int:
-    """Return the number of letters with which both words begin."""
-    for position, (first, second) in enumerate(zip(name, word, strict=False)):
-        if first != second:
-            return position
-    return min(len(name), len(word))
-
-
 def _is_abbreviation(word: str, name: str) -> bool:
     """Return whether a word of the source abbreviates a name.
 
-    Examples are vw, utd, man, k8s, and js for JavaScript.
+    Examples are man, k8s, and letters of which only the first is a vowel: vw, utd, js.
     """
     if len(word) >= len(name) or word[0] != name[0] or not word[0].isalpha():
         return False
@@ -236,14 +222,10 @@ def _is_abbreviation(word: str, name: str) -> bool:
         return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
     if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
         return True
-    return _has_consonants(name, word)
-
-
-def _has_consonants(name: str, word: str) -> bool:
-    """Return whether a word is a letter and then consonants of a name, in their order."""
+    if len(word) == 1 or not word.isalpha() or not _VOWELS.isdisjoint(word[1:]):
+        return False
     letters = iter(name)
-    has_no_vowels = len(word) > 1 and word.isalpha() and _VOWELS.isdisjoint(word[1:])
-    return has_no_vowels and all(letter in letters for letter in word)
+    return all(letter in letters for letter in word)
 
 
 def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
-_CJK_DIGITS = {"两": 2, "兩": 2, "\u3007": 0} | {
-    character: value for value, character in enumerate("零一二三四五六七八九")
-}
-_CJK_UNITS = {"十": 10, "百": 100, "千": 1_000}
-_CJK_GROUPS = {"万": 10_000, "萬": 10_000, "亿": 10**8, "億": 10**8}
+_TEN = 10
+# Four digits are a group in Chinese: 万 is 10,000.
+_GROUP = 10_000
 # Hours to add to the spoken hour: "half past six" is 6.5, "halb sieben" is 6.5.
 _HOUR_OFFSETS = {
     "half past": 0.5,
@@ -31,6 +29,8 @@ _HOUR_OFFSETS = {
     "viertel vor": -0.25,
     "dreiviertel": -0.25,
 }
+# It is no name of a number, because it is also an article.
+_ONE = {"one": 1.0, "eins": 1.0}
 _NOON = 12
 _THOUSANDS_DIGITS = 3
 _MOST_DIGITS = 30
@@ -71,57 +71,22 @@ def ascii_digits(text: str) -> str:
     )
 
 
-class ClockTime(NamedTuple):
-    """A time of the day: as written, and its possible values in hours."""
-
-    written: str
-    hours: frozenset[float]
-
-
-def clock_times(text: str, names: Mapping[str, float]) -> Iterator[ClockTime]:
-    """Yield the times of the day in a text; ``names`` are the values of number words.
-
-    A time that may be in the afternoon has two values: 3 and 15.
-    """
-    for match in phrases("numbers", "clock").finditer(text):
-        hour = int(match["hour"]) + int(match["minute"] or 0) / 60
-        hours = {hour}
-        if match["half"] in ("p", "P") and hour < _NOON:
-            hours.add(hour + _NOON)
-        yield ClockTime(match.group(), frozenset(hours))
-    for match in phrases("numbers", "spoken_clock").finditer(text):
-        spoken_hour = _spoken_hour(match[2].lower(), names)
-        if 0 < spoken_hour <= _NOON:
-            hour = spoken_hour + _HOUR_OFFSETS[match[1].lower()]
-            yield ClockTime(match.group(), frozenset({hour, hour + _NOON}))
-
-
-def _spoken_hour(word: str, names: Mapping[str, float]) -> float:
-    """Return the hour that a word or digits name; 0 if they name none."""
-    if word.isdigit():
-        return float(word)
-    if word in ("one", "eins"):
-        return names.get(word, 1.0)
-    return names.get(word, 0.0)
-
-
 def readings(number: str) -> list[float]:
     """Return the possible values of a number in digits.
 
     1.200,50 and 1,200.50 are the same number. 1.200 is either 1.2 or 1200.
     """
     plain = re.sub(r"['\u2019\u00a0 _]", "", number)[:_MOST_DIGITS]
-    marks = re.findall(r"[.,]", plain)
-    if not marks:
+    *groups, last_digits = re.split(r"[.,]", plain)
+    if not groups:
         return [float(plain)]
-    last_mark = plain.rindex(marks[-1])
-    whole = re.sub(r"[.,]", "", plain[:last_mark])
-    last_digits = plain[last_mark + 1 :]
+    whole = "".join(groups)
     as_decimal = float(f"{whole}.{last_digits}")
     as_thousands = float(f"{whole}{last_digits}")
-    if len(set(marks)) > 1 or len(last_digits) != _THOUSANDS_DIGITS:
+    has_both_marks = "." in plain and "," in plain
+    if has_both_marks or len(last_digits) != _THOUSANDS_DIGITS:
         return [as_decimal]
-    if len(marks) > 1:
+    if len(groups) > 1:
         return [as_thousands]
     return [as_thousands, as_decimal]
 
@@ -131,23 +96,24 @@ def cjk_value(characters: str) -> float:
 
     三百五十 is 350, 两万 is 20000, and 二〇二三 is 2023.
     """
-    if {*_CJK_UNITS, *_CJK_GROUPS}.isdisjoint(characters):
-        digits = [str(_CJK_DIGITS.get(character, 0)) for character in characters]
-        return float("".join(digits))
-    total = 0
-    group = 0
-    digit = 0
-    for character in characters:
-        if character in _CJK_GROUPS:
-            total = (total + group + digit or 1) * _CJK_GROUPS[character]
-            group = 0
-            digit = 0
-        elif character in _CJK_UNITS:
-            group += (digit or 1) * _CJK_UNITS[character]
+    # Unicode gives the value of each character but 两.
+    values = [unicodedata.numeric(character, 2.0) for character in characters]
+    if max(values) < _TEN:
+        return float("".join(f"{value:.0f}" for value in values))
+    total = 0.0
+    group = 0.0
+    digit = 0.0
+    for value in values:
+        if value < _TEN:
+            digit = value
+        elif value < _GROUP:
+            group += (digit or 1) * value
             digit = 0
         else:
-            digit = _CJK_DIGITS.get(character, 0)
-    return float(total + group + digit)
+            total = (total + group + digit or 1) * value
+            group = 0
+            digit = 0
+    return total + group + digit
 
 
 @lru_cache(maxsize=8)
@@ -266,43 +232,37 @@ def missing_numbers(
     ['5', '10 miles']
     """
     stated = quantities(statement, language_of(statement))
-    if not stated:
-        return []
-    evidence = quantities(source, language_of(source), with_more=True)
-    # "One" is often not said: "a cat".
-    implied = {1.0, *also}
-    problems = [_problem_of(quantity, evidence, implied) for quantity in stated]
-    return list(filter(None, problems))
-
-
-def _problem_of(
-    quantity: Quantity, evidence: Sequence[Quantity], implied: Collection[float]
-) -> str:
-    """Return a number without evidence, or a number with the word or unit that it wrongly counts; "" for none."""
-    same = [entry for entry in evidence if quantity.values & entry.values]
-    if not same:
-        return quantity.written if quantity.values.isdisjoint(implied) else ""
-    different = [entry for entry in evidence if entry not in same]
-    if _counts_something_else(quantity, same, different):
-        return f"{quantity.written} {quantity.word or quantity.unit}"
-    return ""
+    evidence: Sequence[Quantity] = ()
+    if stated:
+        evidence = quantities(source, language_of(source), with_more=True)
+    missing = []
+    for quantity in stated:
+        same = [entry for entry in evidence if quantity.values & entry.values]
+        # "One" is often not said: "a cat".
+        if not same and quantity.values.isdisjoint({1.0, *also}):
+            missing.append(quantity.written)
+        elif same and _counts_something_else(quantity, same, evidence):
+            missing.append(f"{quantity.written} {quantity.word or quantity.unit}")
+    return missing
 
 
 def _counts_something_else(
-    quantity: Quantity, same: Sequence[Quantity], different: Sequence[Quantity]
+    quantity: Quantity, same: Sequence[Quantity], evidence: Sequence[Quantity]
 ) -> bool:
     """Return whether the source contradicts the unit or the counted word of a quantity.
 
-    ``same`` has the entries of equal value, ``different`` the remaining entries.
+    ``same`` has the entries of the evidence that have an equal value.
     """
     if quantity.unit:
         units = {entry.unit for entry in same}
-        if quantity.unit in units:
-            return False
-        return units != {""} or any(entry.unit == quantity.unit for entry in different)
-    if not quantity.word or any(are_forms(quantity.word, entry.word) for entry in same):
-        return False
-    return any(are_forms(quantity.word, entry.word) for entry in different)
+        is_used = any(entry.unit == quantity.unit for entry in evidence)
+        return quantity.unit not in units and (units != {""} or is_used)
+
+    def counts_it(entry: Quantity) -> bool:
+        return are_forms(quantity.word, entry.word)
+
+    is_same = not quantity.word or any(map(counts_it, same))
+    return not is_same and any(map(counts_it, evidence))
 
 
 def has_numbers(text: str) -> bool:
@@ -321,7 +281,7 @@ def quantities(
     """
     plain = ascii_digits(text)
     names = names_of_numbers(language or "en")
-    entries = [Quantity(*time) for time in clock_times(plain, names)]
+    entries = [*_clock_times(plain, names)]
     without_times = phrases("numbers", "clock").sub(" ", plain)
     if with_more:
         # In a source "python3.12" has the number 3.12; in a statement it is a name.
@@ -333,10 +293,33 @@ def quantities(
         value = cjk_value(match.group())
         entries.append(_quantity(match.group(), [value], without_digits, match.end()))
     for code in {language or "en", "en"}:
-        entries.extend(
-            _in_words(without_digits, _number_words(code, with_more=with_more))
-        )
+        values = names_of_numbers(code)
+        if with_more:
+            values = values | _MORE_WORDS
+        entries.extend(_in_words(without_digits, values))
     return tuple(entries)
+
+
+def _clock_times(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
+    """Yield the times of the day in a text; ``names`` are the values of number words.
+
+    A time that may be in the afternoon has two values: 3 and 15.
+    """
+    for match in phrases("numbers", "clock").finditer(text):
+        hour = int(match["hour"]) + int(match["minute"] or 0) / 60
+        hours = {hour}
+        if match["half"] in ("p", "P") and hour < _NOON:
+            hours.add(hour + _NOON)
+        yield Quantity(match.group(), frozenset(hours))
+    for match in phrases("numbers", "spoken_clock").finditer(text):
+        word = match[2].lower()
+        if word.isdigit():
+            spoken_hour = float(word)
+        else:
+            spoken_hour = names.get(word, _ONE.get(word, 0.0))
+        if 0 < spoken_hour <= _NOON:
+            hour = spoken_hour + _HOUR_OFFSETS[match[1].lower()]
+            yield Quantity(match.group(), frozenset({hour, hour + _NOON}))
 
 
 def _in_digits(text: str) -> Iterator[Quantity]:
@@ -352,51 +335,20 @@ def _in_digits(text: str) -> Iterator[Quantity]:
         yield _quantity(match["number"], values, text, match.end(), sign)
 
 
-class NumberWords(NamedTuple):
-    """The number words of a language.
-
-    ``first_words``: at most places of a text none of them begins, so they are checked
-    first.
-    """
-
-    values: Mapping[str, float]
-    first_words: frozenset[str]
-
-
-@lru_cache(maxsize=16)
-def _number_words(language: str, *, with_more: bool) -> NumberWords:
-    values = names_of_numbers(language)
-    if with_more:
-        values = values | _MORE_WORDS
-    first_words = frozenset(name.partition(" ")[0] for name in values)
-    return NumberWords(values, first_words)
-
-
-def _in_words(text: str, number_words: NumberWords) -> Iterator[Quantity]:
+def _in_words(text: str, values: Mapping[str, float]) -> Iterator[Quantity]:
     """Yield the numbers in words, the longest that can be read at each place."""
     candidates = pattern(_WORD).finditer(text.lower())
     matches = [match for match in candidates if match.group() != "and"]
     words = [match.group().casefold() for match in matches]
-    position = 0
-    while position < len(words):
-        length = _length_of_number(words, position, number_words)
-        if length:
-            written = " ".join(words[position : position + length])
-            end = matches[position + length - 1].end()
-            yield _quantity(written, [number_words.values[written]], text, end)
-        position += length or 1
-
-
-def _length_of_number(
-    words: Sequence[str], position: int, number_words: NumberWords
-) -> int:
-    """Return how many words from ``position`` on are the longest number; 0 for none."""
-    if words[position] not in number_words.first_words:
-        return 0
-    for length in range(min(_LONGEST_SPELT, len(words) - position), 0, -1):
-        if " ".join(words[position : position + length]) in number_words.values:
-            return length
-    return 0
+    start = 0
+    while start < len(words):
+        end = min(start + _LONGEST_SPELT, len(words))
+        while end > start and " ".join(words[start:end]) not in values:
+            end -= 1
+        if end > start:
+            written = " ".join(words[start:end])
+            yield _quantity(written, [values[written]], text, matches[end - 1].end())
+        start = max(end, start + 1)
 
 
 def _quantity(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.quotes import tokens_in
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import pattern, phrases, words_of_section
 from llama_index_memory_ext.words.detection import script_of
 from llama_index_memory_ext.words.forms import FUNCTION_WORDS, relations_in
 from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
@@ -18,12 +17,9 @@ if TYPE_CHECKING:
 
 # "My best friend", "meine kleine Schwester": the words between are few.
 _WORDS_OF_PERSON = 4
-
-
-@cache
-def _people(section: str) -> frozenset[str]:
-    """Return the words of a section of ``people.txt``."""
-    return frozenset(chain(*word_lists("people")[section]))
+_GREETINGS = ("small_talk", "greetings")
+# The words of a section of ``people.txt``.
+_people = partial(words_of_section, "people")
 
 
 class Clause(NamedTuple):
@@ -119,8 +115,9 @@ def _length_of_other(words: list[str]) -> int:
 @cache
 def _named_in_characters() -> re.Pattern[str]:
     """Return a pattern of the beginning of a clause that names another person in characters."""
-    names = [name for name in chain(*word_lists("relations")[""]) if not name.isascii()]
-    relations = "|".join(sorted(names, key=len, reverse=True))
+    names = words_of_section("relations", "")
+    unspaced = [name for name in names if not name.isascii()]
+    relations = "|".join(sorted(unspaced, key=len, reverse=True))
     frame = phrases("people", "other_in_characters").pattern
     return pattern(frame.replace("RELATION", relations))
 
@@ -136,7 +133,9 @@ def is_small_talk(statement: str) -> bool:
     for code in languages_of(statement):
         telling -= _function_keywords(code)
     words = _words_in(statement)
-    is_greeting = rest != statement or not _greetings().isdisjoint(words)
+    is_greeting = rest != statement or not words_of_section(*_GREETINGS).isdisjoint(
+        words
+    )
     is_call = len(words) == 1 and statement.endswith("!")
     if (is_greeting or is_call) and not _mentions_user(words):
         names = {word for word in rest.split() if word[:1].isupper()}
@@ -153,7 +152,7 @@ def addresses_listener(sentence: str) -> bool:
     words = _words_in(sentence)
     if not words or _mentions_user(words):
         return False
-    is_impersonal = words[0] in set(chain(*word_lists("small_talk")["impersonal"]))
+    is_impersonal = words[0] in words_of_section("small_talk", "impersonal")
     return is_impersonal or not _people("listener").isdisjoint(words)
 
 
@@ -163,14 +162,9 @@ def _mentions_user(words: list[str]) -> bool:
 
 
 @cache
-def _greetings() -> frozenset[str]:
-    return frozenset(chain(*word_lists("small_talk")["greetings"]))
-
-
-@cache
 def _light_keywords() -> frozenset[str]:
-    light_words = chain(*word_lists("small_talk")["light"])
-    return keywords(" ".join(chain(_greetings(), light_words)))
+    light_words = words_of_section("small_talk", "light")
+    return keywords(" ".join(light_words | words_of_section(*_GREETINGS)))
 
 
 @cache

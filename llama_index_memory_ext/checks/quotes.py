@@ -7,10 +7,9 @@ import unicodedata
 from difflib import Match, SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import pattern, word_lists
+from llama_index_memory_ext.words import pattern, words_of_section
 from llama_index_memory_ext.words.forms import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ TOKEN = rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+
 _APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
 _ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
 # A model that reports on a person changes these pronouns.
-_PERSON_WORDS = frozenset(chain(*word_lists("clauses")["persons"]))
+_PERSON_WORDS = words_of_section("clauses", "persons")
 _PERSON = "\x00person"
 # The weights of tokens: a character of a script without spaces is about half a word.
 _WEIGHT = 1.0

@@ -10,8 +10,7 @@ checks stand first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.dates import (
@@ -41,7 +40,7 @@ from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.text.messages import (
     escape_tags,
 )
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import pattern, phrases, words_of_section
 from llama_index_memory_ext.words.detection import (
     is_translation,
     may_be_english,
@@ -531,15 +530,13 @@ def _mostly_ask(content: str, sentences: Iterable[str]) -> bool:
 CONFIRMING_CHECKS: tuple[Check, ...] = (is_the_users, shares_words, is_said_again)
 
 
-def _words(section: str) -> frozenset[str]:
-    return frozenset(chain(*word_lists("clauses")[section]))
-
-
 def _matches(section: str, text: str) -> bool:
     """Return whether a text has a phrase of a section of ``clauses.txt``."""
     return phrases("clauses", section).search(text) is not None
 
 
+# The words of a section of ``clauses.txt``.
+_words = partial(words_of_section, "clauses")
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
 _LEAST_QUOTED = 3
 _SUBJECT_WORDS = 3
@@ -591,7 +588,10 @@ def tells_change(text: str) -> bool:
         if word not in _words("speakers"):
             continue
         for verb in words[i + 1 : i + 1 + _NEAR]:
-            if term_of(verb) in _changes() and (_may_be_past(verb) or verb == "back"):
+            is_past = verb in IRREGULAR and not verb.endswith("n")
+            if term_of(verb) in _changes() and (
+                is_past or verb.endswith("ed") or verb == "back"
+            ):
                 return True
     return _matches("since_now", text)
 
@@ -616,23 +616,19 @@ def unsaid_reason(
     """
     if all(map(_is_question, filter(str.strip, sentences_of(statement)))):
         return "asked"
-    if _supposes(statement):
+    if _matches("supposed", statement):
         return "supposed"
     sentences = sentences_at(text, span)
     if not _is_stated(statement, text):
         if _is_asked(statement, sentences, may_presuppose=may_presuppose):
             return "asked"
-        is_supposed = any(map(_supposes, sentences))
+        is_supposed = any(_matches("supposed", sentence) for sentence in sentences)
         if is_supposed and not _matches("conditional", statement):
             return "supposed"
     is_ironic = any(_matches("irony", sentence) for sentence in sentences)
     if is_ironic or _is_quoted(text, span):
         return "quoted"
     return ""
-
-
-def _supposes(text: str) -> bool:
-    return _matches("supposed", text)
 
 
 def _is_asked(
@@ -648,7 +644,7 @@ def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
     clauses = list[str]()
     for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
-        if _supposes(sentence):
+        if _matches("supposed", sentence):
             continue
         if _is_question(sentence):
             # "I have two kids, how much tax do I pay?" asks only in its last clause.
@@ -677,7 +673,8 @@ def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
 def _may_ask(sentence: str) -> bool:
     """Return whether a sentence asks or supposes something, also without a question mark."""
     sentence = sentence.strip()
-    return _supposes(sentence) or _matches("asks", sentence) or _is_question(sentence)
+    is_asked = _matches("asks", sentence) or _is_question(sentence)
+    return is_asked or _matches("supposed", sentence)
 
 
 def with_question_marks(text: str) -> str:
@@ -716,7 +713,3 @@ def _negates(word: str) -> bool:
 def _words_in(text: str) -> list[str]:
     """Return the words of a text in lower case, with straight apostrophes."""
     return [word.replace("\u2019", "'") for word in tokens_in(text.lower())]
-
-
-def _may_be_past(word: str) -> bool:
-    return word.endswith("ed") or (word in IRREGULAR and not word.endswith("n"))

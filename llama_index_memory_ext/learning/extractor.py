@@ -259,13 +259,6 @@ class Batch(NamedTuple):
     spent: list[Usage]
 
 
-class Applied(NamedTuple):
-    """A validated reply of a tool, and all facts that it has changed."""
-
-    reply: ValidatedReply
-    changed: Sequence[Fact] = ()
-
-
 class RecentLines(NamedTuple):
     """The last lines of a session, and the results of its tools, oldest first."""
 
@@ -281,7 +274,8 @@ class Extracted(NamedTuple):
     ``usage``: the calls of the model and their tokens.
     ``messages``: how many messages were read.
 
-    All fields but ``seconds`` are empty if another process was faster.
+    All fields but ``seconds`` are empty if another process was faster. The reply of a
+    tool has only the first two.
     """
 
     changed: Sequence[Fact] = ()
@@ -401,7 +395,7 @@ class Extractor:
         *,
         tool_text: str = "",
         retired_by: RetiredBy | None = None,
-    ) -> Applied:
+    ) -> Extracted:
         """Store a reply that comes from a tool.
 
         A web page may tell a model with tools to store a fact. So two keywords in five
@@ -434,13 +428,14 @@ class Extractor:
             self.rejections.update(valid.rejections)
             changed = self._changed_facts(valid)
             if not changed:
-                return Applied(valid)
+                return Extracted(reply=valid)
             if await user_facts.store.facts.write(
                 user_facts.namespace, changed, changes, view=user_facts.view
             ):
-                await self._send_event(Extracted(changed, valid), before)
+                applied = Extracted(changed, valid)
+                await self._send_event(applied, before)
                 await self.user_facts.refresh(is_read=has_listeners())
-                return Applied(valid, changed)
+                return applied
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
         )
@@ -926,33 +921,20 @@ class Extractor:
         if not has_listeners():
             return
         stored_facts = (await self.user_facts.read()).facts
-        new = []
-        confirmed = []
-        retired = []
-        pending = []
-        for fact in learned.changed:
-            # A change that another process had stored already was left out.
-            if fact.id not in stored_facts:
-                continue
-            # A new fact over ``max_facts`` is retired, too.
-            if fact.id not in before:
-                new.append(fact.id)
-            elif not fact.retired:
-                confirmed.append(fact.id)
-            if fact.retired:
-                retired.append(fact.id)
-            elif fact.pending:
-                pending.append(fact.id)
+        # A change that another process had stored already was left out.
+        changed = [fact for fact in learned.changed if fact.id in stored_facts]
+        holding = [fact for fact in changed if not fact.retired]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=learned.messages,
-                new=new,
-                confirmed=confirmed,
-                retired=retired,
-                pending=pending,
+                # A new fact over ``max_facts`` is retired, too.
+                new=[fact.id for fact in changed if fact.id not in before],
+                confirmed=[fact.id for fact in holding if fact.id in before],
+                retired=[fact.id for fact in changed if fact.retired],
+                pending=[fact.id for fact in holding if fact.pending],
                 rejections=learned.reply.rejections,
                 not_stored=learned.reply.rejected,
                 seconds=learned.seconds or 0.0,
@@ -967,15 +949,18 @@ def _end_of_turns(
 ) -> int:
     """Return how many of the rows can be read now; with ``answered``, only turns that have ended.
 
-    A full page is read in any case: a turn of very many tool calls would block the
-    session for ever.
+    A turn has ended when the assistant has said something that is no tool call, or when
+    its question has left short-term memory. Only the last turn can be going on. A full
+    page is read in any case: a turn of very many tool calls would block the session for
+    ever.
     """
-    if not answered:
-        return len(rows)
-    end = asking.answered_end(lines, [row.is_active for row in rows])
-    if not end and len(rows) >= _BATCH_ROWS:
-        return len(rows)
-    return end
+    start = max((i for i, line in enumerate(lines) if line.is_users), default=0)
+    is_going_on = answered and rows and lines[start].is_users and rows[start].is_active
+    is_answered = any(line.text for line in lines[start + 1 :])
+    is_full = not start and len(rows) >= _BATCH_ROWS
+    if is_going_on and not is_answered and not is_full:
+        return start
+    return len(rows)
 
 
 def _with_text(lines: Iterable[Utterance]) -> list[Utterance]:

@@ -197,19 +197,6 @@ def _end_of_day(
     return len(days)
 
 
-def answered_end(utterances: Sequence[Utterance], is_active: Sequence[bool]) -> int:
-    """Return the number of messages, oldest first, that belong to ended turns.
-
-    A turn has ended when the assistant has said something that is no tool call, or when
-    its question has left short-term memory. Only the last turn can be going on.
-    """
-    start = max((i for i, line in enumerate(utterances) if line.is_users), default=0)
-    if not utterances or not utterances[start].is_users or not is_active[start]:
-        return len(utterances)
-    is_answered = any(line.text for line in utterances[start + 1 :])
-    return len(utterances) if is_answered else start
-
-
 _THOUGHTS_END = "</think>"
 _TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
 # The share of the room for facts with words in common with the messages. A fact that
@@ -446,7 +433,9 @@ async def ask(
             texts = parts.texts(may_be_empty=ignores_tool)
             value = await asyncio.to_thread(read, texts, response)
         except MemoryExtError as error:
-            if is_second_try or _is_final(response, ignores_tool=ignores_tool):
+            # A refusal stays a refusal, and an answer that was cut would be cut again.
+            is_cut = was_truncated(response) and not ignores_tool
+            if is_second_try or is_cut or was_refused(response):
                 raise
             is_second_try = True
             if ignores_tool:
@@ -467,14 +456,6 @@ def _can_call(llm: LLM) -> bool:
     return (
         isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
     )
-
-
-def _is_final(response: ChatResponse, *, ignores_tool: bool) -> bool:
-    """Return whether a second answer would be like the first.
-
-    A refusal stays a refusal, and an answer that was cut would be cut again.
-    """
-    return was_refused(response) or (was_truncated(response) and not ignores_tool)
 
 
 def _with_correction(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 
 
 @cache
@@ -32,6 +33,12 @@ def word_lists(name: str) -> dict[str, list[list[str]]]:
         section: [line.split() for line in lines]
         for section, lines in _sections(name).items()
     }
+
+
+@cache
+def words_of_section(name: str, section: str) -> frozenset[str]:
+    """Return all words of a section of ``data/<name>.txt``."""
+    return frozenset(chain(*word_lists(name)[section]))
 
 
 @cache

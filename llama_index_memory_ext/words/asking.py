@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
 
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import pattern, phrases, words_of_section
 from llama_index_memory_ext.words.forms import FUNCTION_WORDS
 
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
@@ -19,7 +18,7 @@ _END = 2_000
 _CHINESE_OR_JAPANESE = "[\u3041-\u30fa\u3400-\u9fff]"
 _SENTENCE_END = r"[.!;:\n\u3002\uff01]"
 _CLAUSE_END = r"[.!?;:,\n\u2026\u3002\uff01\uff0c]"
-_REFERENCES = frozenset(chain(*word_lists("asking")["references"]))
+_REFERENCES = words_of_section("asking", "references")
 
 
 def asks(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.checks.names import missing_names, shares_name
+from llama_index_memory_ext.checks.names import missing_names, shares_word
 from tests.words import rows
 
 SAID = (
@@ -63,5 +63,5 @@ def test_a_name_may_be_known_from_before() -> None:
 
 
 def test_a_name_is_shared_in_any_form() -> None:
-    assert shares_name("Moved to Geneva", "Ich bin nach Genf gezogen")
-    assert not shares_name("Moved to Geneva", "Ich bin nach Rom gezogen")
+    assert shares_word("Moved to Geneva", "Ich bin nach Genf gezogen")
+    assert not shares_word("Moved to Geneva", "Ich bin nach Rom gezogen")

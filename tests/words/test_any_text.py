@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.checks.dates import missing_dates, without_dates
-from llama_index_memory_ext.checks.names import missing_names, shares_name
+from llama_index_memory_ext.checks.names import missing_names, shares_word
 from llama_index_memory_ext.checks.numbers import missing_numbers
 from llama_index_memory_ext.checks.quotes import Span, find_quote
 from llama_index_memory_ext.checks.rules import unsaid_reason
@@ -52,7 +52,7 @@ READERS: dict[str, Callable[[str], object]] = {
         "Lives in Paris with Roberta", text
     ),
     "names of a statement": lambda text: missing_names(text, "I live"),
-    "shared name": lambda text: shares_name("Lives in Paris", text),
+    "shared name": lambda text: shares_word("Lives in Paris", text),
     "numbers of a source": lambda text: missing_numbers("Has 17 cats", text),
     "numbers of a statement": lambda text: missing_numbers(text, "I have a cat"),
     "quote in a text": lambda text: find_quote(
@@ -91,7 +91,7 @@ def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
     assert isinstance(missing_numbers(one, other), list)
     assert script_of(one) in {"latin", "cjk", "other", ""}
     assert is_translation(one, one) is False
-    assert {is_translation(one, other), shares_name(one, other), holds_secret(one)} <= {
+    assert {is_translation(one, other), shares_word(one, other), holds_secret(one)} <= {
         True,
         False,
     }
