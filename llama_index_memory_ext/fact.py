@@ -145,7 +145,7 @@ class PastChange(NamedTuple):
     fields. Earlier values are not kept.
     """
 
-    at: Utc
+    at: Moment
     what: str
 
 

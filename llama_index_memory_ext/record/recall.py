@@ -367,7 +367,7 @@ class MessageIndex:
         rooms = np.where(
             matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
         )
-        for place, cost, room in zip(
+        for place, message_tokens, room in zip(
             places.tolist(),
             tokens[most_worth_first].tolist(),
             rooms.tolist(),
@@ -375,9 +375,10 @@ class MessageIndex:
         ):
             if used + fewest_tokens > budget.most:
                 break
-            if used + cost > room:
+            if used + message_tokens > room:
                 continue
             day = matches.messages[place].day
+            cost = message_tokens
             if day not in days:
                 cost += self._day_tokens
             if used + cost <= room:

@@ -250,7 +250,7 @@ class _Occurrences(NamedTuple):
     """The rows with a term of a group, and how often each row has one."""
 
     rows: NDArray[np.integer[Any]]
-    counts: Values
+    counts: NDArray[Any]
 
 
 class TfidfRanker:
