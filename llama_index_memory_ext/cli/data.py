@@ -1,4 +1,4 @@
-"""The commands ``sessions``, ``export``, ``import``, ``forget`` and ``retain``: list, move and delete data."""
+"""The commands ``sessions``, ``export``, ``import``, ``forget``, ``retain`` and ``encrypt``: list, move, delete data."""
 
 from __future__ import annotations
 
@@ -325,6 +325,27 @@ def retain(
             text += f" {deleted['unread']} stay until facts are extracted from them."
         text += f" Facts that have lost words: {deleted['facts']}."
         return Output(deleted, text)
+
+    cli.run(db, work, as_json=json)
+
+
+@cli.app.command(epilog=cli.example("encrypt --db memory.db"))
+def encrypt(*, db: Db = None, json: Json = False) -> None:
+    """Encrypt all rows with the first key in LLAMA_INDEX_MEMORY_KEY.
+
+    Further keys, behind a blank, are older keys. First give the new key to all programs
+    that use the database; afterwards, they need no older key.
+    """
+
+    async def work(store: ext.MemoryStore) -> Output:
+        counts = await store.aencrypt(vacuum=False)
+        text = f"Encrypted: {counts['encrypted']} (sessions, and users with facts)."
+        if counts["unreadable"] or not await store.vacuum():
+            raise TerminalError(
+                f"{text} {counts['unreadable']} have another key and stay; or the file was not rewritten, and may "
+                "hold plain words. Run the command again, with all keys."
+            )
+        return Output(counts, text)
 
     cli.run(db, work, as_json=json)
 

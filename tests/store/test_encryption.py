@@ -1,0 +1,592 @@
+"""With a key, texts and vectors are stored encrypted; a wrong key changes nothing, and keys can be changed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from llama_index_memory_ext import (
+    CondensedMemory,
+    EncryptionError,
+    Fact,
+    MemoryStore,
+    SettingError,
+)
+from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
+from tests.conversation import assistant, calling, result, sent_text, user
+from tests.databases import OpenStore, ask
+from tests.forked import run_forked
+from tests.openai_server import Message, call, say
+from tests.scripted_models import StartModel
+from tests.search.test_embeddings import Meanings
+from tests.store.test_schema import make_version_3, make_version_4, open_and_close
+
+KEY, OTHER_KEY = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+CANARIES = [f"canary{number}bird" for number in range(30)]
+# What the tables hold that no key protects.
+TABLES = ("", "_cursors", "_facts", "_embeddings", "_sessions", "_owners", "_users")
+
+
+@pytest.fixture(params=["file", "postgres"])
+def uri(request: pytest.FixtureRequest) -> str:
+    value: str = request.getfixturevalue(
+        "database_uri" if request.param == "file" else "empty_postgres_uri"
+    )
+    return value
+
+
+def memory_on(
+    store: MemoryStore, session_id: str = "chat", **options: Any
+) -> CondensedMemory:
+    options = {"extract_facts": False, "user_id": "ann", **options}
+    return CondensedMemory.from_defaults(session_id, chat_store=store, **options)
+
+
+async def stored(uri: str) -> str:
+    """All rows of a server; all bytes of a file and of its journal."""
+    if "postgres" in uri:
+        rows: list[str] = []
+        for ending in TABLES:
+            rows += await ask(
+                uri,
+                f"SELECT CAST(t AS TEXT) FROM llama_index_memory{ending} AS t",  # noqa: S608 - our own
+            )
+        return "\n".join(rows)
+    path = uri.partition("///")[2]
+    files = [Path(f"{path}{ending}") for ending in ("", "-wal")]
+    contents = [file.read_bytes() for file in files if file.exists()]
+    return b"".join(contents).decode("latin-1")
+
+
+def canaries_in(everything: str) -> list[str]:
+    return [canary for canary in CANARIES if canary in everything]
+
+
+def learner(messages: list[Message], tools: list[str]) -> Message:
+    """Learns one fact, and summarises."""
+    if "running summary" in str(messages[0]["content"]):
+        return say(f"The user told of {CANARIES[8]} and {CANARIES[20]}.")
+    fact = {
+        "label": "n1",
+        "content": f"Likes {CANARIES[20]}",
+        "quote": f"I like {CANARIES[20]}",
+        "confidence": 0.95,
+    }
+    return call(
+        ("1", "report_facts", {"new_facts": [fact], "confirmed": [], "retired": []})
+    )
+
+
+async def fill(store: MemoryStore, llm: Any) -> CondensedMemory:
+    """A conversation with tools, metadata, a summary, vectors and facts, which hold all canaries."""
+    memory = memory_on(
+        store,
+        llm=llm,
+        extract_facts=True,
+        summarize=True,
+        embed_model=Meanings(),
+        recall_token_limit=500,
+        max_messages=3,
+        keep_messages=2,
+    )
+    for number in range(8):
+        await memory.aput_messages(
+            [user(f"About {CANARIES[number]}"), assistant(CANARIES[number + 8])]
+        )
+    question = user(f"Look for {CANARIES[16]}")
+    question.additional_kwargs = {"place": CANARIES[17], "name": CANARIES[18]}
+    await memory.aput_messages(
+        [
+            question,
+            calling(("1", "search", {"words": CANARIES[19]})),
+            result("1", CANARIES[21]),
+            assistant(CANARIES[22]),
+        ]
+    )
+    await memory.aput_messages([user(f"I like {CANARIES[20]}."), assistant("Noted.")])
+    await memory.aflush()
+    await memory.facts.aadd(
+        Fact(
+            content=CANARIES[23],
+            quote=CANARIES[25],
+            source=CANARIES[26],
+            tags=(CANARIES[27], CANARIES[24]),
+        )
+    )
+    await memory.facts.aadd(CANARIES[28])
+    ids = [
+        fact.id for fact in await memory.facts.alist() if fact.content == CANARIES[28]
+    ]
+    await memory.facts.aretire(ids[0], CANARIES[29])
+    await memory.aput(user(f"What of {CANARIES[1]}?"))
+    await memory.aget()
+    await memory.facts_block.finish()
+    await memory.condensed_block.finish()
+    return memory
+
+
+async def test_no_text_is_in_the_database(
+    uri: str, open_store: OpenStore, start_model: StartModel
+) -> None:
+    """Messages, arguments of tools, metadata, facts, tags, quotes, reasons, summaries, and texts of vectors."""
+    llm, _ = start_model(learner)
+    store = open_store(uri, encryption_key=KEY)
+    memory = await fill(store, llm)
+    assert CANARIES[8] in await memory.condensed_block.asummary("chat")
+    messages = str(await store.get_messages("chat", None))
+    facts = str(await memory.facts.alist(state="all"))
+    assert canaries_in(messages + facts) == CANARIES
+    assert CANARIES[25] in await memory.facts.aexport()
+    assert canaries_in(await stored(uri)) == []
+    await store.aclose()
+    assert canaries_in(await stored(uri)) == []
+    vectors = await ask(uri, "SELECT digest FROM llama_index_memory_embeddings")
+    assert len(vectors) > 10
+    assert all(digest.startswith('{"$encrypted":') for digest in vectors)
+
+
+async def test_everything_is_found_as_without_a_key(
+    uri: str, open_store: OpenStore
+) -> None:
+    shown: list[str] = []
+    for store in (open_store(None), open_store(uri, encryption_key=KEY)):
+        memory = memory_on(
+            store, max_messages=8, keep_messages=4, embed_model=Meanings()
+        )
+        for number in range(12):
+            await memory.aput_messages(
+                [user(f"I saw a {CANARIES[number]}."), assistant("Where?")]
+            )
+            await memory.aget()
+        await memory.facts.aadd("Has a doggo")
+        await memory.aput(user(f"Where was {CANARIES[2]}, and the wauwau?"))
+        shown.append(sent_text(await memory.aget()))
+        found = await memory.asearch("doggo")
+        shown[-1] += f"{[ranked.fact.content for ranked in found.facts]}"
+    assert shown[0] == shown[1]
+    assert CANARIES[2] in shown[1].partition("<earlier")[2]
+
+
+async def test_vectors_are_read_and_not_made_again(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    for _ in range(2):
+        model = Meanings()
+        store = open_store(database_uri, encryption_key=KEY)
+        memory = memory_on(store, embed_model=model)
+        if not await memory.facts.alist():
+            await memory.facts.aadd("Has a doggo")
+        await memory.aput(user("Where is my wauwau?"))
+        await memory.aget()
+        await memory.facts_block.finish()
+        assert "doggo" in sent_text(await memory.aget())
+        await store.aclose()
+    assert not any("doggo" in text for text in model.asked)
+
+
+WRONG = {
+    "no key": {},
+    "another key": {"encryption_key": OTHER_KEY},
+    "another function": {
+        "encrypt": lambda text: text,
+        "decrypt": lambda token: token.upper(),
+    },
+}
+
+
+@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG)
+async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
+    uri: str, open_store: OpenStore, options: dict[str, Any]
+) -> None:
+    """Nor does the error name a key or a text."""
+    store = open_store(uri, encryption_key=KEY)
+    memory = memory_on(store)
+    await memory.aput_messages([user("My secret."), assistant("Fine.")])
+    fact = await memory.facts.aadd("Has a secret")
+    await store.aclose()
+    before = await ask(uri, "SELECT position FROM llama_index_memory_cursors")
+    wrong = open_store(uri, **options)
+    memory = memory_on(wrong, extract_facts=True)
+    for call_ in (
+        memory.aput(user("More.")),
+        memory.aget(),
+        memory.aset([user("Other.")]),
+        memory.facts.alist(),
+        memory.facts.aforget(fact.id),
+        memory.aflush(),
+        wrong.add_message("new", user("More.")),
+        wrong.forget("chat"),
+        wrong.aencrypt(),
+    ):
+        with pytest.raises(EncryptionError) as raised:
+            await call_
+        shown = f"{raised.value!r} {raised.value.__context__} {raised.value.__cause__}"
+        assert not any(part in shown for part in (KEY, OTHER_KEY, "secret"))
+    await wrong.aclose()
+    store = open_store(uri, encryption_key=KEY)
+    messages = await store.get_messages("chat", None)
+    assert [message.content for message in messages] == ["My secret.", "Fine."]
+    assert await ask(uri, "SELECT position FROM llama_index_memory_cursors") == before
+
+
+BAD_KEYS: list[Any] = ["short", b"x" * 44, [], [KEY, "short"], 7, [None]]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
+def test_a_malformed_key_is_refused_and_not_named(key: Any) -> None:
+    with pytest.raises(EncryptionError, match="44 characters") as raised:
+        MemoryStore(encryption_key=key)
+    assert "short" not in str(raised.value)
+    assert raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encrypt": str},
+        {"decrypt": str},
+        {"encrypt": str, "decrypt": str, "encryption_key": KEY},
+    ],
+)
+def test_a_key_and_functions_exclude_each_other(options: Any) -> None:
+    with pytest.raises(SettingError, match="encrypt and decrypt together"):
+        MemoryStore(**options)
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "cryptography.fernet", raising=False)
+    with pytest.raises(SettingError, match=r'pip install ".*\[encryption\]"'):
+        MemoryStore(encryption_key=KEY)
+    with pytest.raises(SettingError, match="pip install"):
+        MemoryStore(encryption_key=lambda user_id: KEY)
+
+
+async def test_functions_of_the_program_encrypt_and_decrypt(
+    uri: str, open_store: OpenStore
+) -> None:
+    def encrypt(text: str) -> str:
+        return base64.b85encode(text[::-1].encode()).decode()
+
+    def decrypt(token: str) -> str:
+        return base64.b85decode(token).decode()[::-1]
+
+    store = open_store(uri, encrypt=encrypt, decrypt=decrypt)
+    await memory_on(store).aput_messages([user(CANARIES[0]), assistant("Fine.")])
+    await store.aclose()
+    assert canaries_in(await stored(uri)) == []
+    again = open_store(uri, encrypt=encrypt, decrypt=decrypt)
+    assert (await again.get_messages("chat", None))[0].content == CANARIES[0]
+
+
+async def test_a_function_that_fails_stores_nothing_and_shows_no_text(
+    open_store: OpenStore,
+) -> None:
+    def encrypt(value: str) -> str:
+        if "secret" in value:
+            raise RuntimeError(value)
+        return value
+
+    def answer_bytes(value: str) -> Any:
+        return value.encode()
+
+    store = open_store(None, encrypt=encrypt, decrypt=str)
+    with pytest.raises(EncryptionError, match="RuntimeError") as raised:
+        await store.add_message("chat", user("my secret"))
+    assert "secret" not in f"{raised.value} {raised.value.__context__}"
+    assert await store.get_messages("chat", None) == []
+    with pytest.raises(EncryptionError, match="TypeError"):
+        await open_store(None, encrypt=answer_bytes, decrypt=str).get_keys()
+
+
+# ---- plain rows, older keys and versions ----
+
+
+async def test_plain_rows_are_read_and_taken_over(
+    uri: str, open_store: OpenStore, start_model: StartModel
+) -> None:
+    llm, _ = start_model(learner)
+    store = open_store(uri)
+    memory = await fill(store, llm)
+    prompt = sent_text(await memory.aget())
+    await store.aclose()
+    assert set(canaries_in(await stored(uri))) >= {*CANARIES[:16], CANARIES[25]}
+    store = open_store(uri, encryption_key=KEY)
+    memory = memory_on(
+        store,
+        recall_token_limit=500,
+        max_messages=3,
+        keep_messages=2,
+        embed_model=Meanings(),
+    )
+    assert await store.get_messages("chat", None)
+    assert CANARIES[23] in str(await memory.facts.alist())
+    assert await store.aencrypt() == {"encrypted": 2, "unreadable": 0}
+    assert canaries_in(await stored(uri)) == []
+    assert sent_text(await memory.aget()) == prompt
+    await store.aclose()
+    assert canaries_in(await stored(uri)) == []
+    with pytest.raises(EncryptionError, match="has no key"):
+        await open_store(uri).get_keys()
+
+
+async def test_keys_rotate(uri: str, open_store: OpenStore) -> None:
+    """With the old key behind the new one all is read, and after the rotation the new one is enough."""
+    store = open_store(uri, encryption_key=KEY)
+    memory = memory_on(store, embed_model=Meanings())
+    await memory.aput_messages([user("Old words."), assistant("Fine.")])
+    await memory.facts.aadd("Likes tea")
+    await memory.aget()
+    await store.aclose()
+    with pytest.raises(EncryptionError):
+        await open_store(uri, encryption_key=OTHER_KEY).get_keys()
+    both = open_store(uri, encryption_key=[OTHER_KEY, KEY])
+    await memory_on(both).aput_messages([user("New words."), assistant("Fine.")])
+    assert await both.aencrypt(vacuum=False) == {"encrypted": 2, "unreadable": 0}
+    await both.aclose()
+    with pytest.raises(EncryptionError):
+        await open_store(uri, encryption_key=KEY).get_keys()
+    new = open_store(uri, encryption_key=OTHER_KEY)
+    texts = [message.content for message in await new.get_messages("chat", None)]
+    assert texts == ["Old words.", "Fine.", "New words.", "Fine."]
+    assert [fact.content for fact in await memory_on(new).facts.alist()] == [
+        "Likes tea"
+    ]
+
+
+async def test_a_store_without_a_key_encrypts_nothing(open_store: OpenStore) -> None:
+    with pytest.raises(EncryptionError, match="aencrypt needs a key"):
+        await open_store(None).aencrypt()
+
+
+MAKERS: dict[int, Callable[[str], Any]] = {3: make_version_3, 4: make_version_4}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+async def test_a_database_of_an_earlier_version_is_taken_over(
+    uri: str, open_store: OpenStore, version: int
+) -> None:
+    await open_and_close(uri)
+    if version in MAKERS:
+        await MAKERS[version](uri)
+    else:
+        store = open_store(uri)
+        await store.add_message("nobody", user("I am in nobody."))
+        await store.aclose()
+    if uri.startswith("sqlite"):
+        # The other test stores texts in place of vectors.
+        await ask(
+            uri,
+            "UPDATE llama_index_memory_embeddings SET vector = CAST(vector AS BLOB)",
+        )
+    await ask(
+        uri,
+        "ALTER TABLE llama_index_memory_schema DROP COLUMN encryption",
+        f"UPDATE llama_index_memory_schema SET version = {version}",  # noqa: S608 - our own
+    )
+    store = open_store(uri, encryption_key=KEY)
+    assert (await store.get_messages("nobody", None))[0].content == "I am in nobody."
+    assert await store.read_schema_version() == SCHEMA_VERSION
+    assert (await store.aencrypt())["unreadable"] == 0
+    assert "I am in nobody." not in await stored(uri)
+    assert (await store.get_messages("nobody", None))[0].content == "I am in nobody."
+
+
+# ---- a key for each user ----
+
+
+class Keys:
+    """The keys of a program, one for each user."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str | None, str] = {}
+
+    def __call__(self, user_id: str | None) -> str:
+        if user_id == "gone":
+            raise KeyError(user_id)
+        return self.keys.setdefault(user_id, Fernet.generate_key().decode())
+
+
+async def test_without_the_key_of_a_user_only_that_user_is_unreadable(
+    uri: str, open_store: OpenStore
+) -> None:
+    keys = Keys()
+    store = open_store(uri, encryption_key=keys)
+    for name in ("ann", "bob"):
+        memory = memory_on(
+            store, f"chat of {name}", user_id=name, embed_model=Meanings()
+        )
+        await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
+        await memory.facts.aadd(f"Is called {name}")
+        await memory.aget()
+    anonymous = memory_on(store, "anonymous", user_id=None)
+    await anonymous.aput(user("I am nobody."))
+    await store.aclose()
+    assert set(keys.keys) == {None, "ann", "bob"}
+    keys.keys["ann"] = OTHER_KEY
+    store = open_store(uri, encryption_key=keys)
+    ann = memory_on(store, "chat of ann")
+    bob = memory_on(store, "chat of bob", user_id="bob")
+    assert "I am bob." in sent_text(await bob.aget(input="Who am I?"))
+    assert [fact.content for fact in await bob.facts.alist()] == ["Is called bob"]
+    for call_ in (ann.aget(), ann.facts.alist()):
+        with pytest.raises(EncryptionError, match="of user 'ann'"):
+            await call_
+    assert await store.aencrypt(vacuum=False) == {"encrypted": 3, "unreadable": 2}
+    counts = await store.forget_user("ann")
+    assert (counts["messages"], counts["facts"]) == (2, 1)
+    assert (await store.aencrypt(vacuum=False))["unreadable"] == 0
+    with pytest.raises(EncryptionError, match="KeyError"):
+        await memory_on(store, "new", user_id="gone").aput(user("Hello."))
+
+
+async def test_a_shared_session_has_the_key_of_no_user(
+    open_store: OpenStore, database_uri: str
+) -> None:
+    keys = Keys()
+    store = open_store(database_uri, encryption_key=keys)
+    for name in ("ann", "bob"):
+        memory = memory_on(store, user_id=name, shared=True)
+        await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
+        await memory.facts.aadd(f"Is called {name}")
+    await store.aclose()
+    # The first turn is in the session of one user who shares it.
+    tokens = await ask(database_uri, "SELECT data FROM llama_index_memory")
+    assert [json.loads(token).get("user") for token in tokens] == [None] * 4
+    facts = await ask(database_uri, "SELECT data FROM llama_index_memory_facts")
+    assert [json.loads(fact)["user"] for fact in facts] == ["ann", "bob"]
+    copies = open_store(database_uri, encryption_key=keys)
+    memory = memory_on(copies, shared=True)
+    await memory.abranch("copy")
+    assert len(await copies.get_messages("copy", None)) == 4
+    await copies.forget_user("ann", vacuum=False)
+    texts = [message.content for message in await copies.get_messages("chat", None)]
+    assert texts == ["I am bob.", "Hello."]
+
+
+async def test_a_session_that_a_user_takes_over_gets_the_key_of_the_user_with_the_next_rotation(
+    open_store: OpenStore, database_uri: str
+) -> None:
+    store = open_store(database_uri, encryption_key=Keys())
+    await memory_on(store, user_id=None).aput_messages([user("Hi."), assistant("Hi.")])
+    await memory_on(store).aput(user("I am Ann."))
+    await store.aencrypt(vacuum=False)
+    tokens = await ask(database_uri, "SELECT data FROM llama_index_memory")
+    assert {json.loads(token)["user"] for token in tokens} == {"ann"}
+
+
+# ---- other stores on the same database ----
+
+
+async def test_a_temporary_memory_reads_with_the_key(
+    open_store: OpenStore, database_uri: str
+) -> None:
+    store = open_store(database_uri, encryption_key=KEY)
+    await memory_on(store).facts.aadd("Likes tea")
+    memory = CondensedMemory.from_defaults(
+        "other",
+        user_id="ann",
+        async_database_uri=database_uri,
+        encryption_key=KEY,
+        temporary=True,
+    )
+    assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
+    await memory.aclose()
+
+
+async def test_a_pickle_and_a_dump_hold_no_key(
+    open_store: OpenStore, database_uri: str
+) -> None:
+    store = open_store(database_uri, encryption_key=KEY)
+    await store.add_message("chat", user("Hello."))
+    copied = pickle.dumps(store)
+    for shown in (copied.decode("latin-1"), str(store.model_dump()), repr(store)):
+        assert KEY not in shown
+    async with aclosing(pickle.loads(copied)) as copy:
+        with pytest.raises(EncryptionError, match="has no key"):
+            await copy.get_keys()
+
+
+async def test_a_lent_engine_is_encrypted_too(uri: str, open_store: OpenStore) -> None:
+    """Also beside a store without a key on another table, with the same statements."""
+    engine = create_async_engine(uri)
+    store = open_store(async_engine=engine, encryption_key=KEY)
+    other_key = open_store(
+        async_engine=engine, encryption_key=OTHER_KEY, table_name="other"
+    )
+    for one in (store, other_key):
+        await memory_on(one).aput_messages([user("Mine."), assistant("Fine.")])
+        assert (await one.get_messages("chat", None))[0].content == "Mine."
+    assert (await store.get_messages("chat", None))[0].content == "Mine."
+
+
+WRITER = """
+import asyncio, sys
+from llama_index_memory_ext import MemoryStore
+from llama_index.core.llms import ChatMessage
+
+async def main(uri, name, *keys):
+    store = MemoryStore(uri, encryption_key=list(keys))
+    for number in range(20):
+        await store.add_message("chat", ChatMessage(f"{name} {number}"))
+        if number % 5 == 0:
+            await store.aencrypt(vacuum=False)
+    await store.aclose()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_two_processes_write_and_rotate_at_the_same_time(
+    uri: str, open_store: OpenStore
+) -> None:
+    """Both know both keys; which one is the newest is not the same for both."""
+    done = await asyncio.gather(
+        asyncio.to_thread(run_forked, WRITER, uri, "one", KEY, OTHER_KEY),
+        asyncio.to_thread(run_forked, WRITER, uri, "two", OTHER_KEY, KEY),
+    )
+    assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * 2
+    store = open_store(uri, encryption_key=[KEY, OTHER_KEY])
+    messages = await store.get_messages("chat", None)
+    expected = {f"{name} {number}" for name in ("one", "two") for number in range(20)}
+    assert {message.content for message in messages} == expected
+    assert len(messages) == 40
+
+
+async def test_a_background_job_does_not_pass_rows_that_it_cannot_read(
+    open_store: OpenStore, database_uri: str, start_model: StartModel
+) -> None:
+    """The key of a user changes while the program runs, and comes back."""
+    keys = Keys()
+    llm, server = start_model(learner)
+    store = open_store(database_uri, encryption_key=keys)
+    await memory_on(store).aput_messages(
+        [user(f"I like {CANARIES[20]}."), assistant("Noted.")]
+    )
+    right = keys.keys["ann"]
+    keys.keys["ann"] = OTHER_KEY
+    memory = memory_on(store, llm=llm, extract_facts=True)
+    reader = memory.facts_block.reader_of("chat")
+    with pytest.raises(EncryptionError):
+        await memory.aflush()
+    assert (await store.readers.state("chat", reader)).position == 0
+    assert server.bodies == []
+    keys.keys["ann"] = right
+    await memory.aflush()
+    assert [fact.content for fact in await memory.facts.alist()] == [
+        f"Likes {CANARIES[20]}"
+    ]
+    assert (await store.readers.state("chat", reader)).position > 0
