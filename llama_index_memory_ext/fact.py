@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -42,6 +43,8 @@ RECENCY_WEIGHT = 0.4
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _DISTINGUISHING = frozenset("#%&@/*")
+# Any mark, but no minus before a number.
+_MARK = re.compile(r"(?!(?<!\S)-\d)[^\w\s]|_")
 
 
 def new_id() -> str:
@@ -487,6 +490,8 @@ def raised(fact: Fact, now: datetime) -> Fact:
     )
 
 
+# Each new fact is compared with all facts.
+@lru_cache(maxsize=10_000)
 def normalised(content: str) -> str:
     """Return the key that duplicates share: NFKC, casefolded, punctuation and white space as one space.
 
@@ -500,22 +505,17 @@ def normalised(content: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", content).casefold()
     text = unicodedata.normalize("NFKC", folded)
-    characters = []
-    before = ""
-    for i, character in enumerate(text):
-        is_minus = (
-            character == "-" and text[i + 1 : i + 2].isdigit() and not before.strip()
-        )
-        is_punctuation = (
-            unicodedata.category(character).startswith("P")
-            and character not in _DISTINGUISHING
-        )
-        characters.append(" " if is_punctuation and not is_minus else character)
-        before = character
-    key = "".join(characters)
+    key = _MARK.sub(_space_or_mark, text)
     if not key.strip():
         key = text
     return " ".join(key.split())
+
+
+def _space_or_mark(match: re.Match[str]) -> str:
+    mark = match[0]
+    if mark in _DISTINGUISHING or not unicodedata.category(mark).startswith("P"):
+        return mark
+    return " "
 
 
 # "user": the facts that all agents share. "agent": the facts of one agent.

@@ -87,6 +87,8 @@ if TYPE_CHECKING:
 
 # The last rows of a session, by which facts are ranked.
 _CONTEXT_ROWS = 40
+# Ranking more facts takes longer than calling a thread.
+_MOST_IN_EVENT_LOOP = 300
 # Each prompt asks for the same view several times.
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
@@ -383,8 +385,13 @@ class RelevantFactsBlock(LogBlock):
         facts = cached
         if facts is None:
             is_prepared = await showable.prepare([question, *context])
-            ranking = self._rank(showable, question, context, surroundings)
-            facts = self._texts_of(ranking)
+            texts_of = partial(
+                self._texts_of, showable, question, context, surroundings
+            )
+            if len(showable.facts) > _MOST_IN_EVENT_LOOP:
+                facts = await asyncio.to_thread(texts_of)
+            else:
+                facts = texts_of()
             if is_prepared:
                 self._texts.put(key, facts)
         profile_ids = _fact_ids(facts.profile)
@@ -462,8 +469,15 @@ class RelevantFactsBlock(LogBlock):
             *context,
         )
 
-    def _texts_of(self, ranking: Ranking) -> FactsForPrompt:
+    def _texts_of(
+        self,
+        showable: ShowableFacts,
+        question: str,
+        context: Sequence[str],
+        surroundings: Surroundings,
+    ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
+        ranking = self._rank(showable, question, context, surroundings)
         lines = ranking.showable.lines
         limit = ranking.surroundings.limit
         entries = [entry._replace(place=FOR_QUESTION) for entry in ranking.fit(limit)]

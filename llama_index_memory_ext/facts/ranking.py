@@ -649,7 +649,9 @@ class Ranking(NamedTuple):
         limit. The search ends when the shortest line does not fit any more.
         """
         places = np.array(self.showable.first, dtype=np.intp)
-        first = list(self.concerning(self._sorted(places)))
+        first: list[RankedFact] = []
+        if places.size:
+            first += self.concerning(self._sorted(places))
         fitting = fit_tokens(
             [self._tokens_of(entry) for entry in first], int(FIRST_SHARE * limit)
         )

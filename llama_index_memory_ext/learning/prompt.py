@@ -45,6 +45,7 @@ from llama_index_memory_ext.models.ask import (
     was_refused,
     was_truncated,
 )
+from llama_index_memory_ext.search.tfidf import values_of
 from llama_index_memory_ext.text.messages import (
     MOST_CHARACTERS,
     OTHER_ROLE,
@@ -257,29 +258,25 @@ def _in_turn(groups: Iterable[Sequence[Fact]]) -> Iterator[Fact]:
 
 def _kinds_of(facts: Sequence[Fact]) -> Iterable[list[Fact]]:
     """Return the facts by kind: of each the shortest first, of equal ones the newer."""
+    words_of = {fact.id: fact.content.casefold().split() for fact in facts}
     counts = Counter[str]()
-    for fact in facts:
-        counts.update(set(fact.content.casefold().split()))
+    for words in words_of.values():
+        counts.update(set(words))
+    most = _COMMON_SHARE * len(facts)
     kinds = defaultdict[str, list[Fact]](list)
     for fact in sorted(
         facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp())
     ):
-        rare_words = (
-            word
-            for word in fact.content.casefold().split()
-            if counts[word] <= _COMMON_SHARE * len(facts)
-        )
+        rare_words = (word for word in words_of[fact.id] if counts[word] <= most)
         kinds[next(rare_words, "")].append(fact)
     return kinds.values()
 
 
 def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[Fact]:
     """Return the facts, given by their ids, that resemble a text, most similar first."""
-    similar = [
-        (value, fact_id)
-        for fact_id, value in ranker.similarities(text).items()
-        if fact_id in facts
-    ]
+    ids = list(facts)
+    values = values_of(ranker.similarities(text), ids).tolist()
+    similar = [pair for pair in zip(values, ids, strict=True) if pair[0]]
     return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]
 
 

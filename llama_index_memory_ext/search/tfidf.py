@@ -227,7 +227,9 @@ class Similarities(Mapping[str, float]):
         return similarities
 
     def __getitem__(self, document_id: str) -> float:
-        value: float = self.of([document_id]).item()
+        unknown = len(self._values) - 1
+        row = min(self._places.rows.get(document_id, unknown), unknown)
+        value: float = self._values[row].item()
         if not value:
             raise KeyError(document_id)
         return value
