@@ -95,7 +95,7 @@ def _derived_days(statement: str, source: str, said_on: date) -> Iterator[Day]:
 def _from_years(source: str, code: str, said_on: date) -> Iterator[Day]:
     """Yield the years and months that a number of years leads to: "for five years"."""
     months = {day.month for day in _days_in(source) if day.month}
-    numbers = set[float]()
+    numbers = set()
     for quantity in quantities(source, code, with_more=True):
         numbers |= quantity.values & _YEARS
     for number in numbers:
@@ -221,7 +221,7 @@ def ages_in(source: str, said_on: date) -> set[float]:
 
     A user who was born in 1990 is 34 or 35 in 2025.
     """
-    ages = set[float]()
+    ages = set()
     for day in _days_in(source):
         if day.year:
             age = float(said_on.year - day.year)

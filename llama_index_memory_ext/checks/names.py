@@ -234,7 +234,7 @@ def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> se
     Examples are HP, GoT and nyc.
     """
     acronyms = _acronyms(evidence, words)
-    shortened = set[str]()
+    shortened = set()
     for start, length in product(range(len(names)), range(2, _LONGEST_ACRONYM + 1)):
         run = names[start : start + length]
         initials = "".join(name[0] for name in run).casefold()

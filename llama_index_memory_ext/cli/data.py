@@ -328,7 +328,7 @@ async def _read_stored(
     users = await store.owners.anonymous_namespaces([info.session_id for info in infos])
     if user is not None:
         users = list(dict.fromkeys([user, *users]))
-    facts: list[ext.Fact] = []
+    facts = []
     for namespace in users:
         facts += await FactBook(store, namespace, scope="all").alist(state="all")
     return _StoredData(infos, users, facts)
@@ -338,7 +338,7 @@ async def _delete(store: ext.MemoryStore, stored: _StoredData) -> Output:
     """Delete the data, rewrite the file, and search the file for the deleted texts."""
     session_ids = stored.session_ids
     file = cli.file_of(store)
-    texts: set[str] = set()
+    texts = set()
     if file:
         texts = await _texts(store, session_ids, stored.facts)
     if stored.users:
@@ -383,7 +383,7 @@ async def _texts(
     store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]
 ) -> set[str]:
     """Return the texts of the sessions' messages and of the facts."""
-    texts: set[str] = set()
+    texts = set()
     for fact in facts:
         texts |= {fact.content, fact.quote, fact.source, fact.retired_reason or ""}
         texts.update(past.retired_reason or "" for past in fact.past_retirements)
@@ -416,7 +416,7 @@ def search_file(
     """
     pieces_of_texts = list(filter(None, map(_pieces, texts)))
     pieces = set().union(*pieces_of_texts)
-    stored: set[bytes] = set()
+    stored = set()
     for ending in ("", "-wal", "-journal"):
         stored |= find_pieces(Path(f"{file}{ending}"), pieces)
     remains = stored - _pieces_of_other_owners(file, stored, owners)
@@ -432,7 +432,7 @@ def search_file(
 
 def _pieces(text: str) -> set[bytes]:
     """Return the pieces of each form in which a database may hold a text; none for a text that is too short."""
-    pieces: set[bytes] = set()
+    pieces = set()
     if not text.strip():
         return pieces
     in_json = dumps(text)[1:-1].encode()
@@ -448,7 +448,7 @@ def _pieces_of_other_owners(
     file: Path, pieces: set[bytes], owners: Collection[str]
 ) -> set[bytes]:
     """Return the pieces that are in rows without one of the owners."""
-    of_others: set[bytes] = set()
+    of_others = set()
     if not pieces:
         return of_others
     for row in _rows(file):
@@ -470,10 +470,10 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     # Imported here: it takes a while, and only this command needs it.
     import numpy as np
 
-    found_pieces: set[bytes] = set()
+    found_pieces = set()
     if not path.exists() or path.stat().st_size < _KEY_BYTES:
         return found_pieces
-    by_key: dict[int, list[bytes]] = {}
+    by_key = {}
     for piece in pieces:
         key = int.from_bytes(piece[:_KEY_BYTES], "little")
         by_key.setdefault(key, []).append(piece)

@@ -435,7 +435,7 @@ class FactBook:
             now = utc_now()
             _check_pending(fact_ids, stored, now)
             facts = dict(stored)
-            changed: dict[str, Fact] = {}
+            changed = {}
             for fact_id in fact_ids:
                 for fact in decided(facts[fact_id], facts, now):
                     facts[fact.id] = fact

@@ -20,12 +20,7 @@ from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Iterable,
-        Sequence,
-    )
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from typing_extensions import Self

@@ -55,12 +55,7 @@ from llama_index_memory_ext.store.tables import (
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import (
-    OTHER_ROLE,
-    Utterance,
-    as_taken,
-    spoken,
-)
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words.loading import wait_until_loaded
 
@@ -737,7 +732,7 @@ class Extractor:
         self, kind: str, prompt: Sequence[ChatMessage], batch: Batch
     ) -> Iterator[list[ChatResponse]]:
         """Count the tokens of the responses in the list, also if the model fails in the end."""
-        responses: list[ChatResponse] = []
+        responses = []
         try:
             yield responses
         finally:
