@@ -56,7 +56,7 @@ def answers_of(store: dict[str, Any]) -> list[Answer]:
     )
     answers = []
     for one in store["questions"]:
-        ranking = showable.rank(
+        ranking = showable.score(
             one["question"], (), Weights(recency=RECENCY_WEIGHT)
         )._replace(min_similarity=LEAST)
         found = frozenset(one.fact.id for one in ranking.fit(LIMIT))

@@ -51,7 +51,7 @@ def places(*, embedded: bool = False) -> list[tuple[str, int]]:
         )
     showable, found = ShowableFacts(facts, ranker), list[tuple[str, int]]()
     for one in shown(asked["questions"], f"questions, embedded={embedded}"):
-        ranking = showable.rank(
+        ranking = showable.score(
             one["question"], (), Weights(recency=RECENCY_WEIGHT)
         ).best_first()
         found.append(

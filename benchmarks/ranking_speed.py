@@ -92,7 +92,7 @@ def rank_times(
         asked, context = question(chance), [question(chance) for _ in range(turns)]
         start = perf_counter()
         shown_facts = list(
-            islice(showable.rank(asked, context, weights).best_first(), SHOWN)
+            islice(showable.score(asked, context, weights).best_first(), SHOWN)
         )
         taken.append(milliseconds(start))
         assert len(shown_facts) == SHOWN

@@ -357,7 +357,7 @@ def within_limit(
         )
         for question in conversation["questions"]:
             if not question["adversarial"]:
-                ranking = showable.rank(question["text"], (), Weights())._replace(
+                ranking = showable.score(question["text"], (), Weights())._replace(
                     min_similarity=min_similarity
                 )
                 chosen, evidence = (

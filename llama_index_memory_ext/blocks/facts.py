@@ -796,7 +796,7 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
-        ranking = showable.rank(
+        ranking = showable.score(
             question, context, self._weights, languages, surroundings
         )
         return ranking._replace(min_similarity=self.min_similarity)

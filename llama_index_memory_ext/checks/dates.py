@@ -221,7 +221,7 @@ def ages_in(source: str, said_on: date) -> set[float]:
 
     A user who was born in 1990 is 34 or 35 in 2025.
     """
-    ages = set[float]()
+    ages = set()
     for day in _days_in(source):
         if day.year:
             age = float(said_on.year - day.year)

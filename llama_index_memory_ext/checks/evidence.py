@@ -231,7 +231,7 @@ class Source:
         """
         speaker = self.lines[place.line].speaker
         own = [i for i, line in enumerate(self.lines) if line.speaker == speaker]
-        positions: dict[int, int] = {}
+        positions = {}
         for i in own:
             line = self.lines[i]
             if line.is_users and place.quote in line.text:

@@ -138,7 +138,7 @@ def _words(statement: str, turn: str) -> list[_Word]:
     said_words = set(tokens_in(turn.casefold()))
     stated_terms = list(_telling(statement))
     said_terms = shared(stated_terms, frozenset(_telling(turn)))
-    seen = set[str]()
+    seen = set()
     words = []
     for match in pattern(TOKEN).finditer(statement):
         written = match.group().casefold()

@@ -13,11 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from llama_index_memory_ext.checks.dates import (
-    ages_in,
-    missing_dates,
-    without_dates,
-)
+from llama_index_memory_ext.checks.dates import ages_in, missing_dates, without_dates
 from llama_index_memory_ext.checks.evidence import Place, Source
 from llama_index_memory_ext.checks.names import (
     has_other_order,
@@ -37,9 +33,7 @@ from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
-from llama_index_memory_ext.text.messages import (
-    escape_tags,
-)
+from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.words import pattern, phrases, words_of_section
 from llama_index_memory_ext.words.detection import (
     is_translation,
@@ -642,7 +636,7 @@ def _is_asked(
 
 def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
-    clauses = list[str]()
+    clauses = []
     for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
         if _matches("supposed", sentence):
             continue

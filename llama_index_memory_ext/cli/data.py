@@ -1,4 +1,4 @@
-"""The commands ``sessions``, ``export``, ``import``, ``forget``, ``retain`` and ``encrypt``: list, move, delete data."""
+"""The commands for stored data: ``sessions``, ``export``, ``import``, ``forget``, ``retain`` and ``encrypt``."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ async def _read_stored(
     users = await store.owners.anonymous_namespaces([info.session_id for info in infos])
     if user is not None:
         users = list(dict.fromkeys([user, *users]))
-    facts: list[ext.Fact] = []
+    facts = []
     for namespace in users:
         facts += await FactBook(store, namespace, scope="all").alist(state="all")
     return _StoredData(infos, users, facts)
@@ -371,7 +371,7 @@ async def _delete(store: ext.MemoryStore, stored: _StoredData) -> Output:
     """Delete the data, rewrite the file, and search the file for the deleted texts."""
     session_ids = stored.session_ids
     file = cli.file_of(store)
-    texts: set[str] = set()
+    texts = set()
     if file:
         texts = await _texts(store, session_ids, stored.facts)
     if stored.users:
@@ -416,7 +416,7 @@ async def _texts(
     store: ext.MemoryStore, sessions: Iterable[str], facts: Iterable[ext.Fact]
 ) -> set[str]:
     """Return the texts of the sessions' messages and of the facts."""
-    texts: set[str] = set()
+    texts = set()
     for fact in facts:
         texts |= {fact.content, fact.quote, fact.source, fact.retired_reason or ""}
         texts.update(past.retired_reason or "" for past in fact.past_retirements)
@@ -449,7 +449,7 @@ def search_file(
     """
     pieces_of_texts = list(filter(None, map(_pieces, texts)))
     pieces = set().union(*pieces_of_texts)
-    stored: set[bytes] = set()
+    stored = set()
     for ending in ("", "-wal", "-journal"):
         stored |= find_pieces(Path(f"{file}{ending}"), pieces)
     remains = stored - _pieces_of_other_owners(file, stored, owners)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The first parameter is the memory with the facts. The other parameters are the
 # arguments and options of the command.
-_Work: TypeAlias = Callable[..., Awaitable[Output]]
+_WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 
 # A warning for each deletion of a fact.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
@@ -144,7 +144,7 @@ def check_whose(user: str | None, session: str | None) -> None:
 
 def command(
     name: str, example: str = "", *, create: bool = False, **options: Any
-) -> Callable[[_Work], None]:
+) -> Callable[[_WorkOnFacts], None]:
     """Return a decorator that makes a command of a coroutine function.
 
     ``example`` are arguments of a right call. The command gets options for user,
@@ -160,7 +160,7 @@ def command(
         "json": Json,
     }
 
-    def register(work: _Work) -> None:
+    def register(work: _WorkOnFacts) -> None:
         def run(*, db: str | None, json: bool, **values: Any) -> None:
             names = ("session", "user", "agent", "embed", "time_zone")
             of_memory = {name: values.pop(name, None) for name in names}
@@ -180,7 +180,7 @@ def command(
     return register
 
 
-def _signature(work: _Work, options: dict[str, Any]) -> Signature:
+def _signature(work: _WorkOnFacts, options: dict[str, Any]) -> Signature:
     """Return the parameters of the work behind the memory, and then the options."""
     _, *parameters = signature(work).parameters.values()
     if parameters and parameters[-1].kind == Parameter.VAR_KEYWORD:

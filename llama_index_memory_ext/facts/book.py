@@ -461,7 +461,7 @@ class FactBook:
             now = self._now()
             _check_pending(fact_ids, stored, now)
             facts = dict(stored)
-            changed: dict[str, Fact] = {}
+            changed = {}
             for fact_id in fact_ids:
                 for fact in decided(facts[fact_id], facts, now):
                     facts[fact.id] = fact

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.text.messages import Json
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 TidyKind: TypeAlias = Literal["duplicate", "contradiction", "over"]
@@ -109,7 +108,7 @@ async def confirmed(
     for proposal in proposed:
         total += counter.count(str(proposal))
         batches[total // max(limit, 1)].append(proposal)
-    right: list[Proposal] = []
+    right = []
     for batch in batches.values():
         lines = "".join(f"{i}. {proposal}\n" for i, proposal in enumerate(batch, 1))
         text = f"<lines>\n{lines}</lines>\n\nToday is {today}. Report the numbers of the right ones."
@@ -137,8 +136,8 @@ def proposals(facts: Iterable[Fact], now: datetime) -> list[Proposal]:
         # Every check needs facts with the same first words, but for a number.
         first = pattern(r"\d+").sub("#", _read(fact.content).text).split()[:2]
         groups[(_scope(fact), *first)].append(fact)
-    proposed: dict[str, Proposal] = {}
-    kept_ids = set[str]()
+    proposed = {}
+    kept_ids = set()
     for group in groups.values():
         for fact in group:
             if fact.pinned or fact.id in kept_ids:
@@ -247,7 +246,7 @@ def _last_days(fact: Fact) -> list[date | None]:
     """
     if fact.valid_until:
         return [fact.valid_until]
-    last_days: list[date | None] = []
+    last_days = []
     for match in dates_in(fact.content):
         if _is_date(fact.content, match):
             for day in match.readings:
@@ -310,7 +309,7 @@ def _read(content: str) -> Statement:
 @cache
 def _first_words() -> dict[str, str]:
     """Return the first words of the group of each word or phrase that has one."""
-    first_words: dict[str, str] = {}
+    first_words = {}
     for group in word_lists("same")["groups"]:
         for words in group:
             first_words[words.replace("_", " ")] = group[0].replace("_", " ")
@@ -348,7 +347,7 @@ def _scope(fact: Fact) -> tuple[object, ...]:
 
 def _numbers_in(answers: Iterable[str]) -> set[int]:
     """Return the numbers that an answer reports; a FactReplyError if it reports nothing."""
-    values: list[Json] = []
+    values = []
     for text in answers:
         values += json_values(text).values
     reports = list(

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.text.messages import (
-    spoken,
-)
+from llama_index_memory_ext.text.messages import spoken
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ async def _without_own_message(
     A database may give the id of a deleted row to another message.
     """
     ids = sorted(set[int]().union(*(fact.message_ids for fact in facts)))
-    texts = dict[int, str]()
+    texts = {}
     if ids:
         for row in await user_facts.store.readers.rows(session_id, ids):
             texts[row.id] = _text_of(row)

@@ -21,12 +21,7 @@ from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 from llama_index_memory_ext.text.messages import in_zone
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Iterable,
-        Sequence,
-    )
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from typing_extensions import Self

@@ -27,9 +27,7 @@ from llama_index_memory_ext.search.tfidf import (
     TfidfRanker,
     similarities_with_context,
 )
-from llama_index_memory_ext.text.messages import (
-    escape_tags,
-)
+from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import date_words
@@ -344,11 +342,6 @@ class ShowableFacts:
         self._sparing = sparing
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        self._stated_by: dict[tuple[str | None, int], list[Fact]] = {}
-        for fact in self.facts:
-            for row_id in fact.message_ids:
-                message = (fact.session_id, row_id)
-                self._stated_by.setdefault(message, []).append(fact)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -358,13 +351,14 @@ class ShowableFacts:
         self.recencies = _recencies(self.facts, self.newer, period)
         self.days = _days(self.facts)
         self.before = _facts_before(self.days, self.newer)
-        self.has_times = _has_times(self.facts)
+        # Times tell facts apart: there are two days, or a stated beginning.
+        self.has_times = any(fact.valid_from for fact in self.facts) or self.days.any()
 
     def stated_in(self, record: RecordInPrompt) -> frozenset[str]:
         """Return the ids of facts whose messages the prompt shows, without pinned facts and corrections."""
         stated = set()
-        for row_id in record.row_ids:
-            for fact in self._stated_by.get((record.session_id, row_id), ()):
+        for fact in self.facts:
+            if fact.session_id == record.session_id and fact.message_ids:
                 is_shown = record.row_ids.issuperset(fact.message_ids)
                 if is_shown and not comes_first(fact):
                     stated.add(fact.id)
@@ -408,7 +402,7 @@ class ShowableFacts:
             return await self.ranker.aprepare(queries)
         return self.ranker is not None
 
-    def rank(
+    def score(
         self,
         question: str,
         context: Sequence[str],
@@ -462,9 +456,10 @@ class ShowableFacts:
             + shares.confidence * self.confidences
             + shares.recency * self.recencies
         )
-        worth = scores
         if shares.recency and self.period is None and self.facts:
             worth = self._worth(scores, ongoing)
+        else:
+            worth = scores
         return Ranking(
             self,
             turns,
@@ -523,12 +518,6 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
 
 
-def _has_times(facts: Sequence[Fact]) -> bool:
-    """Return whether times tell facts apart: there are two days, or a stated beginning."""
-    days = {fact.created_at.date() for fact in facts}
-    return len(days) > 1 or any(fact.valid_from for fact in facts)
-
-
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
     """Return for each fact the place of the fact before it on its day; its own place for the first."""
     before = np.arange(len(days))
@@ -561,13 +550,8 @@ class Ranking(NamedTuple):
     min_similarity: float | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
-        """Yield all facts, best first; of equally good facts the newest first."""
-        least = 0.0
-        if len(self.worth) > 2 * _BEST:
-            # Most callers stop within the best facts, so these are sorted first.
-            least = np.partition(self.worth, -_BEST)[-_BEST]
-        yield from self._sorted(np.flatnonzero(self.worth >= least))
-        yield from self._sorted(np.flatnonzero(self.worth < least))
+        """Return all facts, best first; of equally good facts the newest first."""
+        return self._sorted(np.arange(len(self.worth)))
 
     def similar(self) -> list[RankedFact]:
         """Return the facts with a similarity above 0, best first."""
@@ -661,7 +645,7 @@ class Ranking(NamedTuple):
             for entry in self.concerning(self.best_first())
             if entry.fact.id not in front
         )
-        chosen: list[RankedFact] = []
+        chosen = []
         remaining = limit
         for entry in chain(front.values(), behind):
             if remaining < self.showable.shortest_line:
@@ -830,7 +814,7 @@ def rank(
     """
     weights = Weights(similarity_weight, confidence_weight, recency_weight)
     showable = ShowableFacts(facts, _indexed(facts) if ranker is None else ranker)
-    return list(showable.rank(question, context, weights).best_first())
+    return list(showable.score(question, context, weights).best_first())
 
 
 def _indexed(facts: Sequence[Fact]) -> TfidfRanker:
@@ -863,7 +847,7 @@ def format_facts(
     counter = TokenCounter()
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     showable = ShowableFacts(present, _indexed(present), lines=lines)
-    ranking = showable.rank(question, context, Weights())
+    ranking = showable.score(question, context, Weights())
     return "".join(lines[entry.fact.id] for entry in ranking.fit(max_tokens))
 
 

@@ -60,12 +60,7 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
     times_of,
 )
-from llama_index_memory_ext.text.messages import (
-    OTHER_ROLE,
-    Utterance,
-    as_taken,
-    spoken,
-)
+from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words.loading import wait_until_loaded
 

@@ -236,7 +236,7 @@ def offered(
     by_id = {fact.id: fact for fact in facts}
     similar = _in_turn([most_similar(text, by_id, ranker) for text in texts])
     various = _in_turn(_kinds_of(facts))
-    chosen: dict[str, Fact] = {}
+    chosen = {}
     total = 0
     for candidates, room in ((similar, _MATCHING_SHARE * limit), (various, limit)):
         for fact in candidates:
@@ -573,8 +573,8 @@ def _read_replies(
     A reply without entries does not mean "nothing new" if a text cannot be read or the
     answer was cut. It raises a FactReplyError.
     """
-    replies: list[ExtractionReply] = []
-    errors: list[FactReplyError] = []
+    replies = []
+    errors = []
     for text in texts:
         try:
             replies.append(parse_reply(text, categories=categories))

@@ -107,7 +107,7 @@ def json_values(text: str) -> JsonValues:
     'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)'
     """
     answer = cleaned(text.rpartition("</think>")[2].strip())
-    values: list[Json] = []
+    values = []
     problems: list[str] = []
     position = 0
     while len(problems) < _MOST_PROBLEMS:
@@ -323,7 +323,7 @@ def _entries_in(text: str) -> list[Json]:
 
 def _entries_by_key(value: dict[str, Json]) -> list[Json]:
     """Return the entries under each key, which may be a label, a number or a category."""
-    entries: list[Json] = []
+    entries = []
     for key, part in value.items():
         default = {"label": key, "number": key, "category": key}
         values = part if isinstance(part, list) else [part]

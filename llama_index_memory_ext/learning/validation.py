@@ -43,15 +43,14 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.checks.rules import Check
     from llama_index_memory_ext.learning.reply import Confirmation, ExtractionReply
-    from llama_index_memory_ext.text.messages import (
-        Utterance,
-    )
+    from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
 _KNOWN = Rejection("duplicate", "It is known already.")
 _RETIRED = Rejection("duplicate", "It is retired already.")
 _NO_TIME = Rejection(
-    "too_long", "The reply has so many entries that there was no time left to check it."
+    "out_of_time",
+    "The reply has so many entries that there was no time left to check it.",
 )
 # Of processor time. The entries of an ordinary reply take less than a second.
 _MOST_SECONDS = 10

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.learning.validation import ValidatedReply
-    from llama_index_memory_ext.text.messages import (
-        Json,
-        Utterance,
-    )
+    from llama_index_memory_ext.text.messages import Utterance
 
 _INSTRUCTIONS, _FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")
@@ -141,7 +138,7 @@ def _quoted_positions(quote: str, lines: Sequence[Utterance]) -> dict[int, int]:
 
     If no line has it, return the beginning of the user's last line.
     """
-    positions = dict[int, int]()
+    positions = {}
     last: int | None = None
     for i, line in enumerate(lines):
         if line.is_users:
@@ -167,7 +164,7 @@ def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
     'stated'
     """
     judgements: dict[int, Judgement] = {}
-    values: list[Json] = []
+    values = []
     for text in texts:
         values += json_values(text).values
     for part in objects_in(values, lambda part: "said_as" in part):
@@ -191,8 +188,8 @@ def verified(
     A new fact stays if both readings say the same of it. A doubted fact is stored if
     the judgement also quotes the user's words that say it.
     """
-    accepted = list[Fact]()
-    retired = list[Fact]()
+    accepted = []
+    retired = []
     rejected = list(valid.rejected)
     doubts = {doubt.fact.id: doubt.rejection for doubt in valid.doubted}
     for fact, judgement in zip(valid.claims, judgements, strict=True):

@@ -329,7 +329,7 @@ def ranking_of(facts: Sequence[Fact], question: str) -> Ranking:
     ranker, counter = TfidfRanker(), TokenCounter()
     ranker.add(map(document_of, facts))
     lines = {fact.id: counted_line(fact, counter) for fact in facts}
-    return ShowableFacts(facts, ranker, lines=lines).rank(
+    return ShowableFacts(facts, ranker, lines=lines).score(
         question, [], Weights(recency=0.4)
     )
 
@@ -517,7 +517,7 @@ ASKED_ONE_BY_ONE = (
 def test_with_a_least_similarity_exactly_the_facts_that_are_asked_for_are_shown(
     question: str, expected: set[str]
 ) -> None:
-    ranking = showable_of(ASKED_ONE_BY_ONE).rank(question, (), Weights())
+    ranking = showable_of(ASKED_ONE_BY_ONE).score(question, (), Weights())
     strict = ranking._replace(min_similarity=0.5)
     assert {one.fact.content for one in strict.fit(2_000)} == expected
     assert (
@@ -533,7 +533,7 @@ def test_with_a_least_similarity_a_fact_far_behind_the_best_one_is_left_out() ->
         ("Will the neighbours mind if Rosalind upgrades Kubernetes at night?", [best]),
         ("Do I have neighbours?", [other]),
     ):
-        ranking = showable_of((best, other, "Owns a canoe")).rank(
+        ranking = showable_of((best, other, "Owns a canoe")).score(
             question, (), Weights()
         )
         assert [
@@ -552,7 +552,7 @@ def test_of_many_facts_pinned_ones_are_shown_wherever_they_stand() -> None:
     ]
     ranking = (
         showable_of(facts)
-        .rank("Which canoe?", (), Weights())
+        .score("Which canoe?", (), Weights())
         ._replace(min_similarity=0.5)
     )
     assert [

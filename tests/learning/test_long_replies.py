@@ -126,5 +126,5 @@ def test_what_there_is_no_time_for_is_rejected(monkeypatch: pytest.MonkeyPatch) 
     valid = validated(
         new_facts=[FACT], retired=[{"number": 1, "quote": "I like green tea"}]
     )
-    assert valid.rejections == {"too_long": 2}
+    assert valid.rejections == {"out_of_time": 2}
     assert not valid.accepted
