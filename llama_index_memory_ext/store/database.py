@@ -23,7 +23,7 @@ from llama_index_memory_ext.background.loop import (
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.tables import Row, Tables, Transaction
+from llama_index_memory_ext.store.tables import Row, Transaction, tables_for
 from llama_index_memory_ext.store.threads import (
     LOOK_SECONDS,
     Job,
@@ -106,7 +106,7 @@ class Database:
             place = os.path.realpath(self.url.database or "")
         db_schema = settings.db_schema
         self.identity = DatabaseIdentity(place, str(db_schema), table_name)
-        self.tables = Tables(table_name, db_schema, self.backend, cipher)
+        self.tables = tables_for(table_name, db_schema, self.backend, cipher)
         self.seconds = settings.operation_timeout
         self._lent = lent
         self._rows = rows

@@ -17,6 +17,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
+from llama_index_memory_ext.store.encryption import Cipher
 from llama_index_memory_ext.text.messages import RESULT_ROLES, in_zone, times_in
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.schema import SchemaItem
 
-    from llama_index_memory_ext.store.encryption import Cipher
     from llama_index_memory_ext.text.messages import Json
 
 
@@ -88,8 +88,13 @@ class Tables:
     """
 
     def __init__(
-        self, name: str, db_schema: str | None, backend: str, cipher: Cipher
+        self,
+        name: str,
+        db_schema: str | None,
+        backend: str,
+        cipher: Cipher | None = None,
     ) -> None:
+        cipher = cipher or Cipher()
         self.cipher = cipher
         self._columns = {
             "data": _Stored(cipher.decrypt),
@@ -222,6 +227,18 @@ class Tables:
         if statement.lstrip().startswith("SELECT"):
             return text.columns(**self._columns)
         return text
+
+
+_plain_tables = lru_cache(maxsize=64)(Tables)
+
+
+def tables_for(
+    name: str, db_schema: str | None, backend: str, cipher: Cipher
+) -> Tables:
+    """Return the tables of a store. Stores without a key share them, with the statements that were built."""
+    if cipher.is_set:
+        return Tables(name, db_schema, backend, cipher)
+    return _plain_tables(name, db_schema, backend)
 
 
 def _key(name: str) -> sa.Column[str]:

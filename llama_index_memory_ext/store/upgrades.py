@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.errors import StoreError
@@ -120,11 +122,14 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
         return
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
+    existing = sa.inspect(conn).get_table_names(metadata.schema)
     for table in metadata.sorted_tables:
-        conn.execute(CreateTable(table, if_not_exists=True))
-        _add_columns(conn, table)
-        for index in table.indexes:
-            conn.execute(CreateIndex(index, if_not_exists=True))
+        creation = _creation(table, conn.dialect.name)
+        conn.exec_driver_sql(creation.table)
+        if table.name in existing:
+            _add_columns(conn, table)
+        for statement in creation.indexes:
+            conn.exec_driver_sql(statement)
     if version == _OLDEST_VERSION:
         for statement in _STORE_KINDS:
             conn.execute(tables.sql(statement))
@@ -134,6 +139,25 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
             conn.execute(tables.sql(statement))
     conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
     conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
+
+
+class _Creation(NamedTuple):
+    """The statements that create a table and its indexes."""
+
+    table: str
+    indexes: list[str]
+
+
+@lru_cache(maxsize=64)
+def _creation(table: sa.Table, backend: str) -> _Creation:
+    """Return the statements that create a table and its indexes, if they do not exist."""
+    dialect = make_url(f"{backend}://").get_dialect()()
+    creation = CreateTable(table, if_not_exists=True)
+    indexes = [CreateIndex(index, if_not_exists=True) for index in table.indexes]
+    return _Creation(
+        str(creation.compile(dialect=dialect)),
+        [str(index.compile(dialect=dialect)) for index in indexes],
+    )
 
 
 def _add_columns(conn: sa.Connection, table: sa.Table) -> None:
