@@ -314,7 +314,7 @@ def test_the_day_of_a_message(
     zone: str | None, kwargs: dict[str, Any], day: str
 ) -> None:
     written = datetime(2026, 3, 11, 3, tzinfo=timezone.utc)
-    (said_at,) = times_of([row_at(written, **kwargs)], zone and ZoneInfo(zone))
+    (said_at,) = times_of([row_at(written, **kwargs)], ZoneInfo(zone) if zone else None)
     assert said_at
     assert said_at.date().isoformat() == day
 
