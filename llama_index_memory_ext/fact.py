@@ -89,8 +89,17 @@ Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
 Content = Annotated[
     str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)
 ]
+
+
+def _with_offset(moment: datetime) -> datetime:
+    if moment.utcoffset():
+        return in_zone(moment)
+    # Most are in UTC, and each stored fact has several.
+    return moment.astimezone(timezone.utc)
+
+
 # It keeps its offset, and so the day on which it was for the user.
-Moment = Annotated[AwareDatetime, AfterValidator(in_zone)]
+Moment = Annotated[AwareDatetime, AfterValidator(_with_offset)]
 Tag = Annotated[
     Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)
 ]

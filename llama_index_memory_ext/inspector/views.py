@@ -24,7 +24,7 @@ from llama_index_memory_ext.store.tables import (
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import as_taken, body_of, question_in
+from llama_index_memory_ext.text.messages import as_taken, body_of, in_zone, question_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,7 +166,7 @@ class Views:
         user = query.get("user", "")
         state = query.get("state", "")
         part = query.get("q", "")
-        facts = await read_facts(self.store, user)
+        facts = await read_facts(self.store, user, self.limits)
         matching_facts = []
         for entry in facts:
             text = f"{entry.fact.content} {entry.fact.category}"
@@ -188,7 +188,10 @@ class Views:
         """Return a fact with the facts before and after it, and with the messages that it was learned from."""
         user = query.get("user", "")
         fact_id = query.get("fact", "")
-        entries = {entry.fact.id: entry for entry in await read_facts(self.store, user)}
+        entries = {
+            entry.fact.id: entry
+            for entry in await read_facts(self.store, user, self.limits)
+        }
         if fact_id not in entries:
             raise NotFoundError
         fact, state = entries[fact_id]
@@ -390,9 +393,11 @@ def memory_on(
     )
 
 
-async def read_facts(store: MemoryStore, user: str) -> list[FactWithState]:
-    """Return all facts of a user with their states."""
-    now = utc_now()
+async def read_facts(
+    store: MemoryStore, user: str, limits: Mapping[str, Any]
+) -> list[FactWithState]:
+    """Return all facts of a user with their states, today in the time zone."""
+    now = in_zone(utc_now(), limits.get("time_zone"))
     facts = (await store.facts.read(user, view=ALL)).facts
     return [FactWithState(fact, fact.state(now)) for fact in facts]
 
@@ -412,7 +417,7 @@ async def preview_prompt(
     for reader in (settings.condensed_block.name, profile_reader):
         cursors[reader] = await store.readers.state(session_id, reader)
     rows = await store.readers.find(session_id)
-    all_facts = await read_facts(store, user_id)
+    all_facts = await read_facts(store, user_id, limits)
     copy = MemoryStore(db_data=_copy_rows(rows, name))
     async with aclosing(copy):
         for reader, (position, state) in cursors.items():

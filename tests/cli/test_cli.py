@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, closing
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -283,6 +284,19 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
         "facts", "explain", "Where did I live before?", *ANN, COLUMNS="200"
     ).stdout
     assert "yes: was true before" in explained
+
+
+def test_a_fact_has_the_day_of_the_time_zone(cli: Here) -> None:
+    zone = ("--time-zone", "Pacific/Kiritimati")
+    cli("facts", "add", "Likes tea", *ANN, *zone)
+    (fact,) = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    today = datetime.now(timezone(timedelta(hours=14))).date()
+    assert fact["created_at"].startswith(f"{today}T")
+    assert fact["created_at"].endswith("+14:00")
+    assert str(today) in cli("facts", "list", *ANN, COLUMNS="200").stdout
+    cli("facts", "edit", fact["id"], *ANN, "--pin", LLAMA_INDEX_MEMORY_TIME_ZONE="Asia/Tokyo")  # fmt: skip
+    (fact,) = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    assert fact["updated_at"].endswith("+09:00")
 
 
 def test_the_beginning_of_an_id_must_be_that_of_one_fact(cli: Here) -> None:

@@ -500,6 +500,13 @@ async def test_a_printed_config_starts_the_server_from_any_folder(
         assert await call(session, "list_memories") == "0 facts in all."
 
 
+def test_a_config_keeps_the_time_zone(command: Here, database: Path) -> None:
+    options = ("--user", "ann", "--db", str(database), "--time-zone", "Asia/Tokyo")
+    printed = command("mcp", *options, "--print-config", "cursor")
+    arguments = json.loads(printed.stdout)["mcpServers"]["memory"]["args"]
+    assert arguments[arguments.index("--time-zone") + 1] == "Asia/Tokyo"
+
+
 def test_a_config_for_a_server_has_no_password_and_says_where_it_goes(
     command: Here,
 ) -> None:

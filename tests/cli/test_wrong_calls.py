@@ -32,6 +32,11 @@ COMMANDS = [
     ("facts list --user ann --limit 0", "such as 20; got '0'"),
     ("facts list --user ann --category food", "preference, knowledge"),
     ("facts list --user ann --state gone", "present, past, retired"),
+    (
+        "facts list --user ann --time-zone Europa/Paris",
+        "such as Europe/Paris (on a machine without a zone database: pip install tzdata); got 'Europa/Paris'",
+    ),
+    ("inspect --time-zone CEST", "such as Europe/Paris"),
     ("facts list --user ann --tag ' '", "a tag of 1 to 100 characters such as diet"),
     ("facts list --user ' ann'", FACTS_LIST),
     ("facts list --usr ann", FACTS_LIST),

@@ -13,6 +13,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -882,3 +883,44 @@ async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(
             )
             similarities.append(preview.explanation.facts[0].similarity)
         assert similarities == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("zone", "heading", "written"),
+    [
+        (None, "2026-03-10", "2026-03-10 21:30"),
+        (ZoneInfo("Pacific/Auckland"), "2026-03-11", "2026-03-11 10:30"),
+    ],
+)
+async def test_the_pages_show_the_days_of_the_prompt(
+    tmp_path: Path,
+    inspect: Inspect,
+    zone: ZoneInfo | None,
+    heading: str,
+    written: str,
+) -> None:
+    file = tmp_path / "zones.db"
+    said = {"timestamp": "2026-03-10T21:30:00Z"}
+    memory = CondensedMemory.from_defaults(
+        "chat",
+        user_id="ann",
+        async_database_uri=f"sqlite+aiosqlite:///{file}",
+        extract_facts=False,
+        time_zone=zone,
+    )
+    await memory.aput_messages(
+        [ChatMessage("Alpacas spit.", additional_kwargs=said), assistant("Indeed.")]
+    )
+    await memory.aflush()
+    fact = await memory.facts.aadd("Likes tea")
+    await memory.aclose()
+    client = await inspect(file, limits={"time_zone": zone} if zone else None)
+    session = (await client.get("session", params={"id": "chat", "q": "Hm?"})).text
+    assert f"&lt;message date&gt;{heading}" in session
+    assert f"date=&#34;{fact.began}&#34;" in session
+    messages = (await client.get("messages", params={"id": "chat"})).text
+    assert written in messages
+    sessions = (await client.get("sessions")).text
+    assert f"Last used ({zone or 'UTC'})" in sessions
+    facts = (await client.get("facts", params={"user": "ann"})).text
+    assert f"since {fact.began}" in facts
