@@ -45,11 +45,14 @@ class Cipher:
         self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         self.is_set = not (key is None and encrypt is None)
         self.by_user = callable(key)
+        # Of the keys that are the same for all users.
+        self._fernet: Any = None
         if key is not None:
             self._library = _fernet_library()
             if not self.by_user:
                 # A malformed key is an error at once.
                 self.encrypt("")
+                self._fernet = self._fernet_for(None)
 
     def encrypt(self, value: Any, user: str | None = None) -> dict[str, str | None]:
         """Return a JSON value as it is stored, encrypted with the newest key of the user.
@@ -97,9 +100,13 @@ class Cipher:
     def _convert(self, name: str, text: str, user: str | None) -> Any:
         """Return an encrypted text, or the JSON value of one that is decrypted."""
         try:
-            function = self._functions[name] or self._function_of_keys(name, user)
-            # A TypeError for bytes.
-            converted: Any = function(text) + ""
+            function = self._functions[name]
+            if function is None:
+                function = getattr(self._fernet_for(user), name)
+                converted: Any = function(text.encode()).decode()
+            else:
+                # A TypeError for bytes.
+                converted = function(text) + ""
             if name == "decrypt":
                 # Here, because the wrong key of a function may make any text.
                 converted = loads(converted)
@@ -116,13 +123,13 @@ class Cipher:
             "list holds the newest key first, and older keys. Functions take and return texts."
         )
 
-    def _function_of_keys(self, name: str, user: str | None) -> Callable[[str], str]:
+    def _fernet_for(self, user: str | None) -> Any:
+        if self._fernet is not None:
+            return self._fernet
         keys = self._key(user) if self.by_user else self._key
         if isinstance(keys, str | bytes):
             keys = [keys]
-        fernets = [self._library.Fernet(key) for key in keys]
-        function = getattr(self._library.MultiFernet(fernets), name)
-        return lambda text: function(text.encode()).decode()
+        return self._library.MultiFernet([self._library.Fernet(key) for key in keys])
 
 
 def _fernet_library() -> Any:
