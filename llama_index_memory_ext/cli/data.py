@@ -339,13 +339,15 @@ def encrypt(*, db: Db = None, json: Json = False) -> None:
 
     async def work(store: ext.MemoryStore) -> Output:
         counts = await store.aencrypt(vacuum=False)
-        text = f"Encrypted: {counts['encrypted']} (sessions, and users with facts)."
         if counts["unreadable"] or not await store.vacuum():
             raise TerminalError(
-                f"{text} {counts['unreadable']} have another key and stay; or the file was not rewritten, and may "
-                "hold plain words. Run the command again, with all keys."
+                f"{counts['unreadable']} sessions and users have another key and stay, or the file was not rewritten "
+                "and may hold plain words. Run the command again, with all keys."
             )
-        return Output(counts, text)
+        return Output(
+            counts,
+            f"The rows of {counts['encrypted']} sessions and users have the newest key.",
+        )
 
     cli.run(db, work, as_json=json)
 

@@ -50,8 +50,8 @@ from llama_index_memory_ext.store.tables import (
     written_at,
 )
 from llama_index_memory_ext.store.upgrades import (
+    SELECT_PLACES,
     encrypt_within,
-    encrypted_places,
     mark,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -623,7 +623,10 @@ class MemoryStore(SQLAlchemyChatStore):
                 "command line in LLAMA_INDEX_MEMORY_KEY."
             )
         counts = Counter(encrypted=0, unreadable=0)
-        for place in await self.database.run(encrypted_places, writes=False):
+        places = await self.database.run(
+            lambda tx: tx.execute(SELECT_PLACES).mappings().all(), writes=False
+        )
+        for place in places:
             try:
                 await self.database.run(encrypt_within, place, seconds=_REWRITE_SECONDS)
                 counts["encrypted"] += 1

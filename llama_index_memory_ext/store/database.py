@@ -265,9 +265,10 @@ class Database:
             address.use_write_ahead_log(conn, self.seconds)
         if version != SCHEMA_VERSION:
             return False
-        # A store that only reads encrypts nothing.
-        needs_mark = self.tables.cipher.is_set and not self.set_up
-        return is_marked(conn, self.tables) or not needs_mark
+        if is_marked(conn, self.tables):
+            return True
+        # A store that only reads, by its ``set_up``, cannot mark the database.
+        return bool(self.set_up) or not self.tables.cipher.is_set
 
     def _make(self, conn: Connection) -> None:
         if self.backend == "postgresql":

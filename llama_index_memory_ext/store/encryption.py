@@ -24,8 +24,8 @@ _OPENING = f'{{"{_TOKEN}":'
 class Cipher:
     """Encrypts the values of a store, and decrypts them.
 
-    An encrypted value is a JSON object with the encrypted text, and with the user if
-    each user has a key. Without keys and functions, ``is_set`` is false, and values are
+    An encrypted value is a JSON object with the encrypted text and the user. The user
+    is None if all users have one key. Without keys and functions, ``is_set`` is false, and values are
     stored as they are. ``by_user``: each user has a key.
     """
 
@@ -42,27 +42,25 @@ class Cipher:
                 "Leave out encryption_key, or both functions."
             )
         self._key: Any = key
-        self._encrypt = encrypt
-        self._decrypt = decrypt
+        self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         self.is_set = not (key is None and encrypt is None)
         self.by_user = callable(key)
-        self._library: Any = None
+        # Of the keys that are the same for all users.
+        self._fernet: Any = None
         if key is not None:
             self._library = _fernet_library()
             if not self.by_user:
                 # A malformed key is an error at once.
                 self.encrypt("")
+                self._fernet = self._fernet_for(None)
 
-    def encrypt(self, value: Any, user: str | None = None) -> dict[str, str]:
+    def encrypt(self, value: Any, user: str | None = None) -> dict[str, str | None]:
         """Return a JSON value as it is stored, encrypted with the newest key of the user.
 
         ``user`` is None for a session without a user, or of several users. An
         EncryptionError if the user has no key, or the function of the program fails.
         """
-        encrypted = {_TOKEN: self._call(self._token_of, value, user)}
-        if user is not None:
-            encrypted[_USER] = user
-        return encrypted
+        return {_TOKEN: self._convert("encrypt", dumps(value), user), _USER: user}
 
     def decrypt(self, value: Any) -> Any:
         """Return the value of a column of JSON, which psycopg alone has parsed; a plain value stays as it is.
@@ -79,17 +77,15 @@ class Cipher:
                 "The database is encrypted, and this store has no key; nothing was read or changed. Pass the key as "
                 "encryption_key, to the command line in LLAMA_INDEX_MEMORY_KEY."
             )
-        return self._call(self._value_of, value[_TOKEN], value.get(_USER))
+        return self._convert("decrypt", value[_TOKEN], value[_USER])
 
     def encrypt_digest(self, digest: str, user: str | None = None) -> str:
         """Return the digest of a text as it is stored."""
         return dumps(self.encrypt(digest, user))
 
-    def decrypt_digest(self, digest: str) -> str:
+    def decrypt_digest(self, digest: str) -> Any:
         """Return a digest from its stored form."""
-        if digest.startswith(_OPENING):
-            return str(self.decrypt(digest))
-        return digest
+        return self.decrypt(digest) if digest.startswith(_OPENING) else digest
 
     def encrypt_vector(self, vector: bytes, user: str | None = None) -> bytes:
         """Return a vector as it is stored."""
@@ -101,41 +97,39 @@ class Cipher:
             return b64decode(self.decrypt_digest(vector.decode()))
         return vector
 
-    def _token_of(self, value: Any, user: str | None) -> str:
-        text = dumps(value)
-        if self._encrypt is None:
-            return str(self._fernet_for(user).encrypt(text.encode()).decode())
-        token = self._encrypt(text)
-        if not isinstance(token, str):
-            raise TypeError
-        return token
-
-    def _value_of(self, token: str, user: str | None) -> Any:
-        if self._decrypt is None:
-            return loads(self._fernet_for(user).decrypt(token))
-        return loads(self._decrypt(token))
+    def _convert(self, name: str, text: str, user: str | None) -> Any:
+        """Return an encrypted text, or the JSON value of one that is decrypted."""
+        try:
+            function = self._functions[name]
+            if function is None:
+                function = getattr(self._fernet_for(user), name)
+                converted: Any = function(text.encode()).decode()
+            else:
+                # A TypeError for bytes.
+                converted = function(text) + ""
+            if name == "decrypt":
+                # Here, because the wrong key of a function may make any text.
+                converted = loads(converted)
+        except Exception as error:  # noqa: BLE001 - functions of the program may raise any error
+            reason = type(error).__name__
+        else:
+            return converted
+        owner = "" if user is None else f" of user {user!r}"
+        # Raised outside the except block, so that the error has no context, which would
+        # hold a text or a key.
+        raise EncryptionError(
+            f"A text{owner} could not be {name}ed ({reason}); nothing was changed. encryption_key must hold the key "
+            "with which the text was stored, 44 characters as Fernet.generate_key() of cryptography makes them; a "
+            "list holds the newest key first, and older keys. Functions take and return texts."
+        )
 
     def _fernet_for(self, user: str | None) -> Any:
+        if self._fernet is not None:
+            return self._fernet
         keys = self._key(user) if self.by_user else self._key
         if isinstance(keys, str | bytes):
             keys = [keys]
         return self._library.MultiFernet([self._library.Fernet(key) for key in keys])
-
-    def _call(
-        self, function: Callable[[Any, str | None], Any], value: Any, user: str | None
-    ) -> Any:
-        """Call a function whose errors may hold a text or a key."""
-        try:
-            return function(value, user)
-        except Exception as error:  # noqa: BLE001 - functions of the program may raise any error
-            reason = type(error).__name__
-        owner = "" if user is None else f" of user {user!r}"
-        # Raised outside the except block, so that the error has no context.
-        raise EncryptionError(
-            f"A text{owner} could not be encrypted or decrypted ({reason}); nothing was changed. encryption_key must "
-            "hold the key with which the text was stored, 44 characters as Fernet.generate_key() of cryptography "
-            "makes them. A list holds the newest key first, and older keys."
-        )
 
 
 def _fernet_library() -> Any:

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from llama_index_memory_ext.store.encryption import Cipher
 from llama_index_memory_ext.text.messages import RESULT_ROLES, in_zone, times_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from sqlalchemy.schema import SchemaItem
 
@@ -65,17 +65,18 @@ _TYPES: dict[str, Any] = {
 _IN_SQLITE = "IN (SELECT value FROM json_each(:{}))"
 
 
-class _Stored(sa.types.UserDefinedType[Any]):
-    """The type of a column whose values are decrypted when a query reads them."""
+class _Encrypted(sa.types.UserDefinedType[Any]):
+    """The type of a column whose values are encrypted, and decrypted when a query reads them."""
 
     cache_ok = True
 
-    def __init__(self, decrypt: Callable[[Any], Any]) -> None:
+    def __init__(self, encrypt: Any, decrypt: Any) -> None:
+        self.encrypt = encrypt
         self.decrypt = decrypt
 
-    def result_processor(self, dialect: Any, coltype: object) -> Callable[[Any], Any]:
-        """Return the function that reads a stored value; NULL stays None."""
-        return lambda value: None if value is None else self.decrypt(value)
+    def result_processor(self, dialect: Any, coltype: object) -> Any:
+        """Return the function that reads a stored value."""
+        return self.decrypt
 
 
 class Tables:
@@ -96,11 +97,12 @@ class Tables:
     ) -> None:
         cipher = cipher or Cipher()
         self.cipher = cipher
-        self._columns = {
-            "data": _Stored(cipher.decrypt),
-            "state": _Stored(cipher.decrypt),
-            "digest": _Stored(cipher.decrypt_digest),
-            "vector": _Stored(cipher.decrypt_vector),
+        as_json = _Encrypted(cipher.encrypt, cipher.decrypt)
+        self.encrypted_columns = {
+            "data": as_json,
+            "state": as_json,
+            "digest": _Encrypted(cipher.encrypt_digest, cipher.decrypt_digest),
+            "vector": _Encrypted(cipher.encrypt_vector, cipher.decrypt_vector),
         }
         # The same statement is built once: to build it takes as long as to run it.
         self.sql = lru_cache(maxsize=None)(self._build)
@@ -225,7 +227,7 @@ class Tables:
             )
         text = text.bindparams(*parameters)
         if statement.lstrip().startswith("SELECT"):
-            return text.columns(**self._columns)
+            return text.columns(**self.encrypted_columns)
         return text
 
 
@@ -323,14 +325,7 @@ class LogRow:
     @classmethod
     def from_query(cls, row: Any) -> LogRow:
         """Return the row of a query that has selected all columns of the chat table but the key."""
-        return cls(
-            id=row.id,
-            role=row.role,
-            data=row.data,
-            timestamp=row.timestamp,
-            status=row.status,
-            user_id=row.user_id,
-        )
+        return cls(row.id, row.role, row.data, row.timestamp, row.status, row.user_id)
 
     @property
     def speaker(self) -> str:
@@ -510,7 +505,11 @@ def day_of(said_at: datetime | None) -> str:
     return said_at.date().isoformat() if said_at else ""
 
 
-_SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
+# The only user of a session; no row for a session without a user, or that users share.
+_SELECT_USER = """
+SELECT MIN(user_id) FROM {owners} WHERE key = :key
+GROUP BY key HAVING COUNT(*) = 1 AND MIN(kind) = 'own'
+"""
 # A row that is set to its own value stays locked until the transaction ends, also if it
 # is new.
 _LOCK_SESSION = """
@@ -540,8 +539,6 @@ class Transaction:
         self.tables = tables
         self.epochs: dict[str, int] = {}
         self.claims = claims
-        # The owners of a session are stored before its rows.
-        self._user_of_session = cache(self._read_user)
 
     def execute(
         self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
@@ -559,34 +556,23 @@ class Transaction:
 
     def _encrypted(self, row: Row) -> Row:
         """Return the parameters of a statement with encrypted texts and vectors."""
-        cipher = self.tables.cipher
+        columns = self.tables.encrypted_columns
+        names = [name for name in columns if row.get(name) is not None]
+        if not names:
+            return row
+        user = self._user_of(row) if self.tables.cipher.by_user else None
         encrypted = dict(row)
-        for name, encrypt in (
-            ("data", cipher.encrypt),
-            ("state", cipher.encrypt),
-            ("digest", cipher.encrypt_digest),
-            ("vector", cipher.encrypt_vector),
-        ):
-            if row.get(name) is not None:
-                user = self._user_of(row) if cipher.by_user else None
-                encrypted[name] = encrypt(row[name], user)
+        for name in names:
+            encrypted[name] = columns[name].encrypt(row[name], user)
         return encrypted
 
-    def _user_of(self, row: Row) -> str | None:
+    def _user_of(self, row: Row) -> Any:
         """Return the user whose key a row gets; None for a session without a user, or that users share."""
-        namespace: str = row.get("namespace", "")
         key = row.get("key")
-        if "vector" in row and namespace.startswith(vectors_namespace("")):
-            key = namespace.removeprefix(vectors_namespace(""))
         if key is not None:
-            return self._user_of_session(key)
+            return self.execute(_SELECT_USER, key=key).scalar()
+        namespace = row["namespace"]
         return None if namespace.startswith(ANONYMOUS) else namespace
-
-    def _read_user(self, key: str) -> str | None:
-        owners = self.execute(_SELECT_OWNERS, key=key).all()
-        if len(owners) == 1 and owners[0].kind == OWN:
-            return str(owners[0].user_id)
-        return None
 
     def scalars(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement, and return the first column of its rows."""

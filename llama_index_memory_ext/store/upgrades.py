@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTab
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.store.tables import Row, Tables, Transaction
+    from llama_index_memory_ext.store.tables import Tables, Transaction
 
 SCHEMA_VERSION = 6
 # The oldest version that is upgraded in place.
@@ -201,7 +201,7 @@ _SELECT_MARK = "SELECT encryption FROM {schema}"
 _SET_MARK = "UPDATE {schema} SET encryption = :mark"
 # The sessions and the users whose rows are encrypted, each with the namespace of the
 # vectors.
-_SELECT_PLACES = """
+SELECT_PLACES = """
 SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
 UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
 UNION SELECT NULL, namespace, namespace FROM {facts}
@@ -243,24 +243,15 @@ def mark(conn: sa.Connection, tables: Tables) -> None:
     """Mark a database as encrypted with the newest key of the store, if the store has one."""
     is_marked(conn, tables)
     if tables.cipher.is_set:
-        encrypted = tables.cipher.encrypt_digest("")
-        conn.execute(tables.sql(_SET_MARK), {"mark": encrypted})
+        conn.execute(tables.sql(_SET_MARK), {"mark": tables.cipher.encrypt_digest("")})
 
 
-def encrypted_places(tx: Transaction) -> list[Row]:
-    """Return the sessions and the users with rows that ``encrypt_within`` stores anew."""
-    return [dict(place) for place in tx.execute(_SELECT_PLACES).mappings()]
-
-
-def encrypt_within(tx: Transaction, place: Row) -> None:
-    """Store the rows of a session or a user anew, encrypted with the newest key."""
-    if place["namespace"] is None:
-        tx.lock([place["key"]], ())
-    else:
-        tx.lock((), [place["namespace"]])
+def encrypt_within(tx: Transaction, place: Any) -> None:
+    """Store the rows of a session or a user, one of ``SELECT_PLACES``, anew, encrypted with the newest key."""
+    tx.lock({place["key"]} - {None}, {place["namespace"]} - {None})
     count = 0
     for query, update in _REWRITES:
-        rows = [dict(row) for row in tx.execute(query, **place).mappings()]
+        rows = [{**place, **row} for row in tx.execute(query, **place).mappings()]
         count += len(rows)
         if rows:
             tx.execute(update, rows)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+from cryptography.fernet import Fernet
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
@@ -1219,3 +1220,25 @@ def test_facts_are_listed_by_day_kind_and_tag_a_page_at_a_time(cli: Here) -> Non
         ("--state", "gone"),
     ):
         assert cli("facts", "list", *ANN, *options).returncode == 2
+
+
+def test_the_key_is_a_variable_and_a_command_encrypts_and_rotates(
+    cli: Here, database: Path
+) -> None:
+    """Several keys have blanks between them, the newest first; no error shows one."""
+    old, new = (Fernet.generate_key().decode() for _ in range(2))
+    talk(database, "chat", "ann", "I like canaries.")
+    assert "needs a key" in cli("encrypt").stderr
+    done = cli("encrypt", "--json", LLAMA_INDEX_MEMORY_KEY=old)
+    assert json.loads(done.stdout) == {"encrypted": 1, "unreadable": 0}
+    assert b"canaries" not in database.read_bytes()
+    for wrong in ("", new, "no-key"):
+        failed = cli("export", "--session", "chat", LLAMA_INDEX_MEMORY_KEY=wrong)
+        assert failed.returncode == 1
+        assert not any(key in failed.stderr for key in (old, new, "no-key"))
+    done = cli("encrypt", LLAMA_INDEX_MEMORY_KEY=f"{new} {old}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 sessions and users" in done.stdout
+    exported = cli("export", "--session", "chat", LLAMA_INDEX_MEMORY_KEY=new)
+    assert "I like canaries." in exported.stdout
+    assert cli("sessions", "list", LLAMA_INDEX_MEMORY_KEY=old).returncode == 1
