@@ -177,6 +177,7 @@ class CondensedMemory(Memory):
     user_id: str | None = None
     shared: Switch = False
     temporary: Switch = False
+    say_unknown: Switch = False
     sql_store: MemoryStore = Field(
         default_factory=MemoryStore, exclude=True, repr=False
     )
@@ -250,6 +251,7 @@ class CondensedMemory(Memory):
         redact: Redact = None,
         on_error: ErrorHandler = None,
         temporary: bool = False,
+        say_unknown: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
@@ -327,6 +329,8 @@ class CondensedMemory(Memory):
             temporary: Whether nothing is stored. The facts are read from the database,
                 which must exist, and the session is in memory. No facts are extracted,
                 and adding a fact raises a ``StoreError``.
+            say_unknown: Whether the prompt says so in one line where the user asks
+                about themselves and no word of the question is in the memory.
             settings: Each of the following, by name.
 
         Raises:
@@ -399,6 +403,7 @@ class CondensedMemory(Memory):
             redact=redact,
             on_error=on_error,
             temporary=temporary,
+            say_unknown=say_unknown,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
@@ -508,6 +513,10 @@ class CondensedMemory(Memory):
             fitted = await self._fit(
                 contents, room - await self._tokens_beside_memory(turn), turn.messages
             )
+            if self.say_unknown:
+                from llama_index_memory_ext.memory import unknown  # off by default
+
+                await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)
             media = await self._read_media(turn, fitted)
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
@@ -1097,9 +1106,11 @@ class CondensedMemory(Memory):
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""
+        line = template.UNKNOWN if self.say_unknown else ""
+        tokens = self.tokenizer_fn.count(line)
         if not turn.question_follows:
-            return await self._tokens_of(turn.messages)
-        tokens = await self._tokens_of(turn.query)
+            return tokens + await self._tokens_of(turn.messages)
+        tokens += await self._tokens_of(turn.query)
         return tokens + template.tokens_of_role(self.chat_engine_role, self._tokens)
 
     async def _fit(
