@@ -28,7 +28,7 @@ inspector   server > views > actions > pages                              # page
 ---
 agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
 ---
-memory      condensed_memory > backfill settings turns > search stats template    # preset
+memory      condensed_memory > backfill settings turns unknown > search stats template    # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -74,18 +74,17 @@ HIGHEST_COMPLEXITY = 10
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
-    "checks/people.py": "tells whom words speak of, apart from the checks",
     "learning/verification.py": "is a request of its own, which is off by default",
     "facts/deleted_messages.py": "is read at the first deletion",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/unknown.py": "reads the words of a question, which is off by default",
     "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
     "store/threads.py": "knows of forks and of the end of the program, not of databases",
-    "words/asking.py": "tells what a text asks for, by its words alone",
     "text/trim.py": "is a public function of its own",
 }
 # Which room may import which libraries.

@@ -181,6 +181,7 @@ class CondensedMemory(Memory):
     shared: Switch = False
     temporary: Switch = False
     time_zone: TimeZone = None
+    say_unknown: Switch = False
     sql_store: MemoryStore = Field(
         default_factory=MemoryStore, exclude=True, repr=False
     )
@@ -265,6 +266,7 @@ class CondensedMemory(Memory):
         decrypt: TextFunction = None,
         temporary: bool = False,
         time_zone: str | tzinfo | None = None,
+        say_unknown: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
@@ -350,6 +352,8 @@ class CondensedMemory(Memory):
                 tells on which day a message was said or a fact became known, and which
                 day is today. Facts keep the day on which they were stored. Default: the
                 offset of each message's own time, or else UTC.
+            say_unknown: Whether the prompt says so in one line where the user asks
+                about themselves and no word of the question is in the memory.
             settings: Each of the following, by name.
 
         Raises:
@@ -431,6 +435,7 @@ class CondensedMemory(Memory):
             on_error=on_error,
             temporary=temporary,
             time_zone=time_zone,
+            say_unknown=say_unknown,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
@@ -540,6 +545,10 @@ class CondensedMemory(Memory):
             fitted = await self._fit(
                 contents, room - await self._tokens_beside_memory(turn), turn.messages
             )
+            if self.say_unknown:
+                from llama_index_memory_ext.memory import unknown  # off by default
+
+                await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)
             media = await self._read_media(turn, fitted)
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
@@ -1129,9 +1138,11 @@ class CondensedMemory(Memory):
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""
+        line = template.UNKNOWN if self.say_unknown else ""
+        tokens = self.tokenizer_fn.count(line)
         if not turn.question_follows:
-            return await self._tokens_of(turn.messages)
-        tokens = await self._tokens_of(turn.query)
+            return tokens + await self._tokens_of(turn.messages)
+        tokens += await self._tokens_of(turn.query)
         return tokens + template.tokens_of_role(self.chat_engine_role, self._tokens)
 
     async def _fit(
