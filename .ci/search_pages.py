@@ -106,11 +106,11 @@ separator = index["config"]["separator"]
 documents = []
 for entry in index["docs"]:
     text = re.sub("<[^>]+>", " ", entry["text"])
-    fields = {
+    words = {
         "title": re.sub(separator, " ", entry["title"]),
         "text": re.sub(separator, " ", text),
     }
-    documents.append(({**entry, **fields}, {"boost": entry.get("boost", 1)}))
+    documents.append(({**entry, **words}, {"boost": entry.get("boost", 1)}))
 fields = ({"field_name": "title", "boost": 1_000}, {"field_name": "text", "boost": 1})
 search = lunr(ref="location", fields=fields, documents=documents, builder=builder)
 
