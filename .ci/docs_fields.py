@@ -16,6 +16,15 @@ _FIELDS = re.compile(
 )
 
 
+# Members of the blocks that only the memory uses.
+_OF_THE_MEMORY = re.compile(
+    r"model_post_init|view|jobs|all_jobs|usage|window|extractor|finish|release|belong_to"
+    r"|known_llm|chosen_llm|namespace_of|atruncate|aselect|apropose|aopen|amedia|ameasure"
+    r"|last_seen|used_tools|failures_of|job_key|recall_limit|profile_limit"
+    r"|(?:anotice|await_|readers?_|profile_reader_)\w*"
+)
+
+
 class Fields(griffe.Extension):
     """Called by griffe when the package has been read."""
 
@@ -59,11 +68,13 @@ class Fields(griffe.Extension):
             cls.del_member("__init__")
         for name, member in [*cls.members.items()]:
             # "self.name = name" describes nothing.
-            if (
+            says_nothing = (
                 isinstance(member, griffe.Attribute)
                 and member.docstring is None
                 and str(member.value) == name
-            ):
+            )
+            is_of_blocks = ".blocks." in f"{cls.path}."
+            if says_nothing or (is_of_blocks and _OF_THE_MEMORY.fullmatch(name)):
                 cls.del_member(name)
         cls.members = {name: cls.members[name] for name in _ordered(cls)}
 
