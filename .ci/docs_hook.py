@@ -37,9 +37,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Called for each page: links of the README and of guides lead to where the files are on the site."""
-    # A search shows guides before recipes and the reference. Each page has the word
-    # "user", and a reader who wants to delete a user must find how.
-    boosts = {"reference": 0.1, "recipes": 0.1, "deleting-a-person.md": 5}
+    # A search shows guides before recipes, the reference and the pages about the
+    # project. Each page has the word "user", and a reader who wants to delete a user
+    # must find how.
+    behind = ("reference", "recipes", "CHANGELOG.md", "CONTRIBUTING.md")
+    boosts = dict.fromkeys(behind, 0.1) | {"deleting-a-person.md": 5}
     folder = page.file.src_uri.split("/")[0]
     page.meta["search"] = {"boost": boosts.get(folder, 1)}
     if folder == "recipes":

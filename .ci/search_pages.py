@@ -73,6 +73,24 @@ EXPECTED = {
     "benchmark": "figures",
     "serverless": "production",
     "slow": "troubleshooting",
+    "cli": "command-line",
+    "command line": "command-line",
+    "export messages": "command-line",
+    "mcp": "desktop-apps",
+    "cursor": "desktop-apps",
+    "workflow": "agents",
+    "privacy": "deleting-a-person",
+    "dashboard": "seeing-what-happens",
+    "sharding": "partitioning",
+    "old messages": "leaving-out",
+    "credit card": "leaving-out",
+    "group chat": "team-chats",
+    "edit a message": "branching",
+    "context length exceeded": "hard-days",
+    "database is locked": "hard-days",
+    "multiple workers": "production",
+    "lm studio": "local-models",
+    "asyncio.run notebook": "jupyter",
 }
 
 index = json.loads(
@@ -84,20 +102,22 @@ builder.pipeline.reset()
 builder.pipeline.add(stop_word_filter)
 builder.search_pipeline.reset()
 builder.b(0)
-documents = [
-    (
-        {**entry, "text": re.sub("<[^>]+>", " ", entry["text"])},
-        {"boost": entry.get("boost", 1)},
-    )
-    for entry in index["docs"]
-]
+separator = index["config"]["separator"]
+documents = []
+for entry in index["docs"]:
+    text = re.sub("<[^>]+>", " ", entry["text"])
+    words = {
+        "title": re.sub(separator, " ", entry["title"]),
+        "text": re.sub(separator, " ", text),
+    }
+    documents.append(({**entry, **words}, {"boost": entry.get("boost", 1)}))
 fields = ({"field_name": "title", "boost": 1_000}, {"field_name": "text", "boost": 1})
 search = lunr(ref="location", fields=fields, documents=documents, builder=builder)
 
 
 def pages_for(question: str) -> list[str]:
     """Returns the pages that are found, the best one first."""
-    words = re.split(r"[\s-]+", question.lower())
+    words = re.split(separator, question.lower())
     found = []
     for hit in search.search(" ".join(f"{word}*" for word in words)):
         matched = [

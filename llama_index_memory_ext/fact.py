@@ -180,7 +180,8 @@ class Fact(BaseModel):
             pydantic's own error, in which the values stand.
 
     Examples:
-        >>> Fact(content="Prefers pytest for testing", confidence=0.9, category="preference").retired
+        >>> fact = Fact(content="Prefers pytest", category="preference", pinned=True)
+        >>> fact.retired
         False
     """
 

@@ -55,6 +55,16 @@ def test_public_docstrings_use_no_word_that_names_nothing() -> None:
     assert wrong == {}
 
 
+def test_examples_of_public_names_stand_under_a_heading() -> None:
+    """Without it, the reference shows them as quotations."""
+    wrong = [
+        name
+        for name, text in documented_names()
+        if re.search(r"^>>>", text, re.MULTILINE) and text != inspect.getdoc(int)
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize(
     "name", ["CondensedMemory", "CondensedMemory.from_defaults", "RelevantFactsBlock"]
 )

@@ -115,6 +115,14 @@ class MemoryRetriever(BaseRetriever):
             less than 1.
         LimitError: ``token_limit`` is less than 1.
         FactError: The filter is not valid.
+
+    Examples:
+        >>> from llama_index_memory_ext import CondensedMemory
+        >>> memory = CondensedMemory.from_defaults(user_id="ann", extract_facts=False)
+        >>> fact = memory.facts.add("Lives in Rome")
+        >>> [node.text for node in MemoryRetriever(memory).retrieve("Where do I live?")]
+        ['Lives in Rome']
+        >>> memory.close()
     """
 
     @unpacked(FactFilter, FactFilter)

@@ -83,8 +83,9 @@ def redact_secrets(text: str) -> str:
     returned unchanged. A secret with neither a name nor a known format is not found:
     see the guide "Leaving out".
 
-    >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")
-    'Pay with [secret]. [secret] Thanks!'
+    Examples:
+        >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")
+        'Pay with [secret]. [secret] Thanks!'
     """
     if not holds_secret(text):
         return text

@@ -840,6 +840,15 @@ def format_facts(
             else one turn a line. The last is the question; those before it count less.
             None or empty: facts are ranked by confidence.
         now: When the text is shown; default: now.
+
+    Examples:
+        >>> from datetime import datetime, timezone
+        >>> from llama_index_memory_ext import Fact
+        >>> day = datetime(2026, 11, 20, tzinfo=timezone.utc)
+        >>> facts = [Fact(content=text, created_at=day) for text in ("Likes tea", "Lives in Rome")]
+        >>> print(format_facts(facts, current_context="Where do I live?", now=day), end="")
+        <fact date="2026-11-20">Lives in Rome</fact>
+        <fact date="2026-11-20">Likes tea</fact>
     """
     shown_at = now or utc_now()
     present = [fact for fact in facts if fact.state(shown_at) == "present"]

@@ -86,8 +86,9 @@ def messages_from_json(
             in an object, and more than 100 levels. The error names the place, the
             expected value, and the keys and types there, never a text.
 
-    >>> messages_from_json('[{"role": "user", "content": "Hello!"}]')[0].content
-    'Hello!'
+    Examples:
+        >>> messages_from_json('[{"role": "user", "content": "Hello!"}]')[0].content
+        'Hello!'
     """
     messages: list[ChatMessage] = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an
@@ -128,8 +129,9 @@ def messages_to_json(
         LayoutError: There is no such layout.
         MessageError: An entry is no message, or JSON has no value for its content.
 
-    >>> messages_to_json([ChatMessage(role="user", content="Hello!")], layout="openai", indent=None)
-    '[{"role": "user", "content": "Hello!"}]'
+    Examples:
+        >>> messages_to_json([ChatMessage("Hello!")], layout="openai", indent=None)
+        '[{"role": "user", "content": "Hello!"}]'
     """
     if layout not in get_args(Layout):
         raise LayoutError(

@@ -153,6 +153,17 @@ class CondensedMemory(Memory):
     LlamaIndex cannot keep two concurrent runs of one session apart: the later question
     moves the earlier question out of short-term memory. Put each run into ``async with
     memory.turn():``, so that they run one after the other.
+
+    Examples:
+        >>> memory = CondensedMemory.from_defaults(user_id="ann", extract_facts=False)
+        >>> memory.put(ChatMessage("I live in Rome."))
+        >>> memory.put(ChatMessage("Noted.", role="assistant"))
+        >>> fact = memory.facts.add("Likes tea")
+        >>> [message.content for message in memory.get_all()]
+        ['I live in Rome.', 'Noted.']
+        >>> memory.search("Where do I live?").messages[0].text
+        'I live in Rome.'
+        >>> memory.close()
     """
 
     # Fields of the host with different defaults.

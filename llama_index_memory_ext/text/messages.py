@@ -852,6 +852,11 @@ def extract_conversation_context(
     Args:
         messages: Any messages. Tool calls and results are left out.
         max_turns: Most turns, the current one included.
+
+    Examples:
+        >>> chat = [ChatMessage("I live in Rome."), ChatMessage("Noted.", role="assistant")]
+        >>> extract_conversation_context(chat)
+        'I live in Rome. Noted.'
     """
     turns = turns_in(as_taken(messages))
     first = max(len(turns) - max_turns, 0)
