@@ -18,7 +18,6 @@ _MODULES = (
     "encodings.cp437",
     "py3langid.langid",
     "num2words",
-    "snowballstemmer",
     "dateparser.date",
     "dateparser.data.date_translation_data.en",
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import unicodedata
 from collections import defaultdict
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import chain, pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.background.loop import thread_lock
@@ -195,8 +199,6 @@ class _Stemmer(NamedTuple):
 
 @cache
 def _stemmer(code: str) -> _Stemmer:
-    import snowballstemmer  # type: ignore[import-untyped]  # at first use; the package has no type hints
-
     exact = dict[str, str]()
     for words in word_lists("irregular_forms").get(code, []):
         base, *forms = [word.replace(*_YO) for word in words]
@@ -206,7 +208,26 @@ def _stemmer(code: str) -> _Stemmer:
     endings = []
     for ending, *replacement in word_lists("endings").get(code, []):
         endings.append((re.compile(ending), "".join(replacement)))
-    return _Stemmer(snowballstemmer.stemmer(LANGUAGES[code]), plain | exact, endings)
+    return _Stemmer(_snowball(LANGUAGES[code]), plain | exact, endings)
+
+
+def _snowball(language: str) -> Any:
+    """Return a stemmer of the library.
+
+    The package loads all of its languages, which takes longer than the rest of a first
+    question. So the module of one language is loaded, under a name that is ours.
+    """
+    package = find_spec("snowballstemmer")
+    if package is None or find_spec("Stemmer"):
+        # The package takes the stemmers of PyStemmer, which it loads fast.
+        import snowballstemmer  # type: ignore[import-untyped]  # no type hints
+
+        return snowballstemmer.stemmer(language)
+    name = f"{__name__}_snowball"
+    parent = sys.modules.setdefault(name, ModuleType(name))
+    parent.__path__ = package.submodule_search_locations or []
+    module = import_module(f"{name}.{language}_stemmer")
+    return getattr(module, f"{language.title()}Stemmer")()
 
 
 def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,3 +79,18 @@ def test_threads_do_not_mix_up_the_words_they_stem() -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(terms_in, words * 4))
     assert found == [(stem,) for stem in stems * 4]
+
+
+def test_only_the_stemmers_of_needed_languages_are_loaded_and_stem_as_the_package() -> (
+    None
+):
+    code = (
+        "import sys\n"
+        "from llama_index_memory_ext.words.tokens import term_of\n"
+        "print(term_of('wohnungen', 'de'), *[name.split('.')[-1] for name in sys.modules if name.endswith('_stemmer')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True
+    )
+    stem = snowballstemmer.stemmer("german").stemWord("wohnungen")
+    assert done.stdout.split() == [stem, "german_stemmer"]
