@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.messages import body_of, in_zone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +97,7 @@ HEADERS = {
 def _time(context: Mapping[str, Any], value: datetime | None) -> str:
     if value is None:
         return "unknown"
-    return f"{value.astimezone(context['zone']):%Y-%m-%d %H:%M}"
+    return f"{in_zone(value, context['zone']):%Y-%m-%d %H:%M}"
 
 
 def _share(part: float, whole: float) -> str:
