@@ -6,6 +6,7 @@ from base64 import b64decode, b64encode, urlsafe_b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from json import dumps, loads
 from os import urandom
 from typing import Any, TypeAlias
@@ -50,11 +51,13 @@ class Cipher:
         self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         self.is_set = not (key is None and encrypt is None)
         self.by_user = callable(key)
-        if key is not None:
-            self._library = _aead_library()
-            if not self.by_user:
-                # A malformed key is an error at once.
-                self.encrypt("")
+        if key is not None and find_spec("cryptography") is None:
+            raise SettingError(
+                'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
+            )
+        if key is not None and not self.by_user:
+            # A malformed key is an error at once.
+            self.encrypt("")
 
     def encrypt(self, value: Any, user: str | None = None) -> dict[str, str | None]:
         """Return a JSON value as it is stored, encrypted with the newest key of the user.
@@ -125,21 +128,13 @@ class Cipher:
         )
 
     def _ciphers_for(self, user: str | None) -> list[Any]:
+        # Imported here: it is an extra.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         keys = self._key(user) if self.by_user else self._key
         if isinstance(keys, str | bytes):
             keys = [keys]
-        return [self._library.AESGCM(urlsafe_b64decode(key)) for key in keys]
-
-
-def _aead_library() -> Any:
-    try:
-        # Imported here: it is an extra.
-        from cryptography.hazmat.primitives.ciphers import aead
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
-        ) from error
-    return aead
+        return [AESGCM(urlsafe_b64decode(key)) for key in keys]
 
 
 def _encrypt_by(ciphers: Sequence[Any], text: str) -> str:
