@@ -143,8 +143,8 @@ class MemoryStore(SQLAlchemyChatStore):
         pool_size: The largest number of threads, each with a connection, of this store
             in the process; at least 1. An engine of your own uses its pool instead, in
             the event loop of the caller.
-        encryption_key: A key of ``cryptography.fernet.Fernet`` with which texts and
-            vectors are stored encrypted; or a list of keys, the newest first; or a
+        encryption_key: A key with which texts and vectors are stored encrypted, 32
+            random bytes as URL-safe Base64; or a list of keys, the newest first; or a
             function from a ``user_id`` to one of these. The function gets None for
             sessions without a user, or of several users. Needs the extra
             ``encryption``.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode, b64encode, urlsafe_b64decode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from json import dumps, loads
+from os import urandom
 from typing import Any, TypeAlias
 
 from llama_index_memory_ext.errors import EncryptionError, SettingError
@@ -18,6 +22,8 @@ TextFunction: TypeAlias = Callable[[str], str] | None
 # The fields of an encrypted value. No message, fact or state has the first one.
 _TOKEN = "$encrypted"  # noqa: S105 - a name
 _USER = "user"
+# What AES-GCM takes. A key may encrypt 2**32 texts with random ones.
+_NONCE_BYTES = 12
 _OPENING = f'{{"{_TOKEN}":'
 
 
@@ -45,14 +51,13 @@ class Cipher:
         self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         self.is_set = not (key is None and encrypt is None)
         self.by_user = callable(key)
-        # Of the keys that are the same for all users.
-        self._fernet: Any = None
-        if key is not None:
-            self._library = _fernet_library()
-            if not self.by_user:
-                # A malformed key is an error at once.
-                self.encrypt("")
-                self._fernet = self._fernet_for(None)
+        if key is not None and find_spec("cryptography") is None:
+            raise SettingError(
+                'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
+            )
+        if key is not None and not self.by_user:
+            # A malformed key is an error at once.
+            self.encrypt("")
 
     def encrypt(self, value: Any, user: str | None = None) -> dict[str, str | None]:
         """Return a JSON value as it is stored, encrypted with the newest key of the user.
@@ -102,11 +107,10 @@ class Cipher:
         try:
             function = self._functions[name]
             if function is None:
-                function = getattr(self._fernet_for(user), name)
-                converted: Any = function(text.encode()).decode()
-            else:
-                # A TypeError for bytes.
-                converted = function(text) + ""
+                by_keys = _encrypt_by if name == "encrypt" else _decrypt_by
+                function = partial(by_keys, self._ciphers_for(user))
+            # A TypeError for bytes.
+            converted: Any = function(text) + ""
             if name == "decrypt":
                 # Here, because the wrong key of a function may make any text.
                 converted = loads(converted)
@@ -119,25 +123,36 @@ class Cipher:
         # hold a text or a key.
         raise EncryptionError(
             f"A text{owner} could not be {name}ed ({reason}); nothing was changed. encryption_key must hold the key "
-            "with which the text was stored, 44 characters as Fernet.generate_key() of cryptography makes them; a "
-            "list holds the newest key first, and older keys. Functions take and return texts."
+            "with which the text was stored, 44 characters as base64.urlsafe_b64encode(os.urandom(32)) makes them; "
+            "a list holds the newest key first, and older keys. Functions take and return texts."
         )
 
-    def _fernet_for(self, user: str | None) -> Any:
-        if self._fernet is not None:
-            return self._fernet
+    def _ciphers_for(self, user: str | None) -> list[Any]:
+        # Imported here: it is an extra.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         keys = self._key(user) if self.by_user else self._key
         if isinstance(keys, str | bytes):
             keys = [keys]
-        return self._library.MultiFernet([self._library.Fernet(key) for key in keys])
+        return [AESGCM(urlsafe_b64decode(key)) for key in keys]
 
 
-def _fernet_library() -> Any:
-    try:
-        # Imported here: it is an extra.
-        from cryptography import fernet
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
-        ) from error
-    return fernet
+def _encrypt_by(ciphers: Sequence[Any], text: str) -> str:
+    """Return a text encrypted by the first cipher."""
+    nonce = urandom(_NONCE_BYTES)
+    encrypted = ciphers[0].encrypt(nonce, text.encode(), None)
+    return b64encode(nonce + encrypted).decode()
+
+
+def _decrypt_by(ciphers: Sequence[Any], token: str) -> str:
+    """Return the text of a token by the first cipher with its key; an InvalidTag if there is none."""
+    from cryptography.exceptions import InvalidTag
+
+    encrypted = b64decode(token)
+    for cipher in ciphers:
+        with suppress(InvalidTag):
+            text: bytes = cipher.decrypt(
+                encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], None
+            )
+            return text.decode()
+    raise InvalidTag
