@@ -147,7 +147,7 @@ class PastChange(NamedTuple):
     """
 
     at: Utc
-    what: str
+    what: Visible
 
 
 _RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
