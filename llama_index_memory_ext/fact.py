@@ -158,7 +158,7 @@ class PastChange(NamedTuple):
     """
 
     at: Moment
-    what: str
+    what: Visible
 
 
 _RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")

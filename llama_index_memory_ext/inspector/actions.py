@@ -41,9 +41,10 @@ _FACT_OUTCOMES = {
 class Action(NamedTuple):
     """An action that a form asks for.
 
-    ``name``: "add", "forget-session", "forget-user", or an action on a fact.
+    ``name``: "add", "tidy-all", "forget-session", "forget-user", or an action on a
+    fact.
     ``user``: the user whose facts or sessions change, or "".
-    ``item``: the id of the fact or the session, or "".
+    ``item``: the id of the fact or the session, the digest of proposals, or "".
     """
 
     name: str
@@ -131,8 +132,8 @@ async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
     own = [info for info in sessions if {*info.user_ids} <= {action.user}]
     messages = sum(info.messages for info in own)
     outcome = (
-        f"All data of this user is deleted for good: {len(facts)} facts, and {len(own)} sessions with their "
-        f"{messages} messages."
+        f"All data of this user is deleted for good: {len(facts)} facts, and the sessions of this user "
+        f"alone ({len(own)}) with {messages} messages."
     )
     if len(own) < len(sessions):
         shared = len(sessions) - len(own)

@@ -556,7 +556,7 @@ class CondensedMemory(Memory):
             fitted = await self._fit(
                 contents, room - await self._tokens_beside_memory(turn), turn.messages
             )
-            if self.say_unknown:
+            if self.say_unknown and fitted.tokens_left >= 0:
                 from llama_index_memory_ext.memory import unknown  # off by default
 
                 await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)

@@ -749,7 +749,7 @@ async def test_forgetting_a_user_names_what_stays_of_a_shared_session(
     query = {"action": "forget-user", "user": "amy", "item": ""}
     asked = (await client.get("really", params=query)).text
     assert (
-        "0 facts, and 1 sessions with their 2 messages. In sessions with others (1), only this user"
+        "0 facts, and the sessions of this user alone (1) with 2 messages. In sessions with others (1), only this user"
         in asked
     )
     await act(client, **query)

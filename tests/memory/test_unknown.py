@@ -64,3 +64,11 @@ async def test_the_line_counts_for_the_limit(
     prompt = await memory.aget()
     assert UNKNOWN in sent_text(prompt)
     assert sum(map(memory._tokens, prompt)) <= 120
+
+
+async def test_nothing_is_added_to_a_turn_that_fills_the_limit(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(extract_facts=False, say_unknown=True, token_limit=80)
+    await memory.aput(user(f"Where do I live? {'Say it. ' * 100}"))
+    assert UNKNOWN not in sent_text(await memory.aget())
