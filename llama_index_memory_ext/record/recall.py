@@ -353,7 +353,7 @@ class MessageIndex:
         rooms = np.where(
             matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
         )
-        for place, cost, room in zip(
+        for place, message_tokens, room in zip(
             places.tolist(),
             tokens[most_worth_first].tolist(),
             rooms.tolist(),
@@ -361,9 +361,8 @@ class MessageIndex:
         ):
             if used + fewest_tokens > budget.most:
                 break
-            if used + cost > room:
-                continue
             day = matches.messages[place].day
+            cost = message_tokens
             if day not in days:
                 cost += self._day_tokens
             if used + cost <= room:

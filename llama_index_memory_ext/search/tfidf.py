@@ -251,8 +251,8 @@ class _Analysis(NamedTuple):
 class _Occurrences(NamedTuple):
     """The rows with a term of a group, and how often each row has one."""
 
-    rows: NDArray[np.integer[Any]]
-    counts: Values
+    rows: NDArray[Any]
+    counts: NDArray[Any]
 
 
 class TfidfRanker:
