@@ -385,13 +385,7 @@ class RelevantFactsBlock(LogBlock):
         facts = cached
         if facts is None:
             is_prepared = await showable.prepare([question, *context])
-            texts_of = partial(
-                self._texts_of, showable, question, context, surroundings
-            )
-            if len(showable.facts) > _MOST_IN_EVENT_LOOP:
-                facts = await asyncio.to_thread(texts_of)
-            else:
-                facts = texts_of()
+            facts = await self._choose(showable, question, context, surroundings)
             if is_prepared:
                 self._texts.put(key, facts)
         profile_ids = _fact_ids(facts.profile)
@@ -468,6 +462,12 @@ class RelevantFactsBlock(LogBlock):
             question,
             *context,
         )
+
+    async def _choose(self, showable: ShowableFacts, *request: Any) -> FactsForPrompt:
+        """Return ``_texts_of``, of many facts in a thread."""
+        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
+            return await asyncio.to_thread(self._texts_of, showable, *request)
+        return self._texts_of(showable, *request)
 
     def _texts_of(
         self,

@@ -109,8 +109,8 @@ _TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
-# All indexes of a process have at most so many messages, of about 10 kB each, unless one
-# has more. An index alone takes about as much as 50 messages.
+# All indexes of a process have at most so many messages, of about 2 kB each, unless one
+# has more. An index alone counts as 50 messages.
 _KEPT_MESSAGES = 100_000
 _INDEX_MESSAGES = 50
 # How long a question waits for messages to be indexed; indexing takes longer than this
@@ -375,8 +375,6 @@ class MessageIndex:
         ):
             if used + fewest_tokens > budget.most:
                 break
-            if used + message_tokens > room:
-                continue
             day = matches.messages[place].day
             cost = message_tokens
             if day not in days:

@@ -251,7 +251,7 @@ class _Analysis(NamedTuple):
 class _Occurrences(NamedTuple):
     """The rows with a term of a group, and how often each row has one."""
 
-    rows: NDArray[np.integer[Any]]
+    rows: NDArray[Any]
     counts: NDArray[Any]
 
 

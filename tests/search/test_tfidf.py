@@ -23,6 +23,7 @@ from llama_index_memory_ext.search.tfidf import (
     Document,
     TfidfRanker,
     similarities_with_context,
+    values_of,
 )
 from llama_index_memory_ext.words.tokens import terms_in
 
@@ -247,3 +248,23 @@ def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=12))
+def test_similarities_in_an_order_are_those_by_id_whatever_came_and_went(
+    changes: list[list[int]],
+) -> None:
+    """The rows of a tuple are looked up from the first change on, not all of them again."""
+    ranker = TfidfRanker()
+    ids: list[str] = []
+    for number, changed in enumerate(changes):
+        names = [str(i) for i in changed]
+        if number % 3 == 2:
+            ranker.remove(names)
+        else:
+            ranker.add([Document(name, f"tea {number} {name}") for name in names])
+            ids += [name for name in dict.fromkeys(names) if name not in ids]
+        by_id = ranker.similarities("tea")
+        assert values_of(by_id, tuple(ids)).tolist() == [
+            dict(by_id).get(name, 0.0) for name in ids
+        ]
