@@ -35,11 +35,10 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     ['Friday']
     """
     missing: Sequence[Found] = _read(statement)
-    if missing:
-        missing = _without_evidence(missing, _days_in(source), said_on)
-    if missing:
-        derived = _derived_days(statement, source, said_on)
-        missing = _without_evidence(missing, derived, said_on)
+    # The days are derived only if there is a date that is not in the source.
+    for days in (_days_in(source), _derived_days(statement, source, said_on)):
+        if missing:
+            missing = _without_evidence(missing, days, said_on)
     return [statement[entry.start : entry.end].strip(" ,.") for entry in missing]
 
 
@@ -67,12 +66,9 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    parts = []
-    end = 0
-    for entry in _read(text):
-        parts += [text[end : entry.start], " "]
-        end = entry.end
-    return "".join([*parts, text[end:]])
+    for entry in reversed(_read(text)):
+        text = f"{text[: entry.start]} {text[entry.end :]}"
+    return text
 
 
 def _read(text: str) -> tuple[Found, ...]:
@@ -95,7 +91,7 @@ def _derived_days(statement: str, source: str, said_on: date) -> Iterator[Day]:
 def _from_years(source: str, code: str, said_on: date) -> Iterator[Day]:
     """Yield the years and months that a number of years leads to: "for five years"."""
     months = {day.month for day in _days_in(source) if day.month}
-    numbers = set()
+    numbers = set[float]()
     for quantity in quantities(source, code, with_more=True):
         numbers |= quantity.values & _YEARS
     for number in numbers:

@@ -432,7 +432,7 @@ def search_file(
 
 def _pieces(text: str) -> set[bytes]:
     """Return the pieces of each form in which a database may hold a text; none for a text that is too short."""
-    pieces = set()
+    pieces = set[bytes]()
     if not text.strip():
         return pieces
     in_json = dumps(text)[1:-1].encode()
@@ -448,7 +448,7 @@ def _pieces_of_other_owners(
     file: Path, pieces: set[bytes], owners: Collection[str]
 ) -> set[bytes]:
     """Return the pieces that are in rows without one of the owners."""
-    of_others = set()
+    of_others = set[bytes]()
     if not pieces:
         return of_others
     for row in _rows(file):
@@ -469,28 +469,27 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     """Return the pieces (8 to 48 bytes) that are in a file, in one pass over the file."""
     # Imported here: it takes a while, and only this command needs it.
     import numpy as np
+    from numpy.lib.stride_tricks import sliding_window_view
 
-    found_pieces = set()
+    found_pieces = set[bytes]()
     if not path.exists() or path.stat().st_size < _KEY_BYTES:
         return found_pieces
-    by_key = {}
+    by_key: dict[int, list[bytes]] = {}
     for piece in pieces:
         key = int.from_bytes(piece[:_KEY_BYTES], "little")
         by_key.setdefault(key, []).append(piece)
     keys = np.array(list(by_key), dtype="<u8")
     content = np.memmap(path, mode="r")
     # Blocks overlap by a piece, so that each piece is whole in one of them.
-    for block_start in range(0, len(content), _BLOCK_BYTES):
-        block_end = block_start + _BLOCK_BYTES + _PIECE_BYTES
-        block = content[block_start:block_end].tobytes()
-        for shift in range(_KEY_BYTES):
-            count = (len(block) - shift) // _KEY_BYTES
-            numbers = np.frombuffer(block, "<u8", count, shift)
-            for place in np.flatnonzero(np.isin(numbers, keys)):
-                start = int(place) * _KEY_BYTES + shift
-                for piece in by_key[int(numbers[place])]:
-                    if block.startswith(piece, start):
-                        found_pieces.add(piece)
+    for block_start in range(0, len(content) - _KEY_BYTES + 1, _BLOCK_BYTES):
+        block = content[block_start : block_start + _BLOCK_BYTES + _PIECE_BYTES]
+        text = block.tobytes()
+        # The key at each byte of the block.
+        numbers = sliding_window_view(block, _KEY_BYTES).copy().view("<u8").ravel()
+        for start in np.flatnonzero(np.isin(numbers, keys)).tolist():
+            for piece in by_key[int(numbers[start])]:
+                if text.startswith(piece, start):
+                    found_pieces.add(piece)
     return found_pieces
 
 

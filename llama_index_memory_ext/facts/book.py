@@ -15,8 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
+    AgentView,
     Fact,
     FactState,
+    RetiredBy,
+    Scope,
     Utc,
     approved,
     normalised,
@@ -34,7 +37,6 @@ from llama_index_memory_ext.words.forms import visible
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 

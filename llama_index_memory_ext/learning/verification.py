@@ -105,7 +105,7 @@ def verification_prompt(
     one. Each stands with the message that it answers.
     """
     candidates = ""
-    positions = {}
+    positions = dict[int, int]()
     for number, fact in enumerate(valid.claims, 1):
         quote = fact.quote
         prefix = ""
@@ -163,7 +163,7 @@ def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
     >>> parse_verdict(['Sure: [{"number": 1, "said_as": "stated"}]'], 1)[0].said_as
     'stated'
     """
-    judgements = {}
+    judgements: dict[int, Judgement] = {}
     values = []
     for text in texts:
         values += json_values(text).values
@@ -229,8 +229,6 @@ def _without_replacements(
     gone = {fact.id for fact in before} - {fact.id for fact in after}
     facts = []
     for fact in retired:
-        if fact.replaced_by in gone:
-            facts.append(fact.model_copy(update={"replaced_by": None}))
-        else:
-            facts.append(fact)
+        replaced_by = None if fact.replaced_by in gone else fact.replaced_by
+        facts.append(fact.model_copy(update={"replaced_by": replaced_by}))
     return facts
