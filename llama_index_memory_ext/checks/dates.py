@@ -140,13 +140,11 @@ def _days_meant(text: str, code: str, day: date, period: str) -> list[Day]:
     if period == "week" and not quantities(text, code):
         monday = day - timedelta(days=day.weekday())
         dates = [monday + timedelta(days=shift) for shift in range(7)]
-    elif " " in text and _names_weekday(text):
+    elif " " in text and any(
+        entry.readings[0].weekday is not None for entry in _read(text)
+    ):
         dates.append(day + timedelta(weeks=1))
     return [Day(date.year, date.month, date.day, date.weekday()) for date in dates]
-
-
-def _names_weekday(text: str) -> bool:
-    return any(entry.readings[0].weekday is not None for entry in _read(text))
 
 
 def _relative(source: str) -> Iterator[str]:

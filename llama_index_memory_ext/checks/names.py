@@ -268,15 +268,13 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
         return missing
     numbers = "".join(phrases("numbers", "chinese").findall(statement))
     kana = KANA.findall(statement)
-    han = HAN.findall(statement)
-    ordinary = {*evidence, *numbers, *kana} | STOP_CHARACTERS
-    least = max(_NEW_RUN, _NEW_SHARE * (len(han) + len(kana)))
+    characters = HAN.findall(statement) + kana
+    ordinary = ({*evidence, *numbers, *kana} | STOP_CHARACTERS) & {*characters}
+    least = max(_NEW_RUN, _NEW_SHARE * len(characters))
     new_characters = ""
     for character in statement:
-        if not HAN.match(character) and not KANA.match(character):
-            continue
         if character in ordinary:
             new_characters += " "
-        else:
+        elif character in characters:
             new_characters += character
     return missing + [run for run in new_characters.split() if len(run) >= least]

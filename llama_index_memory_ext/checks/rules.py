@@ -558,7 +558,12 @@ def denies(text: str) -> bool:
     """
     if script_of(text) == "cjk":
         return _matches("negation_in_characters", text)
-    return any(map(_negates, _words_in(text)))
+    for word in _words_in(text):
+        # Also forms such as "don't" and "dont".
+        is_form = word.endswith("nt") and word in STOP_WORDS
+        if is_form or word.endswith("n't") or word in _words("negations"):
+            return True
+    return False
 
 
 def tells_change(text: str) -> bool:
@@ -683,15 +688,6 @@ def _is_quoted(text: str, span: Span) -> bool:
             if closing not in text[start + 1 : end] and closing in text[end:]:
                 return True
     return False
-
-
-def _negates(word: str) -> bool:
-    """Return whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
-    return (
-        word in _words("negations")
-        or word.endswith("n't")
-        or (word.endswith("nt") and word in STOP_WORDS)
-    )
 
 
 def _words_in(text: str) -> list[str]:

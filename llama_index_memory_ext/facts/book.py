@@ -151,10 +151,7 @@ class FactBook:
         self._propose = propose
         self.namespace = namespace
         self._view = view_of(agent_id, scope)
-        if categories is None:
-            self.categories = None
-        else:
-            self.categories = tuple(categories)
+        self.categories = None if categories is None else tuple(categories)
 
     @unpacked(FactFilter, FactFilter)
     async def alist(

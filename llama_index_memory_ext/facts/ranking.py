@@ -133,9 +133,7 @@ def document_of(fact: Fact) -> Document:
 
     They are its content, its first day and, with less weight, its source.
     """
-    context: tuple[tuple[str, float], ...] = ()
-    if fact.source:
-        context = ((fact.source, SOURCE_SHARE),)
+    context = ((fact.source, SOURCE_SHARE),) if fact.source else ()
     return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
