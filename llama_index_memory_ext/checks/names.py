@@ -118,13 +118,14 @@ def has_other_order(statement: str, text: str) -> bool:
 
 
 def shares_word(statement: str, text: str) -> bool:
-    """Return whether a text has a keyword of a statement, or a name that begins like one of its names.
+    """Return whether a text has a keyword or a name of a statement in some form.
 
-    So the form of another language counts, too: Geneva, Genf.
+    The form of another language counts, too, and an abbreviation: Geneva, Genf; msft.
     """
     names = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    words = _words(text)
     for name in _by_capital(without_dates(statement)):
-        if name[:_SHORTEST_BEGINNING] in names:
+        if name[:_SHORTEST_BEGINNING] in names or _has_name(name, words):
             return True
     return overlaps(keywords(statement), keywords(text))
 
