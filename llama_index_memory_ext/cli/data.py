@@ -183,7 +183,7 @@ def import_(
 _KEY_BYTES = 8
 # A database scatters a long text over several pages, so the search takes it in pieces.
 _PIECE_BYTES = 48
-_BLOCK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 20
 # These columns never hold the id of a user or a session, but may hold the same word.
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
 _Days = Annotated[
