@@ -222,7 +222,7 @@ def _densest(tokens: Sequence[_Token], quote_keys: Sequence[str]) -> Sequence[_T
     # The weight of the keys before each token.
     before = [0.0, *accumulate(token.weight * (token.key in keys) for token in tokens)]
     starts = range(max(len(tokens) - length, 0) + 1)
-    # Rounded, so that of equal passages the first one is taken.
+    # Weights are rounded, so that the first of equal passages counts.
     weights = [round(before[i : i + length + 1][-1] - before[i], 6) for i in starts]
     start = weights.index(max(weights))
     return tokens[start : start + length]

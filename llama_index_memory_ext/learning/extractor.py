@@ -563,12 +563,13 @@ class Extractor:
             for line in _with_text(await self._lines_of(page.rows, Room(), speakers))
         ]
         # Rows before the first question belong to a turn of an earlier batch.
-        asked = [row for row, line in zip(rows, lines, strict=True) if line.is_users]
-        turns = len(asked) + (not lines[0].is_users)
+        pairs = zip(rows, lines, strict=True)
+        questions = [row for row, line in pairs if line.is_users]
+        turns = len(questions) + (not lines[0].is_users)
         # No time is after now: a clock may have been ahead.
         asked_at = now
-        if asked:
-            asked_at = min(asked[-1].said_at or now, now)
+        if questions:
+            asked_at = min(questions[-1].said_at or now, now)
         ended_at = min(rows[-1].said_at or now, now)
         return Batch(
             unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
