@@ -23,7 +23,7 @@ from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.prompt import form_texts
+from llama_index_memory_ext.learning.prompt import forms_of
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000
@@ -97,8 +97,8 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     spent = asyncio.run(replay_all(conversations))
-    texts = form_texts(tuple(CATEGORIES))
-    tool_tokens = len(o200k().encode_ordinary(texts.tool))
+    forms = forms_of(tuple(CATEGORIES))
+    tool_tokens = len(o200k().encode_ordinary(forms.tool_text))
     return publish("background_calls", measures_of(spent, tool_tokens), [])
 
 

@@ -35,11 +35,10 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     ['Friday']
     """
     missing: Sequence[Found] = _read(statement)
-    if missing:
-        missing = _without_evidence(missing, _days_in(source), said_on)
-    if missing:
-        derived = _derived_days(statement, source, said_on)
-        missing = _without_evidence(missing, derived, said_on)
+    # The days are derived only if there is a date that is not in the source.
+    for days in (_days_in(source), _derived_days(statement, source, said_on)):
+        if missing:
+            missing = _without_evidence(missing, days, said_on)
     return [statement[entry.start : entry.end].strip(" ,.") for entry in missing]
 
 
@@ -67,12 +66,9 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    parts = []
-    end = 0
-    for entry in _read(text):
-        parts += [text[end : entry.start], " "]
-        end = entry.end
-    return "".join([*parts, text[end:]])
+    for entry in reversed(_read(text)):
+        text = f"{text[: entry.start]} {text[entry.end :]}"
+    return text
 
 
 def _read(text: str) -> tuple[Found, ...]:
@@ -144,13 +140,11 @@ def _days_meant(text: str, code: str, day: date, period: str) -> list[Day]:
     if period == "week" and not quantities(text, code):
         monday = day - timedelta(days=day.weekday())
         dates = [monday + timedelta(days=shift) for shift in range(7)]
-    elif " " in text and _names_weekday(text):
+    elif " " in text and any(
+        entry.readings[0].weekday is not None for entry in _read(text)
+    ):
         dates.append(day + timedelta(weeks=1))
     return [Day(date.year, date.month, date.day, date.weekday()) for date in dates]
-
-
-def _names_weekday(text: str) -> bool:
-    return any(entry.readings[0].weekday is not None for entry in _read(text))
 
 
 def _relative(source: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.dates import ages_in, missing_dates
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.words.dates import Period, dates_in, period_of
 from llama_index_memory_ext.words.detection import is_translation, language_of
 from llama_index_memory_ext.words.forms import comparable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from datetime import date
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.text.messages import Utterance
 
 
 # In characters.
@@ -56,6 +55,10 @@ class Place:
     def quote(self) -> str:
         """The user's own words."""
         return self.span.of(self.text)
+
+
+# The place of a quote that is in no line of the user's.
+NOWHERE = Place(0, "", Span(0, 0, 0.0))
 
 
 class Surroundings(NamedTuple):
@@ -203,18 +206,8 @@ class Source:
         """
         return question_before(self.conversation, len(self.context) + place.line)
 
-    def first_day(self, written: str) -> date | None:
-        """Return the first day of a written day, month or year; None if it was not said."""
-        period = self._said_period(written)
-        return period and period.start
-
-    def last_day(self, written: str) -> date | None:
-        """Return the last day of a written day, month or year; None if it was not said."""
-        period = self._said_period(written)
-        return period and period.end
-
-    def _said_period(self, written: str) -> Period | None:
-        """Return the time of a written date, if the user said it or it follows from that."""
+    def said_period(self, written: str) -> Period | None:
+        """Return the time of a written day, month or year; None if it was not said and does not follow from that."""
         dates = dates_in(written)
         if len(dates) != 1:
             return None

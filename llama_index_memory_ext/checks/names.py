@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -42,13 +41,11 @@ _LONGEST_ACRONYM = 5
 _CAPITALS = r"\b[A-Z][^\W_]*(?:(?: (?:of|the|and|de|der))* [A-Z][^\W_]*)+"
 # An abbreviation of at least this length may be the beginning of a name.
 _SHORTEST_BEGINNING = 3
-_SHORTEST_STEM = 3
 _LONGEST_ENDING = 2
-# How similar two longer names are that differ by a typing error (0..1).
-_SHORTEST_MISSPELT = 6
-_LEAST_LIKENESS = 0.85
 # "k8s" leaves eight letters out.
 _NUMERONYM = r"[a-z](\d{1,2})([a-z])"
+# A letter, and consonants behind it.
+_CONSONANTS = r"[^\W\d_][^\W\d_aeiouyäöü]+"
 # A name follows these words in scripts without capitals.
 _NAMED = r"(?:名叫|名字叫|叫做|叫作|叫|名字是|名前は|という名前)([\u3400-\u9fff\u3040-\u30ff]{1,4})"
 # A word in katakana before these words is the name of a place or a company.
@@ -68,7 +65,7 @@ def missing_names(statement: str, source: str, known_text: str = "") -> list[str
     """Return the names of a statement that neither the source nor ``known_text`` has.
 
     A name is a word with a capital that does not begin a sentence. The source may have
-    another ending or a misspelling of the name, its initials (NYC), or an abbreviation
+    another ending of the name, its initials (NYC), or an abbreviation
     (js, utd, k8s). [] if the source is in another language, which may spell names
     differently.
 
@@ -121,13 +118,14 @@ def has_other_order(statement: str, text: str) -> bool:
 
 
 def shares_word(statement: str, text: str) -> bool:
-    """Return whether a text has a keyword of a statement, or a name that begins like one of its names.
+    """Return whether a text has a keyword or a name of a statement in some form.
 
-    So the form of another language counts, too: Geneva, Genf.
+    The form of another language counts, too, and an abbreviation: Geneva, Genf; msft.
     """
     names = {name[:_SHORTEST_BEGINNING] for name in _by_capital(text)}
+    words = _words(text)
     for name in _by_capital(without_dates(statement)):
-        if name[:_SHORTEST_BEGINNING] in names:
+        if name[:_SHORTEST_BEGINNING] in names or _has_name(name, words):
             return True
     return overlaps(keywords(statement), keywords(text))
 
@@ -191,7 +189,7 @@ def _has_name(name: str, words: frozenset[str]) -> bool:
 
 
 def _have_one_stem(name: str, word: str) -> bool:
-    """Return whether two words differ only by an ending or a typing error.
+    """Return whether two words differ only by an ending.
 
     German and Germans, Москве and Москвы have the same stem. In ASCII the shorter word
     must be the beginning of the longer word: Anns, Boxes. Ed is not Eddy, nor Eve
@@ -201,13 +199,8 @@ def _have_one_stem(name: str, word: str) -> bool:
     letters = enumerate(zip(name, word, strict=False))
     shared = next((i for i, (first, second) in letters if first != second), shorter)
     may_have_ending = shared == shorter or not (name.isascii() and word.isascii())
-    if may_have_ending and shared >= _SHORTEST_STEM:
-        longest_ending = min(_LONGEST_ENDING, shared - 2)
-        if longer - shared <= longest_ending:
-            return True
-    if shorter < _SHORTEST_MISSPELT or not shared:
-        return False
-    return SequenceMatcher(None, name, word, autojunk=False).ratio() >= _LEAST_LIKENESS
+    longest_ending = min(_LONGEST_ENDING, shared - 2)
+    return may_have_ending and 0 < longest_ending >= longer - shared
 
 
 def _is_abbreviation(word: str, name: str) -> bool:
@@ -222,10 +215,8 @@ def _is_abbreviation(word: str, name: str) -> bool:
         return len(name) == int(numeronym[1]) + 2 and name.endswith(numeronym[2])
     if len(word) >= _SHORTEST_BEGINNING and name.startswith(word):
         return True
-    if len(word) == 1 or not word.isalpha() or not _VOWELS.isdisjoint(word[1:]):
-        return False
-    letters = iter(name)
-    return all(letter in letters for letter in word)
+    is_short = pattern(_CONSONANTS).fullmatch(word)
+    return is_short is not None and re.match(".*".join(word), name) is not None
 
 
 def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
@@ -278,15 +269,13 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
         return missing
     numbers = "".join(phrases("numbers", "chinese").findall(statement))
     kana = KANA.findall(statement)
-    han = HAN.findall(statement)
-    ordinary = {*evidence, *numbers, *kana} | STOP_CHARACTERS
-    least = max(_NEW_RUN, _NEW_SHARE * (len(han) + len(kana)))
+    characters = HAN.findall(statement) + kana
+    ordinary = ({*evidence, *numbers, *kana} | STOP_CHARACTERS) & {*characters}
+    least = max(_NEW_RUN, _NEW_SHARE * len(characters))
     new_characters = ""
     for character in statement:
-        if not HAN.match(character) and not KANA.match(character):
-            continue
         if character in ordinary:
             new_characters += " "
-        else:
+        elif character in characters:
             new_characters += character
     return missing + [run for run in new_characters.split() if len(run) >= least]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.words import pattern, phrases, word_lists
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 _TEN = 10
 # Four digits are a group in Chinese: 万 is 10,000.
 _GROUP = 10_000
-# Hours to add to the spoken hour: "half past six" is 6.5, "halb sieben" is 6.5.
-_HOUR_OFFSETS = {
-    "half past": 0.5,
-    "quarter past": 0.25,
-    "quarter to": -0.25,
-    "halb": -0.5,
-    "viertel nach": 0.25,
-    "viertel vor": -0.25,
-    "dreiviertel": -0.25,
-}
 # It is no name of a number, because it is also an article.
 _ONE = {"one": 1.0, "eins": 1.0}
 _NOON = 12
@@ -175,36 +165,22 @@ def _more_in_english(names: Mapping[str, float]) -> dict[str, float]:
     return more
 
 
-_FACTORS = {
-    "k": 1e3,
-    "m": 1e6,
-    "bn": 1e9,
-    "th": 1e3,
-    "ta": 1e3,
-    "mi": 1e6,
-    "bi": 1e9,
-}
-# English number words that num2words does not spell. Only a source is read with them.
-_MORE_WORDS = {
-    "twice": 2.0,
-    "thrice": 3.0,
-    "couple": 2.0,
-    "both": 2.0,
-    "dozen": 12.0,
-    "half": 0.5,
-    "quarter": 0.25,
-    "pair": 2.0,
-    "twins": 2.0,
-    "triplets": 3.0,
-    "every other": 2.0,
-    "an hour a half": 1.5,
-}
 _TENS = range(20, 100, 10)
 # In words: quatre-cent-quatre-vingt-dix-sept.
 _LONGEST_SPELT = 8
 _WORD = r"[^\W\d_]+"
 _SHORTEST_PREFIX = 4
 _CJK = "[\u3040-\u9fff]"
+
+
+@cache
+def _values_of(section: str) -> dict[str, float]:
+    """Return the value of each name in a section of ``numbers.txt``."""
+    values = {}
+    for value, *names in word_lists("numbers")[section]:
+        for name in names:
+            values[name.replace("_", " ")] = float(value)
+    return values
 
 
 class Quantity(NamedTuple):
@@ -295,7 +271,7 @@ def quantities(
     for code in {language or "en", "en"}:
         values = names_of_numbers(code)
         if with_more:
-            values = values | _MORE_WORDS
+            values = values | _values_of("more_words")
         entries.extend(_in_words(without_digits, values))
     return tuple(entries)
 
@@ -318,7 +294,7 @@ def _clock_times(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
         else:
             spoken_hour = names.get(word, _ONE.get(word, 0.0))
         if 0 < spoken_hour <= _NOON:
-            hour = spoken_hour + _HOUR_OFFSETS[match[1].lower()]
+            hour = spoken_hour + _values_of("hours")[match[1].lower()]
             yield Quantity(match.group(), frozenset({hour, hour + _NOON}))
 
 
@@ -329,7 +305,8 @@ def _in_digits(text: str) -> Iterator[Quantity]:
         if phrases("numbers", "chinese").fullmatch(multiplier):
             factor = cjk_value(multiplier)
         else:
-            factor = _FACTORS.get(multiplier, _FACTORS.get(multiplier[:2], 1.0))
+            factors = _values_of("factors")
+            factor = factors.get(multiplier, factors.get(multiplier[:2], 1.0))
         values = [round(number * factor, 6) for number in readings(match["number"])]
         sign = match["sign"] or ""
         yield _quantity(match["number"], values, text, match.end(), sign)

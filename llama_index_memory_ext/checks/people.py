@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # "My best friend", "meine kleine Schwester": the words between are few.
 _WORDS_OF_PERSON = 4
-_GREETINGS = ("small_talk", "greetings")
 # The words of a section of ``people.txt``.
 _people = partial(words_of_section, "people")
 
@@ -129,13 +128,13 @@ def is_small_talk(statement: str) -> bool:
     [True, True, False, False]
     """
     rest = phrases("small_talk", "phrases").sub(" ", statement)
-    telling = keywords(rest) - _light_keywords()
+    greetings = words_of_section("small_talk", "greetings")
+    light_words = greetings | words_of_section("small_talk", "light")
+    telling = keywords(rest) - keywords(" ".join(light_words))
     for code in languages_of(statement):
-        telling -= _function_keywords(code)
+        telling -= keywords(" ".join(FUNCTION_WORDS[code]))
     words = _words_in(statement)
-    is_greeting = rest != statement or not words_of_section(*_GREETINGS).isdisjoint(
-        words
-    )
+    is_greeting = rest != statement or not greetings.isdisjoint(words)
     is_call = len(words) == 1 and statement.endswith("!")
     if (is_greeting or is_call) and not _mentions_user(words):
         names = {word for word in rest.split() if word[:1].isupper()}
@@ -159,14 +158,3 @@ def addresses_listener(sentence: str) -> bool:
 def _mentions_user(words: list[str]) -> bool:
     mentions = _people("speaker") | _people("own")
     return not mentions.isdisjoint(words)
-
-
-@cache
-def _light_keywords() -> frozenset[str]:
-    light_words = words_of_section("small_talk", "light")
-    return keywords(" ".join(light_words | words_of_section(*_GREETINGS)))
-
-
-@cache
-def _function_keywords(code: str) -> frozenset[str]:
-    return keywords(" ".join(FUNCTION_WORDS[code]))

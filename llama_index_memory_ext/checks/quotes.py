@@ -7,13 +7,14 @@ import unicodedata
 from difflib import Match, SequenceMatcher, get_close_matches
 from functools import lru_cache
 from html import unescape
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.words import pattern, words_of_section
 from llama_index_memory_ext.words.forms import STOP_CHARACTERS, STOP_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 # A word with its apostrophes, or one character of a script without spaces.
@@ -35,6 +36,8 @@ _LEAST_LIKENESS = 0.8
 # A shorter word may not be misspelt.
 _SHORTEST_MENDED = 4
 _LONGEST_MENDED = 40
+# The most characters that a slip adds or leaves out.
+_MOST_SLIPS = 2
 # The most words of a quote that are mended, and the most words of the text to compare
 # each with.
 _MOST_MENDED = 10
@@ -152,11 +155,8 @@ def _share_of(
         matched += wanted[run.a : run.a + run.size]
     if not _tells(matched, tokens):
         return 0.0
-    return _weight_of(matched) / _weight_of(wanted)
-
-
-def _weight_of(tokens: Iterable[_Token]) -> float:
-    return sum(token.weight for token in tokens)
+    weight = sum(token.weight for token in matched)
+    return weight / sum(token.weight for token in wanted)
 
 
 @lru_cache(maxsize=64)
@@ -185,13 +185,11 @@ def _tokens(text: str) -> tuple[_Token, ...]:
 
 def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
     """Return whether a quote has a word that is no stop word, or all words of a short answer."""
-    if any(
-        token.weight in (_WEIGHT, _CHARACTER_WEIGHT) and len(token.key) > 1
-        for token in wanted
-    ):
-        return True
-    characters = sum(1 for token in wanted if token.weight == _CHARACTER_WEIGHT)
-    return characters > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
+    for token in wanted:
+        if token.weight >= _CHARACTER_WEIGHT and len(token.key) > 1:
+            return True
+    characters = [token for token in wanted if token.weight == _CHARACTER_WEIGHT]
+    return len(characters) > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
 
 
 def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
@@ -200,21 +198,17 @@ def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
     # A quote with more unknown words is of another text.
     if len(unknown) > max(_MOST_MENDED, len(keys) / 2):
         return list(keys)
-    mended = {key: _likeliest(key, text_keys) for key in unknown[:_MOST_MENDED]}
+    words = list(filter(_may_be_misspelt, text_keys))
+    mended = {}
+    for key in unknown[:_MOST_MENDED]:
+        near = [word for word in words if _may_be_slip(word, key)]
+        for match in get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS):
+            mended[key] = match
     return [mended.get(key, key) for key in keys]
 
 
-def _likeliest(key: str, text_keys: Iterable[str]) -> str:
-    lengths = range(len(key) - 2, len(key) + 3)
-    near = [
-        candidate
-        for candidate in text_keys
-        if len(candidate) in lengths
-        and candidate[0] == key[0]
-        and _may_be_misspelt(candidate)
-    ]
-    matches = get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)
-    return matches[0] if matches else key
+def _may_be_slip(word: str, key: str) -> bool:
+    return word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
 
 
 def _may_be_misspelt(key: str) -> bool:
@@ -225,16 +219,10 @@ def _densest(tokens: Sequence[_Token], quote_keys: Sequence[str]) -> Sequence[_T
     """Return the passage with most of the keys, a little longer than the quote."""
     length = int(len(quote_keys) * _STRETCH) + _SLACK
     keys = set(quote_keys)
-    weight = sum(token.weight for token in tokens[:length] if token.key in keys)
-    best = weight
-    start = 0
-    for i in range(length, len(tokens)):
-        last = tokens[i]
-        dropped = tokens[i - length]
-        weight += last.weight * (last.key in keys) - dropped.weight * (
-            dropped.key in keys
-        )
-        if weight > best:
-            best = weight
-            start = i - length + 1
+    # The weight of the keys before each token.
+    before = [0.0, *accumulate(token.weight * (token.key in keys) for token in tokens)]
+    starts = range(max(len(tokens) - length, 0) + 1)
+    # Weights are rounded, so that the first of equal passages counts.
+    weights = [round(before[i : i + length + 1][-1] - before[i], 6) for i in starts]
+    start = weights.index(max(weights))
     return tokens[start : start + length]

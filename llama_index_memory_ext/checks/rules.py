@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.dates import ages_in, missing_dates, without_dates
-from llama_index_memory_ext.checks.evidence import Place, Source
+from llama_index_memory_ext.checks.evidence import NOWHERE, Place, Source
 from llama_index_memory_ext.checks.names import (
     has_other_order,
     has_subject,
@@ -86,19 +86,19 @@ _ENDS_NOTHING["planned"] = "It is only planned."
 class Candidate(NamedTuple):
     """A new fact to check.
 
-    ``place``: where its quote lies in the user's lines; None if it does not.
+    ``place``: where its quote lies in the user's lines, or ``NOWHERE``.
     ``min_confidence``: the least confidence that it needs.
     """
 
     new: NewFact
-    place: Place | None
+    place: Place
     min_confidence: float
 
 
 class Ending(NamedTuple):
     """A known fact that an entry ends.
 
-    ``place``: where the quote of the entry lies; None if the user's lines have it not.
+    ``place``: where the quote of the entry lies in the user's lines, or ``NOWHERE``.
     ``new``: the new fact that holds instead.
     ``is_only``: no other fact is ended by the same quote.
     ``is_request``: a model has read the user's request before.
@@ -106,7 +106,7 @@ class Ending(NamedTuple):
 
     fact: Fact
     entry: Retirement
-    place: Place | None
+    place: Place
     new: Fact | None
     is_only: bool
     is_request: bool
@@ -167,10 +167,8 @@ def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
 
 def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
-    texts = {candidate.new.content, candidate.new.quote}
-    if candidate.place:
-        texts.add(candidate.place.quote)
-    if any(map(holds_secret, texts)):
+    new = candidate.new
+    if any(map(holds_secret, {new.content, new.quote, candidate.place.quote})):
         return Rejection("secret", "It holds a password, a key or another secret.")
     return None
 
@@ -181,7 +179,7 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
     The assistant repeats facts of the prompt, and invents some.
     """
     quote = candidate.new.quote
-    if candidate.place:
+    if candidate.place is not NOWHERE:
         return None
     if not quote.strip():
         return Rejection("no_quote", "It names no words of the user's that say it.")
@@ -196,10 +194,8 @@ def is_not_the_assistants(candidate: Candidate, source: Source) -> Rejection | N
 
     A short answer may take over the words of its question.
     """
-    place = candidate.place
-    if place is None or source.question(place):
-        return None
-    if source.is_the_assistants(candidate.new.content):
+    is_answer = source.question(candidate.place)
+    if not is_answer and source.is_the_assistants(candidate.new.content):
         return Rejection("not_the_users_words", "Only the assistant said it.")
     return None
 
@@ -211,8 +207,6 @@ def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
     """
     content = candidate.new.content
     place = candidate.place
-    if place is None:
-        return None
     words = "\n".join(filter(None, (place.text, source.question(place))))
     telling = keywords(content)
     if place.is_translated:
@@ -269,8 +263,6 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
     """
     new = candidate.new
     place = candidate.place
-    if place is None:
-        return None
     sentences = sentences_at(place.text, place.span)
     is_others = closest_clause(new.content, sentences).person == "other"
     if new.about == "user" and (names_person(new.content) or not is_others):
@@ -295,8 +287,6 @@ def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
     The rest may be an instruction that another person has put beside the user's words.
     """
     place = candidate.place
-    if place is None:
-        return None
     question = source.question(place)
     if has_rider(
         candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
@@ -309,8 +299,6 @@ def says_something(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject greetings, thanks, praise, and words that only address the assistant."""
     content = candidate.new.content
     place = candidate.place
-    if place is None:
-        return None
     is_copy = comparable(content).rstrip(".!") in comparable(place.text)
     if is_small_talk(content) or (is_copy and addresses_listener(content)):
         return Rejection("small_talk", "It says nothing of the user.")
@@ -320,7 +308,7 @@ def says_something(candidate: Candidate, _: Source) -> Rejection | None:
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the user's sentences only ask, suppose or quote."""
     place = candidate.place
-    if place is None or place.is_translated:
+    if place.is_translated:
         return None
     reason = unsaid_reason(candidate.new.content, place.text, place.span)
     if reason:
@@ -371,8 +359,7 @@ def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | 
 
     A web page may tell an agent what to store.
     """
-    place = candidate.place
-    if place is None or _is_users(candidate.new.content, place, source):
+    if _is_users(candidate.new.content, candidate.place, source):
         return None
     return Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
@@ -443,7 +430,7 @@ def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact that the user's words do not end."""
     if not ending.entry.quote.strip():
         return Rejection("no_quote", "It names no words of the user's that end it.")
-    if ending.place:
+    if ending.place is not NOWHERE:
         return None
     return Rejection("quote_not_found", "Its quote is not in the user's words.")
 
@@ -459,8 +446,6 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     fact = ending.fact
     place = ending.place
     new = ending.new
-    if place is None:
-        return None
     reason: str = ending.entry.said_as
     if reason not in _ENDS_NOTHING:
         reason = unsaid_reason(
@@ -483,7 +468,7 @@ def is_denial(candidate: Candidate) -> bool:
     """Return whether a content denies something, and the user's words deny it, too."""
     place = candidate.place
     content = candidate.new.content
-    if place is None or not denies(content):
+    if not denies(content):
         return False
     telling = keywords(content)
     return any(
@@ -496,8 +481,6 @@ def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a confirmation by words that only ask or suppose a fact, deny or end it."""
     content = candidate.new.content
     place = candidate.place
-    if place is None:
-        return None
     sentences = sentences_at(with_question_marks(place.text), place.span)
     if all(map(_may_ask, sentences)) or _mostly_ask(content, sentences):
         return Rejection("asked", _UNSAID["asked"])
@@ -536,13 +519,9 @@ _LEAST_QUOTED = 3
 _SUBJECT_WORDS = 3
 # The words behind the speaker in which a change is told: "I have gone back".
 _NEAR = 3
-_QUOTATION_MARKS = (
-    ("\u201c", "\u201d"),
-    ("\u201e", "\u201c"),
-    ("\u300c", "\u300d"),
-    ('"', '"'),
-    ("'", "'"),
-)
+# The quotation marks of each kind.
+_OPENING_MARKS = "\u201c\u201e\u300c\"'"
+_CLOSING_MARKS = "\u201d\u201c\u300d\"'"
 
 
 def sentences_of(text: str) -> list[str]:
@@ -568,7 +547,12 @@ def denies(text: str) -> bool:
     """
     if script_of(text) == "cjk":
         return _matches("negation_in_characters", text)
-    return any(map(_negates, _words_in(text)))
+    for word in _words_in(text):
+        # Also forms such as "don't" and "dont".
+        is_form = word.endswith("nt") and word in STOP_WORDS
+        if is_form or word.endswith("n't") or word in _words("negations"):
+            return True
+    return False
 
 
 def tells_change(text: str) -> bool:
@@ -616,10 +600,10 @@ def unsaid_reason(
     if not _is_stated(statement, text):
         if _is_asked(statement, sentences, may_presuppose=may_presuppose):
             return "asked"
-        is_supposed = any(_matches("supposed", sentence) for sentence in sentences)
+        is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
         if is_supposed and not _matches("conditional", statement):
             return "supposed"
-    is_ironic = any(_matches("irony", sentence) for sentence in sentences)
+    is_ironic = any(map(phrases("clauses", "irony").search, sentences))
     if is_ironic or _is_quoted(text, span):
         return "quoted"
     return ""
@@ -686,22 +670,13 @@ def _is_quoted(text: str, span: Span) -> bool:
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False
-    for opening, closing in _QUOTATION_MARKS:
+    for opening, closing in zip(_OPENING_MARKS, _CLOSING_MARKS, strict=True):
         start = text.rfind(opening, 0, span.start + 1)
         if start >= 0 and not text[max(start - 1, 0) : start].isalnum():
             end = max(span.end - 1, start + 1)
             if closing not in text[start + 1 : end] and closing in text[end:]:
                 return True
     return False
-
-
-def _negates(word: str) -> bool:
-    """Return whether a word denies: a negation, or a form with one such as "don't" and "dont"."""
-    return (
-        word in _words("negations")
-        or word.endswith("n't")
-        or (word.endswith("nt") and word in STOP_WORDS)
-    )
 
 
 def _words_in(text: str) -> list[str]:

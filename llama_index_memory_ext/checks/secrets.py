@@ -127,7 +127,7 @@ def _is_card(number: str) -> bool:
     """
     digits = re.sub(r"\D", "", number)
     doubled = (int(digit) * (1 + i % 2) for i, digit in enumerate(reversed(digits)))
-    total = sum(value - 9 if value > 9 else value for value in doubled)  # noqa: PLR2004 - the digits of a decimal
+    total = sum(sum(divmod(value, 10)) for value in doubled)
     return len(digits) >= _ACCOUNT_DIGITS or total % 10 == 0
 
 

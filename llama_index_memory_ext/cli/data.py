@@ -195,7 +195,7 @@ def import_(
 _KEY_BYTES = 8
 # A database scatters a long text over several pages, so the search takes it in pieces.
 _PIECE_BYTES = 48
-_BLOCK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 20
 # These columns never hold the id of a user or a session, but may hold the same word.
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
 _Days = Annotated[
@@ -504,6 +504,7 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     """Return the pieces (8 to 48 bytes) that are in a file, in one pass over the file."""
     # Imported here: it takes a while, and only this command needs it.
     import numpy as np
+    from numpy.lib.stride_tricks import sliding_window_view
 
     found_pieces: set[bytes] = set()
     if not path.exists() or path.stat().st_size < _KEY_BYTES:
@@ -515,17 +516,15 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     keys = np.array(list(by_key), dtype="<u8")
     content = np.memmap(path, mode="r")
     # Blocks overlap by a piece, so that each piece is whole in one of them.
-    for block_start in range(0, len(content), _BLOCK_BYTES):
-        block_end = block_start + _BLOCK_BYTES + _PIECE_BYTES
-        block = content[block_start:block_end].tobytes()
-        for shift in range(_KEY_BYTES):
-            count = (len(block) - shift) // _KEY_BYTES
-            numbers = np.frombuffer(block, "<u8", count, shift)
-            for place in np.flatnonzero(np.isin(numbers, keys)):
-                start = int(place) * _KEY_BYTES + shift
-                for piece in by_key[int(numbers[place])]:
-                    if block.startswith(piece, start):
-                        found_pieces.add(piece)
+    for block_start in range(0, len(content) - _KEY_BYTES + 1, _BLOCK_BYTES):
+        block = content[block_start : block_start + _BLOCK_BYTES + _PIECE_BYTES]
+        text = block.tobytes()
+        # The key at each byte of the block.
+        numbers = sliding_window_view(block, _KEY_BYTES).copy().view("<u8").ravel()
+        for start in np.flatnonzero(np.isin(numbers, keys)).tolist():
+            for piece in by_key[int(numbers[start])]:
+                if text.startswith(piece, start):
+                    found_pieces.add(piece)
     return found_pieces
 
 

@@ -22,8 +22,11 @@ from pydantic import (
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
+    AgentView,
     Fact,
     FactState,
+    RetiredBy,
+    Scope,
     approved,
     edited,
     normalised,
@@ -42,7 +45,6 @@ from llama_index_memory_ext.words.forms import visible
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import AgentView, RetiredBy, Scope
     from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
@@ -166,10 +168,7 @@ class FactBook:
         self._propose = propose
         self.namespace = namespace
         self._view = view_of(agent_id, scope)
-        if categories is None:
-            self.categories = None
-        else:
-            self.categories = tuple(categories)
+        self.categories = None if categories is None else tuple(categories)
 
     @unpacked(FactFilter, FactFilter)
     async def alist(

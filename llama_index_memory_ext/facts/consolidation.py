@@ -18,7 +18,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index_memory_ext.checks.numbers import names_of_numbers
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact, retire
-from llama_index_memory_ext.learning.prompt import ask, on_one_line
+from llama_index_memory_ext.learning.prompt import Request, on_one_line
 from llama_index_memory_ext.learning.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.models.ask import context_window, tokens_left
 from llama_index_memory_ext.words import pattern, phrases, word_lists
@@ -112,15 +112,11 @@ async def confirmed(
     for batch in batches.values():
         lines = "".join(f"{i}. {proposal}\n" for i, proposal in enumerate(batch, 1))
         text = f"<lines>\n{lines}</lines>\n\nToday is {today}. Report the numbers of the right ones."
-        numbers, _ = await ask(
-            llm,
+        # A number has few tokens, and the form around the numbers has some.
+        request = Request(llm, tool, _FORM, 10 * len(batch) + 100, [])
+        numbers, _ = await request.ask(
             [ChatMessage(_INSTRUCTIONS, role="system"), ChatMessage(text)],
-            tool,
-            _FORM,
             lambda answers, _: _numbers_in(answers),
-            # A number has few tokens, and the form around the numbers has some.
-            answer_tokens=10 * len(batch) + 100,
-            heard=[],
         )
         right += [proposal for i, proposal in enumerate(batch, 1) if i in numbers]
     return right

@@ -41,11 +41,9 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    if len(question) <= 2 * _END:
-        text = question
-    else:
-        text = f"{question[:_END]}\n{question[-_END:]}"
-    normal = unicodedata.normalize("NFKC", text.translate({0x2019: "'"}))
+    if len(question) > 2 * _END:
+        question = f"{question[:_END]}\n{question[-_END:]}"
+    normal = unicodedata.normalize("NFKC", question.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     periods = []
     for part in phrases("past", "sentence_end").split(normal):

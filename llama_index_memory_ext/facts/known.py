@@ -13,6 +13,7 @@ from llama_index_memory_ext.facts.history import past_facts, period_asked, true_
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
+    Weights,
     document_of,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from llama_index_memory_ext.facts.ranking import Weights
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import CountedText
     from llama_index_memory_ext.words.dates import Period
@@ -111,10 +111,7 @@ class UserFacts:
         No query is made if ``last_change``, the epoch and the number of the last change
         in the store, was read before.
         """
-        if last_change is None or last_change != (
-            self.changes.epoch,
-            self.changes.change,
-        ):
+        if last_change != (self.changes.epoch, self.changes.change):
             changes = await self.store.facts.read(
                 self.namespace, self.changes, view=self.view
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -18,11 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT, utc_now
+from llama_index_memory_ext.fact import (
+    CONFIDENCE_WEIGHT,
+    SIMILARITY_WEIGHT,
+    Fact,
+    utc_now,
+)
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
     Document,
+    FactRanker,
     Similarities,
     TfidfRanker,
     similarities_with_context,
@@ -30,7 +36,7 @@ from llama_index_memory_ext.search.tfidf import (
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
 from llama_index_memory_ext.words import phrases
-from llama_index_memory_ext.words.dates import date_words
+from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.forms import visible
 from llama_index_memory_ext.words.tokens import (
     languages_of,
@@ -48,13 +54,9 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.search.tfidf import FactRanker
     from llama_index_memory_ext.store.log import Readers
-    from llama_index_memory_ext.words.dates import Period
 
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -131,9 +133,7 @@ def document_of(fact: Fact) -> Document:
 
     They are its content, its first day and, with less weight, its source.
     """
-    context: tuple[tuple[str, float], ...] = ()
-    if fact.source:
-        context = ((fact.source, SOURCE_SHARE),)
+    context = ((fact.source, SOURCE_SHARE),) if fact.source else ()
     return Document(fact.id, fact.content, context, date_words(fact.began))
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.checks.evidence import question_before
-from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS
+from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS, Check
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
@@ -37,6 +37,7 @@ from llama_index_memory_ext.fact import (
     ENDING,
     ONLY_ENDS,
     Fact,
+    RetiredBy,
     SetAside,
     normalised,
     retire,
@@ -60,7 +61,13 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
     times_of,
 )
-from llama_index_memory_ext.text.messages import OTHER_ROLE, Utterance, as_taken, spoken
+from llama_index_memory_ext.text.messages import (
+    OTHER_ROLE,
+    Json,
+    Utterance,
+    as_taken,
+    spoken,
+)
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words.loading import wait_until_loaded
 
@@ -68,11 +75,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.blocks import LogBlock
-    from llama_index_memory_ext.checks.rules import Check
-    from llama_index_memory_ext.fact import RetiredBy
     from llama_index_memory_ext.facts.known import UserFacts
     from llama_index_memory_ext.learning.reply import ExtractionReply
-    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)
@@ -538,7 +542,8 @@ class Extractor:
         fixed = 0
         if window:
             texts = [message.content or "" for message in self._prompt(())]
-            texts += asking.form_texts(tuple(self.categories))
+            forms = asking.forms_of(tuple(self.categories))
+            texts += [forms.words, forms.tool_text]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return asking.room_in(window, fixed, halved=halved, answer=answer)
 
@@ -562,17 +567,16 @@ class Extractor:
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
             for line in _with_text(await self._lines_of(page.rows, Room(), speakers))
         ]
-        # No time is after now: a clock may have been ahead. Rows before the first
-        # question belong to a turn of an earlier batch.
-        turns = int(not lines[0].is_users)
-        asked_at = now
-        ended_at = now
         times = times_of(rows, self.block.zone)
-        for said_at, line in zip(times, lines, strict=True):
-            ended_at = min(said_at or now, now)
-            if line.is_users:
-                turns += 1
-                asked_at = ended_at
+        pairs = zip(times, lines, strict=True)
+        asked = [said_at for said_at, line in pairs if line.is_users]
+        # Rows before the first question belong to a turn of an earlier batch.
+        turns = len(asked) + (not lines[0].is_users)
+        # No time is after now: a clock may have been ahead.
+        asked_at = now
+        if asked:
+            asked_at = min(asked[-1] or now, now)
+        ended_at = min(times[-1] or now, now)
         return Batch(
             unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
         )
@@ -804,16 +808,15 @@ class Extractor:
         )
         try:
             with self._counted("verification", prompt, batch) as responses:
-                judgements, _ = await asking.ask(
+                request = asking.Request(
                     self.block.chosen_llm(),
-                    prompt,
                     verification.VERDICT_TOOL,
                     verification.VERDICT_FORM,
-                    lambda texts, _: verification.parse_verdict(texts, count),
-                    answer_tokens=min(
-                        batch.room.answer, ANSWER + _VERDICT_TOKENS * count
-                    ),
-                    heard=responses,
+                    min(batch.room.answer, ANSWER + _VERDICT_TOKENS * count),
+                    responses,
+                )
+                judgements, _ = await request.ask(
+                    prompt, lambda texts, _: verification.parse_verdict(texts, count)
                 )
         except Exception as error:
             if blame_of(error) in ("model", "length"):
@@ -916,20 +919,33 @@ class Extractor:
         if not has_listeners():
             return
         stored_facts = (await self.user_facts.read()).facts
-        # A change that another process had stored already was left out.
-        changed = [fact for fact in learned.changed if fact.id in stored_facts]
-        holding = [fact for fact in changed if not fact.retired]
+        new = []
+        confirmed = []
+        retired = []
+        pending = []
+        for fact in learned.changed:
+            # A change that another process had stored already was left out.
+            if fact.id not in stored_facts:
+                continue
+            # A new fact over ``max_facts`` is retired, too.
+            if fact.id not in before:
+                new.append(fact.id)
+            elif not fact.retired:
+                confirmed.append(fact.id)
+            if fact.retired:
+                retired.append(fact.id)
+            elif fact.pending:
+                pending.append(fact.id)
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=learned.messages,
-                # A new fact over ``max_facts`` is retired, too.
-                new=[fact.id for fact in changed if fact.id not in before],
-                confirmed=[fact.id for fact in holding if fact.id in before],
-                retired=[fact.id for fact in changed if fact.retired],
-                pending=[fact.id for fact in holding if fact.pending],
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                pending=pending,
                 rejections=learned.reply.rejections,
                 not_stored=learned.reply.rejected,
                 seconds=learned.seconds or 0.0,
@@ -949,12 +965,14 @@ def _end_of_turns(
     page is read in any case: a turn of very many tool calls would block the session for
     ever.
     """
-    start = max((i for i, line in enumerate(lines) if line.is_users), default=0)
-    is_going_on = answered and rows and lines[start].is_users and rows[start].is_active
-    is_answered = any(line.text for line in lines[start + 1 :])
-    is_full = not start and len(rows) >= _BATCH_ROWS
-    if is_going_on and not is_answered and not is_full:
-        return start
+    for start in reversed(range(len(rows))):
+        if lines[start].is_users:
+            is_full = not start and len(rows) >= _BATCH_ROWS
+            if answered and rows[start].is_active and not is_full:
+                return start
+            break
+        if lines[start].text:
+            break
     return len(rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -386,63 +386,112 @@ def on_one_line(text: str) -> str:
     return escape_tags(" ".join(text.split()), TAGS)
 
 
-async def ask(
-    llm: LLM,
-    messages: Sequence[ChatMessage],
-    tool: FunctionTool,
-    form: str,
-    read: Callable[[Sequence[str], ChatResponse], T],
-    *,
-    answer_tokens: int,
-    heard: list[ChatResponse],
-    response_format: dict[str, Json] | None = None,
-) -> tuple[T, ChatResponse]:
-    """Ask a model, and return the value that is read of its answer, and the response.
+class _Answer(NamedTuple):
+    """A response, and whether the model was asked by a tool."""
 
-    A model that cannot be asked by the ``tool`` reads the ``form`` instead, and is
-    asked by the ``response_format`` if its server may take it. The same goes, from then
-    on, for a model whose server refuses or ignores tools. An answer that cannot be read
-    is asked for once more, with the reason. Errors of the model are not caught, nor the
-    error of the second reading.
+    response: ChatResponse
+    by_tool: bool
 
-    Args:
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a model by a tool, or in words.
+
+    The answer by a tool is read as raw text: the host turns arguments that it cannot
+    parse into {}, which means "nothing new".
+
+    Attributes:
         llm: The model.
-        messages: The request.
         tool: The tool that reports the answer.
         form: The form of an answer in words.
-        read: Reads the arguments of each call, or the words, of an answer.
         answer_tokens: The most tokens of the answer, where the server takes this bound.
         heard: All responses are added to it.
         response_format: The form as a JSON schema.
     """
-    request = _Request(
-        llm, tool, form, token_bound(llm, answer_tokens), response_format, heard
-    )
-    can_call = _can_call(llm)
-    by_tool = can_call
-    is_second_try = False
-    while True:
-        response, by_tool = await request.send(messages, by_tool=by_tool)
-        ignores_tool = False
-        try:
-            parts = await request.read_parts(response, by_tool=by_tool)
-            ignores_tool = by_tool and not takes(llm, "tools")
-            texts = parts.texts(may_be_empty=ignores_tool)
-            value = await asyncio.to_thread(read, texts, response)
-        except MemoryExtError as error:
-            # A refusal stays a refusal, and an answer that was cut would be cut again.
-            is_cut = was_truncated(response) and not ignores_tool
-            if is_second_try or is_cut or was_refused(response):
-                raise
-            is_second_try = True
-            if ignores_tool:
-                by_tool = False
-            else:
-                messages = _with_correction(messages, error)
-            continue
-        if can_call and not by_tool:
-            remember(llm, ["tools"], accepted=False)
-        return value, response
+
+    llm: Any
+    tool: FunctionTool
+    form: str
+    answer_tokens: int
+    heard: list[ChatResponse]
+    response_format: dict[str, Json] | None = None
+
+    async def ask(
+        self,
+        messages: Sequence[ChatMessage],
+        read: Callable[[Sequence[str], ChatResponse], T],
+    ) -> tuple[T, ChatResponse]:
+        """Return the value that is read of the model's answer, and the response.
+
+        ``read`` gets the arguments of each call, or the words, of an answer. A model
+        that cannot be asked by the tool reads the form instead, and is asked by the
+        ``response_format`` if its server may take it. The same goes, from then on, for
+        a model whose server refuses or ignores tools. An answer that cannot be read is
+        asked for once more, with the reason. Errors of the model are not caught, nor
+        the error of the second reading.
+        """
+        can_call = _can_call(self.llm)
+        by_tool = can_call
+        is_second_try = False
+        while True:
+            response, by_tool = await self._send(messages, by_tool=by_tool)
+            ignores_tool = False
+            try:
+                parts = await self._read_parts(response, by_tool=by_tool)
+                ignores_tool = by_tool and not takes(self.llm, "tools")
+                texts = parts.texts(may_be_empty=ignores_tool)
+                value = await asyncio.to_thread(read, texts, response)
+            except MemoryExtError as error:
+                if is_second_try or _is_final(response, ignores_tool=ignores_tool):
+                    raise
+                is_second_try = True
+                if ignores_tool:
+                    by_tool = False
+                else:
+                    messages = _with_correction(messages, error)
+                continue
+            if can_call and not by_tool:
+                remember(self.llm, ["tools"], accepted=False)
+            return value, response
+
+    async def _read_parts(self, response: ChatResponse, *, by_tool: bool) -> _Parts:
+        """Return the parts of an answer, and remember a server that has called the tool."""
+        # A long answer takes a while, for which the event loop must not be blocked.
+        parts = await asyncio.to_thread(_parts_of, response.message)
+        if by_tool and parts.calls:
+            remember(self.llm, ["tools"], accepted=True)
+        return parts
+
+    async def _send(self, messages: Sequence[ChatMessage], *, by_tool: bool) -> _Answer:
+        """Return the answer to a request, in words if the server refuses tools."""
+        if by_tool:
+            chat = partial(
+                self.llm.achat_with_tools,
+                [self.tool],
+                chat_history=list(messages),
+                tool_required=True,
+                # Else the host drops all calls but the first.
+                allow_parallel_tool_calls=True,
+            )
+            try:
+                return _Answer(await self._chat(chat), by_tool=True)
+            except Exception as error:
+                if not refuses_tools(self.llm, error):
+                    raise
+        options = {}
+        if self.response_format and is_openai_like(self.llm):
+            options["response_format"] = self.response_format
+        # The form stands before the request: small models repeat the end of a prompt.
+        texts, _, request = (messages[-1].content or "").rpartition("\n\n")
+        content = "\n\n".join(filter(None, (texts, self.form, request)))
+        chat = partial(self.llm.achat, _with_last(messages, content))
+        return _Answer(await self._chat(chat, **options), by_tool=False)
+
+    async def _chat(
+        self, chat: Callable[..., Awaitable[ChatResponse]], **options: Any
+    ) -> ChatResponse:
+        options |= token_bound(self.llm, self.answer_tokens)
+        return await ask_with(self.llm, options, chat, self.heard)
 
 
 def _can_call(llm: LLM) -> bool:
@@ -453,6 +502,14 @@ def _can_call(llm: LLM) -> bool:
     return (
         isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
     )
+
+
+def _is_final(response: ChatResponse, *, ignores_tool: bool) -> bool:
+    """Return whether a second answer would be like the first.
+
+    A refusal stays a refusal, and an answer that was cut would be cut again.
+    """
+    return was_refused(response) or (was_truncated(response) and not ignores_tool)
 
 
 def _with_correction(
@@ -466,69 +523,6 @@ def _with_correction(
         f"Your last answer could not be read: {problem}. Answer again, in valid JSON."
     )
     return _with_last(messages, f"{messages[-1].content} {correction}")
-
-
-class _Answer(NamedTuple):
-    """A response, and whether the model was asked by a tool."""
-
-    response: ChatResponse
-    by_tool: bool
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A request to a model by a tool, or in words.
-
-    The answer by a tool is read as raw text: the host turns arguments that it cannot
-    parse into {}, which means "nothing new".
-    """
-
-    llm: Any
-    tool: FunctionTool
-    form: str
-    options: Mapping[str, Any]
-    response_format: dict[str, Json] | None
-    heard: list[ChatResponse]
-
-    async def send(self, messages: Sequence[ChatMessage], *, by_tool: bool) -> _Answer:
-        """Return the answer to a request, in words if the server refuses tools."""
-        if by_tool:
-            try:
-                return _Answer(await self._send_by_tool(messages), by_tool=True)
-            except Exception as error:
-                if not refuses_tools(self.llm, error):
-                    raise
-        return _Answer(await self._send_in_words(messages), by_tool=False)
-
-    async def read_parts(self, response: ChatResponse, *, by_tool: bool) -> _Parts:
-        """Return the parts of an answer, and remember a server that has called the tool."""
-        # A long answer takes a while, for which the event loop must not be blocked.
-        parts = await asyncio.to_thread(_parts_of, response.message)
-        if by_tool and parts.calls:
-            remember(self.llm, ["tools"], accepted=True)
-        return parts
-
-    async def _send_by_tool(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        chat = partial(
-            self.llm.achat_with_tools,
-            [self.tool],
-            chat_history=list(messages),
-            tool_required=True,
-            # Else the host drops all calls but the first.
-            allow_parallel_tool_calls=True,
-        )
-        return await ask_with(self.llm, self.options, chat, self.heard)
-
-    async def _send_in_words(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        """Return the response to a request in words."""
-        options = self.options
-        if self.response_format and is_openai_like(self.llm):
-            options = {"response_format": self.response_format, **options}
-        # The form stands before the request: small models repeat the end of a prompt.
-        texts, _, request = (messages[-1].content or "").rpartition("\n\n")
-        content = "\n\n".join(filter(None, (texts, self.form, request)))
-        chat = partial(self.llm.achat, _with_last(messages, content))
-        return await ask_with(self.llm, options, chat, self.heard)
 
 
 async def ask_for_facts(
@@ -552,17 +546,16 @@ async def ask_for_facts(
         Exception: Any error of the model.
     """
     names = tuple(categories)
-    forms = _forms(names)
-    return await ask(
+    forms = forms_of(names)
+    request = Request(
         llm,
-        messages,
         forms.tool,
         forms.words,
-        partial(_read_replies, categories=names),
-        answer_tokens=answer_tokens,
-        heard=[] if heard is None else heard,
-        response_format=forms.response_format,
+        answer_tokens,
+        [] if heard is None else heard,
+        forms.response_format,
     )
+    return await request.ask(messages, partial(_read_replies, categories=names))
 
 
 def _read_replies(
@@ -589,31 +582,22 @@ def _read_replies(
     raise unread
 
 
-class FormTexts(NamedTuple):
-    """The form of the answer as a request tells it: in words, or as a tool."""
-
-    words: str
-    tool: str
-
-
-class _Forms(NamedTuple):
+class Forms(NamedTuple):
     """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema."""
 
     tool: FunctionTool
     words: str
     response_format: dict[str, Json]
 
-
-@lru_cache(maxsize=8)
-def form_texts(categories: tuple[str, ...]) -> FormTexts:
-    """Return the form of the answer with these categories. A request has one of both texts."""
-    forms = _forms(categories)
-    metadata = forms.tool.metadata
-    return FormTexts(forms.words, f"{metadata.description}{metadata.fn_schema_str}")
+    @property
+    def tool_text(self) -> str:
+        """The tool as a request tells it."""
+        metadata = self.tool.metadata
+        return f"{metadata.description}{metadata.fn_schema_str}"
 
 
 @lru_cache(maxsize=8)
-def _forms(categories: tuple[str, ...]) -> _Forms:
+def forms_of(categories: tuple[str, ...]) -> Forms:
     """Make the forms of a reply with these categories."""
     category = Annotated[str, Field(json_schema_extra={"enum": list(categories)})]
     fact = create_model(
@@ -642,7 +626,7 @@ def _forms(categories: tuple[str, ...]) -> _Forms:
     words = _FORM.format(
         said_as=alternatives(get_args(SaidAs)), categories=alternatives(categories)
     )
-    return _Forms(tool, words, response_format)
+    return Forms(tool, words, response_format)
 
 
 class _Parts(NamedTuple):

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -22,15 +23,12 @@ from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
-from llama_index_memory_ext.text.messages import cleaned, unescape_tags
+from llama_index_memory_ext.text.messages import Json, cleaned, unescape_tags
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pydantic import ValidationInfo
-
-    from llama_index_memory_ext.text.messages import Json
 
 # The tags around the texts that a model reads. It copies quotes from there, where these
 # tags are escaped.
@@ -40,14 +38,17 @@ _MOST_ENTRIES = 1_000
 _MOST_PROBLEMS = 50
 
 # The names that models give to the parts of a reply, ours first.
-_SECTIONS = (
-    ("new_facts", "facts", "items", "memories", "statements"),
-    ("confirmed", "confirmations"),
-    ("retired", "retirements", "outdated"),
-)
+_SECTIONS = [
+    names.split()
+    for names in (
+        "new_facts facts items memories statements",
+        "confirmed confirmations",
+        "retired retirements outdated",
+    )
+]
 _SECTION_NAMES = frozenset[str]().union(*_SECTIONS)
-_CONTENTS = ("content", "statement", "fact", "claim", "memory", "text")
-_QUOTES = ("quote", "quotes", "source_quote", "quotation", "evidence", "source")
+_CONTENTS = str.split("content statement fact claim memory text")
+_QUOTES = str.split("quote quotes source_quote quotation evidence source")
 # An object with one of these beside a statement is a fact.
 _FACT_FIELDS = frozenset({*_QUOTES, "category", "confidence"})
 _UNTIL = ("valid_until", "until", "to")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import cached_property
 from time import thread_time
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.checks.evidence import Place, Source
+from llama_index_memory_ext.checks.evidence import NOWHERE, Place, Source
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.rules import (
     CHECKS,
@@ -18,6 +18,7 @@ from llama_index_memory_ext.checks.rules import (
     ENDING_CHECKS,
     MAX_FACT,
     Candidate,
+    Check,
     Ending,
     first_rejection,
     is_said_again,
@@ -33,16 +34,18 @@ from llama_index_memory_ext.fact import (
     retire,
 )
 from llama_index_memory_ext.facts.history import why_retired
-from llama_index_memory_ext.learning.reply import NewFact, Retirement
+from llama_index_memory_ext.learning.reply import (
+    Confirmation,
+    ExtractionReply,
+    NewFact,
+    Retirement,
+)
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import date
 
-    from llama_index_memory_ext.checks.rules import Check
-    from llama_index_memory_ext.learning.reply import Confirmation, ExtractionReply
     from llama_index_memory_ext.text.messages import Utterance
 
 _UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
@@ -143,13 +146,15 @@ def validate_reply(
     entries += [*reply.retired, *reply.confirmed]
     for entry in entries:
         if thread_time() > ends_at:
-            validation.rejected.append(_NO_TIME)
+            rejection: Rejection | None = _NO_TIME
         elif isinstance(entry, NewFact):
-            validation.add(entry, checks, min_confidence)
+            rejection = validation.add(entry, checks, min_confidence)
         elif isinstance(entry, Retirement):
-            validation.end(entry, is_only=quotes[entry.quote] == 1)
+            rejection = validation.end(entry, is_only=quotes[entry.quote] == 1)
         else:
-            validation.confirm(entry)
+            rejection = validation.confirm(entry)
+        if rejection:
+            validation.rejected.append(rejection)
     return validation.result(past)
 
 
@@ -180,64 +185,63 @@ class _Validation:
             if not fact.retired
         }
 
-    def add(self, new: NewFact, checks: Sequence[Check], min_confidence: float) -> None:
+    def add(
+        self, new: NewFact, checks: Sequence[Check], min_confidence: float
+    ) -> Rejection | None:
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        candidate = Candidate(new, place, min_confidence)
+        candidate = Candidate(new, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
-        if new.said_as == "denied" and rejection is None:
-            # Its content says the denial itself.
-            new = new.model_copy(update={"said_as": "stated"})
-        if rejection:
-            self.rejected.append(_naming(rejection, new.content))
-        elif place:
-            doubt = first_rejection(candidate, self.source, DOUBTS)
-            if doubt:
-                self._doubt(new, place, _naming(doubt, new.content))
-            else:
-                self._accept(new, place)
+        doubt = rejection or first_rejection(candidate, self.source, DOUBTS)
+        if place and not doubt:
+            return self._accept(candidate, place)
+        if doubt:
+            doubt = _naming(doubt, new.content)
+        if (
+            place
+            and doubt
+            and not rejection
+            and normalised(new.content) not in self.by_content
+        ):
+            self.doubted.append(Doubt(self._new_fact(new, place), doubt))
         self.by_label.setdefault(new.label, None)
+        return doubt
 
-    def _doubt(self, new: NewFact, place: Place, rejection: Rejection) -> None:
-        self.rejected.append(rejection)
-        if normalised(new.content) not in self.by_content:
-            self.doubted.append(Doubt(self._new_fact(new, place), rejection))
-
-    def _accept(self, new: NewFact, place: Place) -> None:
+    def _accept(self, candidate: Candidate, place: Place) -> Rejection | None:
         """Store a new fact, or confirm the known fact that says the same."""
+        new = candidate.new
         content = normalised(new.content)
         fact = self.by_content.get(content)
+        rejection = None
         if fact is None:
             fact = self._new_fact(new, place)
             self.by_content[content] = fact
             self.accepted.append(fact)
         else:
-            self.rejected.append(_KNOWN)
-            if not is_said_again(Candidate(new, place, 0), self.source):
+            rejection = _KNOWN
+            if not is_said_again(candidate, self.source):
                 self.confirmed[fact.id] = raised(fact, self.now)
         self.by_label.setdefault(new.label, fact)
+        return rejection
 
-    def end(self, entry: Retirement, *, is_only: bool) -> None:
+    def end(self, entry: Retirement, *, is_only: bool) -> Rejection | None:
         is_request = self.retired_by == "request"
         fact = self._known_fact(entry.number, past=is_request)
         if fact is None:
-            self.rejected.append(_UNKNOWN)
-            return
+            return _UNKNOWN
         if fact.id in self.retired:
-            self.rejected.append(_RETIRED)
-            return
+            return _RETIRED
         new = self.by_label.get(entry.replaced_by)
         place = self.source.find(entry.quote)
-        ending = Ending(fact, entry, place, new, is_only, is_request)
+        ending = Ending(fact, entry, place or NOWHERE, new, is_only, is_request)
         rejection = first_rejection(ending, self.source, ENDING_CHECKS)
-        if rejection:
-            self.rejected.append(rejection)
-        else:
+        if rejection is None:
             self.retired[fact.id] = self._retired_fact(ending)
+        return rejection
 
     def _retired_fact(self, ending: Ending) -> Fact:
         fact = ending.fact
         entry = ending.entry
-        last_day = self.source.last_day(entry.valid_until) or fact.valid_until
+        last_day = self._last_day(entry) or fact.valid_until
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
         return retire(
             fact.model_copy(update={"valid_until": last_day}),
@@ -247,36 +251,35 @@ class _Validation:
             by=by,
         )
 
+    def _last_day(self, entry: NewFact | Retirement) -> date | None:
+        period = self.source.said_period(entry.valid_until)
+        return period and period.end
+
     def _reason_of(self, ending: Ending) -> str:
         """Return the model's reason, or our own where the model may have copied an instruction into it."""
-        new = ending.new
-        reason = ending.entry.reason[:MAX_FACT]
-        text = (
-            f"{ending.entry.quote}\n{ending.fact.content}\n{new.content if new else ''}"
-        )
+        entry = ending.entry
+        reason = entry.reason[:MAX_FACT]
+        new_content = ending.new.content if ending.new else ""
+        text = f"{entry.quote}\n{ending.fact.content}\n{new_content}"
         claim = phrases("replies", "report").sub("", reason)
-        if (
-            not claim
-            or has_rider(claim, text, text)
-            or unsaid_addresses(reason, self.source.said)
-        ):
+        has_unsaid = unsaid_addresses(reason, self.source.said)
+        if not claim or has_unsaid or has_rider(claim, text, text):
             reason = "The user said that it is true no longer."
-        if ending.entry.replaced_by and new is None:
+        if entry.replaced_by and ending.new is None:
             reason += " What is true instead was not stored."
         return reason
 
-    def confirm(self, entry: Confirmation) -> None:
+    def confirm(self, entry: Confirmation) -> Rejection | None:
         fact = self._known_fact(entry.number)
         if fact is None:
-            self.rejected.append(_UNKNOWN)
-            return
+            return _UNKNOWN
         repeated = NewFact(content=fact.content, quote=entry.quote)
-        candidate = Candidate(repeated, self.source.find(entry.quote), 0)
+        place = self.source.find(entry.quote) or NOWHERE
+        candidate = Candidate(repeated, place, 0)
         rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
-        if rejection:
-            self.rejected.append(rejection)
-        else:
+        if rejection is None:
             self.confirmed[fact.id] = raised(fact, self.now)
+        return rejection
 
     def result(self, past: Sequence[Fact]) -> ValidatedReply:
         """Return the validated reply, without new facts that repeat a past one with the same last day."""
@@ -307,7 +310,8 @@ class _Validation:
         without a session.
         """
         around = self.source.around(place)
-        valid_until = self.source.last_day(new.valid_until)
+        began = self.source.said_period(new.valid_from)
+        valid_until = self._last_day(new)
         said_on = self.source.said_on
         if new.said_as == "past":
             # It was over when the user said it.
@@ -317,12 +321,13 @@ class _Validation:
             # Small models write the day of the conversation as the last day.
             valid_until = None
         rows = tuple(self.source.lines[i].row_id for i in around.lines)
+        # The content of a denial says the denial itself.
+        said_as = "stated" if new.said_as == "denied" else new.said_as
         return Fact(
-            **new.model_dump(
-                include={"content", "category", "confidence", "said_as", "about"}
-            ),
+            **new.model_dump(include={"content", "category", "confidence", "about"}),
+            said_as=said_as,
             quote=place.quote,
-            valid_from=self.source.first_day(new.valid_from),
+            valid_from=began and began.start,
             valid_until=valid_until,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,

@@ -234,8 +234,6 @@ def _without_replacements(
     gone = {fact.id for fact in before} - {fact.id for fact in after}
     facts = []
     for fact in retired:
-        if fact.replaced_by in gone:
-            facts.append(fact.model_copy(update={"replaced_by": None}))
-        else:
-            facts.append(fact)
+        replaced_by = None if fact.replaced_by in gone else fact.replaced_by
+        facts.append(fact.model_copy(update={"replaced_by": replaced_by}))
     return facts

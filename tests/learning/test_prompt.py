@@ -37,7 +37,7 @@ from llama_index_memory_ext.learning.prompt import (
     ask_for_facts,
     check_categories,
     extraction_prompt,
-    form_texts,
+    forms_of,
     room_in,
 )
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
@@ -300,7 +300,7 @@ async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
 @pytest.mark.parametrize(
     ("form", "read"),
     [
-        (form_texts(("diet",)).words, parse_reply),
+        (forms_of(("diet",)).words, parse_reply),
         (VERDICT_FORM, lambda text: parse_verdict([text], 1)),
     ],
 )
