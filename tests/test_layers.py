@@ -28,7 +28,7 @@ inspector   server > views > actions > pages                              # page
 ---
 agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
 ---
-memory      condensed_memory > backfill settings turns unknown > search stats template    # preset
+memory      condensed_memory > backfill settings unknown > search stats template    # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -81,7 +81,6 @@ WITH_ONE_IMPORTER = {
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/unknown.py": "reads the words of a question, which is off by default",
-    "memory/turns.py": "tells where turns end, and lets one run of a session through at a time",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
     "store/threads.py": "knows of forks and of the end of the program, not of databases",
@@ -264,7 +263,7 @@ LOADED_WITH_THE_PRESET = {
     "facts": "book history known ranking",
     "formats": "layouts",
     "learning": "prompt reply",
-    "memory": "condensed_memory search settings stats template turns",
+    "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",

@@ -10,15 +10,16 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, wait
+from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.errors import StoreError, TurnError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Hashable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 
     from typing_extensions import Self
 
@@ -29,6 +30,7 @@ _TRY_SECONDS = 0.02
 
 K = TypeVar("K")
 V = TypeVar("V")
+Memory = TypeVar("Memory")
 
 _locks: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, asyncio.Lock]
@@ -39,6 +41,41 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
     """Return the lock of this name: all tasks of this event loop that use it wait for each other, in their order."""
     locks = _locks.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     return locks.setdefault(name, asyncio.Lock())
+
+
+# The tasks that run a turn now, in any event loop of this process.
+_holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
+_POLL_SECONDS = 0.02
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_holders.clear)
+
+
+@asynccontextmanager
+async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
+    """Let one run of the session of this name through at a time, in this process.
+
+    Raises:
+        TurnError: The task is within a run of the session already.
+    """
+    task = asyncio.current_task()
+    if _holders.get(name) is task:
+        raise TurnError(
+            "This task is within memory.turn() already; run the agent without opening another."
+        )
+    async with lock_for("turn", *name):
+        # The lock orders the tasks of one event loop; a task of another loop can only
+        # poll.
+        while (holder := _holders.setdefault(name, task)) is not task:
+            if holder is None or holder.get_loop().is_closed():
+                _holders.pop(name, None)
+            else:
+                await asyncio.sleep(_POLL_SECONDS)
+        try:
+            yield memory
+        finally:
+            if _holders.get(name) is task:
+                del _holders[name]
 
 
 # All locks of ``thread_lock``, and the locks that this process holds while it forks.

@@ -192,18 +192,15 @@ class _Validation:
         candidate = Candidate(new, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
         doubt = rejection or first_rejection(candidate, self.source, DOUBTS)
-        if place and not doubt:
+        if place and doubt is None:
             return self._accept(candidate, place)
-        if doubt:
-            doubt = _naming(doubt, new.content)
-        if (
-            place
-            and doubt
-            and not rejection
-            and normalised(new.content) not in self.by_content
-        ):
-            self.doubted.append(Doubt(self._new_fact(new, place), doubt))
         self.by_label.setdefault(new.label, None)
+        if doubt is None:
+            return None
+        doubt = _naming(doubt, new.content)
+        is_new = normalised(new.content) not in self.by_content
+        if place and rejection is None and is_new:
+            self.doubted.append(Doubt(self._new_fact(new, place), doubt))
         return doubt
 
     def _accept(self, candidate: Candidate, place: Place) -> Rejection | None:

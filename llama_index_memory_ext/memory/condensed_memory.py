@@ -22,7 +22,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.loop import in_sync, lock_for
+from llama_index_memory_ext.background.loop import in_sync, lock_for, one_run
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import (
     FactsOptions,
@@ -39,7 +39,7 @@ from llama_index_memory_ext.errors import (
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
 from llama_index_memory_ext.formats import messages_from_json, messages_to_json
-from llama_index_memory_ext.memory import template, turns
+from llama_index_memory_ext.memory import template
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     DEFAULT_TOKEN_LIMIT,
@@ -64,6 +64,7 @@ from llama_index_memory_ext.settings import (
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
+from llama_index_memory_ext.text.limits import is_over, leaving, leaving_at_end
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
@@ -91,8 +92,16 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
     from llama_index_memory_ext.store.tables import Snapshot
+    from llama_index_memory_ext.text.limits import Plan
 
 logger = logging.getLogger(__name__)
+
+# At this share of the token limit or less, every turn but the newest leaves short-term
+# memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
+
+# Ends the docstring of a synchronous call.
+_WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 # None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
@@ -168,7 +177,7 @@ class CondensedMemory(Memory):
 
     # Fields of the host with different defaults.
     token_limit: int = DEFAULT_TOKEN_LIMIT
-    chat_history_token_ratio: float = Field(default=turns.FLUSH_EVERY_TURN, ge=0, le=1)
+    chat_history_token_ratio: float = Field(default=FLUSH_EVERY_TURN, ge=0, le=1)
     image_token_size_estimate: int = Field(default=256, ge=0)
     audio_token_size_estimate: int = Field(default=256, ge=0)
     video_token_size_estimate: int = Field(default=256, ge=0)
@@ -248,7 +257,7 @@ class CondensedMemory(Memory):
         token_limit: int | None = None,
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
-        chat_history_token_ratio: float = turns.FLUSH_EVERY_TURN,
+        chat_history_token_ratio: float = FLUSH_EVERY_TURN,
         token_flush_size: int | None = None,
         memory_blocks_template: RichPromptTemplate | None = None,
         insert_method: InsertMethod | str = InsertMethod.USER,
@@ -497,7 +506,7 @@ class CondensedMemory(Memory):
         plan = None
         if any(message.role == MessageRole.USER for message in messages):
             plan = self._plan_flush
-            if self.chat_history_token_ratio > turns.FLUSH_EVERY_TURN:
+            if self.chat_history_token_ratio > FLUSH_EVERY_TURN:
                 # Counting long texts here keeps the write of the store short: the
                 # tokenizer keeps the counts for the plan.
                 await self._tokens_of(messages)
@@ -680,7 +689,7 @@ class CondensedMemory(Memory):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return turns.one_run(self, (self.session_id, *self.sql_store.database.identity))
+        return one_run(self, (self.session_id, *self.sql_store.database.identity))
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -882,8 +891,8 @@ class CondensedMemory(Memory):
             )
 
     # The synchronous twins.
-    put = in_sync(aput, after=_wait_for_jobs, note=turns.WAITS)
-    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=turns.WAITS)
+    put = in_sync(aput, after=_wait_for_jobs, note=_WAITS)
+    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=_WAITS)
     set = in_sync(aset)
     reset = in_sync(areset)
     flush = in_sync(aflush)
@@ -892,7 +901,7 @@ class CondensedMemory(Memory):
     stats = in_sync(astats)
     search = in_sync(asearch)
     close = in_sync(aclose)
-    import_ = in_sync(aimport, after=_wait_for_jobs, note=turns.WAITS)
+    import_ = in_sync(aimport, after=_wait_for_jobs, note=_WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
     branch = in_sync(abranch)
@@ -951,7 +960,7 @@ class CondensedMemory(Memory):
     async def _append(
         self,
         messages: Sequence[ChatMessage],
-        plan: turns.Plan | None,
+        plan: Plan | None,
         *,
         replace: bool = False,
     ) -> None:
@@ -977,7 +986,7 @@ class CondensedMemory(Memory):
                 "the next message tries again",
             )
 
-    async def _flush(self, plan: turns.Plan) -> None:
+    async def _flush(self, plan: Plan) -> None:
         """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
             await self._write([], plan)
@@ -987,7 +996,7 @@ class CondensedMemory(Memory):
     async def _finish(self) -> None:
         """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
         try:
-            await self._flush(turns.leaving_at_end)
+            await self._flush(leaving_at_end)
             for block in self._log_blocks:
                 await block.finish()
         except StoreError as error:
@@ -997,7 +1006,7 @@ class CondensedMemory(Memory):
     async def _write(
         self,
         messages: Sequence[ChatMessage],
-        plan: turns.Plan | None,
+        plan: Plan | None,
         *,
         replace: bool = False,
     ) -> None:
@@ -1048,7 +1057,7 @@ class CondensedMemory(Memory):
         if question is not None and not template.holds_question(messages, question):
             if not messages:
                 follows = not await self._is_in_log(question)
-            elif turns.is_over(messages):
+            elif is_over(messages):
                 await self._write([], len)
                 snapshot = await self._read_snapshot()
                 messages = [row.message for row in snapshot.active]
@@ -1082,9 +1091,9 @@ class CondensedMemory(Memory):
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Return how many of the oldest messages leave short-term memory."""
-        if self.chat_history_token_ratio <= turns.FLUSH_EVERY_TURN:
-            return turns.leaving(messages)
-        return turns.leaving(
+        if self.chat_history_token_ratio <= FLUSH_EVERY_TURN:
+            return leaving(messages)
+        return leaving(
             messages,
             int(self.token_limit * self.chat_history_token_ratio),
             self._tokens,

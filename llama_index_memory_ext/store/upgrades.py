@@ -122,14 +122,7 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
         return
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
-    existing = sa.inspect(conn).get_table_names(metadata.schema)
-    for table in metadata.sorted_tables:
-        creation = _creation(table, conn.dialect.name)
-        conn.exec_driver_sql(creation.table)
-        if table.name in existing:
-            _add_columns(conn, table)
-        for statement in creation.indexes:
-            conn.exec_driver_sql(statement)
+    _create_all(conn, metadata)
     if version == _OLDEST_VERSION:
         for statement in _STORE_KINDS:
             conn.execute(tables.sql(statement))
@@ -139,6 +132,18 @@ def create_missing(conn: sa.Connection, tables: Tables) -> None:
             conn.execute(tables.sql(statement))
     conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
     conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
+
+
+def _create_all(conn: sa.Connection, metadata: sa.MetaData) -> None:
+    """Create the tables, columns and indexes that do not exist."""
+    existing = sa.inspect(conn).get_table_names(metadata.schema)
+    for table in metadata.sorted_tables:
+        creation = _creation(table, conn.dialect.name)
+        conn.exec_driver_sql(creation.table)
+        if table.name in existing:
+            _add_columns(conn, table)
+        for statement in creation.indexes:
+            conn.exec_driver_sql(statement)
 
 
 class _Creation(NamedTuple):
