@@ -65,7 +65,9 @@ def test_a_fact_without_content_is_told_what_is_missing() -> None:
         Fact()  # type: ignore[call-arg]
 
 
-def test_times_keep_their_offset_and_so_their_day_and_a_fact_was_updated_when_it_was_created() -> None:
+def test_times_keep_their_offset_and_so_their_day_and_a_fact_was_updated_when_it_was_created() -> (
+    None
+):
     created_at = datetime(2026, 11, 20, 1, tzinfo=timezone(timedelta(hours=2)))
     fact = Fact(content="Likes tea", created_at=created_at)
     assert (
