@@ -487,8 +487,8 @@ def times_of(
 ) -> list[datetime | None]:
     """Return when the message of each row was said, in the time zone.
 
-    Without a zone, a message has the offset of its own time. Where that is in UTC, or
-    the message has none, it has the offset of the message before it.
+    Without a zone, a time has its own offset. A time in UTC has the offset of the
+    message before it.
     """
     times: list[datetime | None] = []
     offset = zone
