@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import (
+    LogRow,
     display_name,
     namespace_of_session,
 )
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.store import SessionInfo
-    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -423,6 +423,8 @@ async def preview_prompt(
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
+        # The copy goes before a question would find its oldest messages.
+        await copy.jobs.stop()
         # After the prompt, so that the explanation knows its record.
         explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
@@ -445,7 +447,11 @@ async def preview_prompt(
 
 def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
     """Return the columns of messages, for a copy of their session under the name ``key``."""
-    return [{"key": key, **asdict(row)} for row in rows]
+    names = [field.name for field in fields(LogRow)]
+    # ``asdict`` would copy each message.
+    return [
+        {"key": key, **{name: getattr(row, name) for name in names}} for row in rows
+    ]
 
 
 def _sort_as_in_prompt(
