@@ -412,19 +412,20 @@ async def preview_prompt(
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
         # Older messages leave the record when it is read.
         prompt = await memory.aget()
+        # The copy goes before a question would find its oldest messages.
+        await copy.jobs.stop()
         stats = await memory.astats()
         messages = as_taken(await memory.aget_all())
         if question:
             messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))
             prompt = await memory.aget()
+            await copy.jobs.stop()
         facts_block = memory.facts_block
         newest_question, context = question_in(messages, [], facts_block.context_turns)
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
-        # The copy goes before a question would find its oldest messages.
-        await copy.jobs.stop()
         # After the prompt, so that the explanation knows its record.
         explanation = await facts_block.aexplain(newest_question, context=context)
         summary = await memory.condensed_block.asummary(name)
