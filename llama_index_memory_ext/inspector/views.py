@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import timezone
 from itertools import groupby
 from operator import attrgetter
@@ -21,6 +21,7 @@ from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.tables import (
+    LogRow,
     display_name,
     namespace_of_session,
 )
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.store import SessionInfo
-    from llama_index_memory_ext.store.tables import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -430,12 +430,15 @@ async def preview_prompt(
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
         # Older messages leave the record when it is read.
         prompt = await memory.aget()
+        # The copy goes before a question would find its oldest messages.
+        await copy.jobs.stop()
         stats = await memory.astats()
         messages = as_taken(await memory.aget_all())
         if question:
             messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))
             prompt = await memory.aget()
+            await copy.jobs.stop()
         facts_block = memory.facts_block
         newest_question, context = question_in(messages, [], facts_block.context_turns)
         parts: list[Part] = []
@@ -463,7 +466,11 @@ async def preview_prompt(
 
 def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
     """Return the columns of messages, for a copy of their session under the name ``key``."""
-    return [{"key": key, **asdict(row)} for row in rows]
+    names = [field.name for field in fields(LogRow)]
+    # ``asdict`` would copy each message.
+    return [
+        {"key": key, **{name: getattr(row, name) for name in names}} for row in rows
+    ]
 
 
 def _sort_as_in_prompt(
