@@ -130,7 +130,9 @@ class LogBlock(BaseMemoryBlock[str]):
     @property
     def zone(self) -> tzinfo | None:
         """The time zone of days, if there is one."""
-        return checked_zone(self.time_zone)
+        zone = self.time_zone
+        # An assignment is not validated.
+        return checked_zone(zone) if isinstance(zone, str) else zone
 
     def now(self, offset: tzinfo | None = None) -> datetime:
         """Return the current time in the time zone, or else at this offset; None: in UTC."""
