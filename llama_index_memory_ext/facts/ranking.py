@@ -342,6 +342,7 @@ class ShowableFacts:
         self._sparing = sparing
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
+        self._stated_by = _stated_by(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -357,8 +358,8 @@ class ShowableFacts:
     def stated_in(self, record: RecordInPrompt) -> frozenset[str]:
         """Return the ids of facts whose messages the prompt shows, without pinned facts and corrections."""
         stated = set()
-        for fact in self.facts:
-            if fact.session_id == record.session_id and fact.message_ids:
+        for row_id in record.row_ids:
+            for fact in self._stated_by.get((record.session_id, row_id), ()):
                 is_shown = record.row_ids.issuperset(fact.message_ids)
                 if is_shown and not comes_first(fact):
                     stated.add(fact.id)
@@ -516,6 +517,15 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
     return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+
+
+def _stated_by(facts: Sequence[Fact]) -> dict[tuple[str | None, int], list[Fact]]:
+    """Return the facts that each message states, by the session and the row of the message."""
+    stated: dict[tuple[str | None, int], list[Fact]] = {}
+    for fact in facts:
+        for row_id in fact.message_ids:
+            stated.setdefault((fact.session_id, row_id), []).append(fact)
+    return stated
 
 
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:

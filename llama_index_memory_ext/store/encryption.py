@@ -20,11 +20,11 @@ EncryptionKey: TypeAlias = Keys | Callable[[str | None], Keys] | None
 TextFunction: TypeAlias = Callable[[str], str] | None
 
 # The fields of an encrypted value. No message, fact or state has the first one.
-_TOKEN = "$encrypted"  # noqa: S105 - a name
+TOKEN = "$encrypted"  # noqa: S105 - a name
 _USER = "user"
 # What AES-GCM takes. A key may encrypt 2**32 texts with random ones.
 _NONCE_BYTES = 12
-_OPENING = f'{{"{_TOKEN}":'
+_OPENING = f'{{"{TOKEN}":'
 
 
 class Cipher:
@@ -65,24 +65,20 @@ class Cipher:
         ``user`` is None for a session without a user, or of several users. An
         EncryptionError if the user has no key, or the function of the program fails.
         """
-        return {_TOKEN: self._convert("encrypt", dumps(value), user), _USER: user}
+        return {TOKEN: self._convert("encrypt", dumps(value), user), _USER: user}
 
-    def decrypt(self, value: Any) -> Any:
-        """Return the value of a column of JSON, which psycopg alone has parsed; a plain value stays as it is.
+    def decrypt(self, value: dict[str, str | None]) -> Any:
+        """Return an encrypted value.
 
         Raises:
             EncryptionError: The key is missing or wrong.
         """
-        if isinstance(value, str):
-            value = loads(value)
-        if not isinstance(value, dict) or _TOKEN not in value:
-            return value
         if not self.is_set:
             raise EncryptionError(
                 "The database is encrypted, and this store has no key; nothing was read or changed. Pass the key as "
                 "encryption_key, to the command line in LLAMA_INDEX_MEMORY_KEY."
             )
-        return self._convert("decrypt", value[_TOKEN], value[_USER])
+        return self._convert("decrypt", str(value[TOKEN]), value[_USER])
 
     def encrypt_digest(self, digest: str, user: str | None = None) -> str:
         """Return the digest of a text as it is stored."""
@@ -90,7 +86,7 @@ class Cipher:
 
     def decrypt_digest(self, digest: str) -> Any:
         """Return a digest from its stored form."""
-        return self.decrypt(digest) if digest.startswith(_OPENING) else digest
+        return self.decrypt(loads(digest)) if digest.startswith(_OPENING) else digest
 
     def encrypt_vector(self, vector: bytes, user: str | None = None) -> bytes:
         """Return a vector as it is stored."""

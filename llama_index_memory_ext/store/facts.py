@@ -364,7 +364,7 @@ class Facts:
         for row in tx.execute(_SELECT_SAID, own=list(own)):
             contents[row.id] = None
             with suppress(EncryptionError):
-                contents[row.id] = tx.tables.cipher.decrypt(row.stored)["content"]
+                contents[row.id] = tx.tables.read_json(row.stored)["content"]
         namespaces = tx.scalars(
             _SELECT_REACHED,
             own=list(own),

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
+from json import loads
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_ext.store.encryption import Cipher
+from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 from llama_index_memory_ext.text.messages import RESULT_ROLES, in_zone, times_in
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Tables:
     ) -> None:
         cipher = cipher or Cipher()
         self.cipher = cipher
-        as_json = _Encrypted(cipher.encrypt, cipher.decrypt)
+        as_json = _Encrypted(cipher.encrypt, self.read_json)
         self.encrypted_columns = {
             "data": as_json,
             "state": as_json,
@@ -199,6 +200,14 @@ class Tables:
             sa.Column("version", sa.Integer, primary_key=True),
             sa.Column("encryption", sa.String),
         )
+
+    def read_json(self, value: Any) -> Any:
+        """Return the value of a column of JSON, which psycopg alone has parsed, decrypted if it is encrypted."""
+        if isinstance(value, str):
+            value = loads(value)
+        if isinstance(value, dict) and TOKEN in value:
+            return self.cipher.decrypt(value)
+        return value
 
     def _build(self, statement: str) -> Any:
         """Return a statement in SQL in which ``{rows}``, ``{owners}`` and so on are the names of tables.

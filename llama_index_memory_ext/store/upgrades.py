@@ -240,7 +240,7 @@ def is_marked(conn: sa.Connection, tables: Tables) -> bool:
     encrypted = conn.execute(tables.sql(_SELECT_MARK)).scalar()
     if encrypted is None:
         return False
-    tables.cipher.decrypt(encrypted)
+    tables.read_json(encrypted)
     return True
 
 
