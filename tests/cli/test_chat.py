@@ -305,7 +305,9 @@ def test_ctrl_c_ends_a_conversation_through_a_pipe(database: Path) -> None:
         process.stdin.flush()
         assert process.stdout.readline().startswith(b"Noted: your name is Logan")
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=PATIENCE_SECONDS)
+        # The input stays open: at its end the conversation would end by itself.
+        process.wait(timeout=PATIENCE_SECONDS)
+        _, printed = process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in printed
 

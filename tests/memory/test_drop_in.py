@@ -101,6 +101,7 @@ def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default()
         "embed_model",
         "user_id",
         "cache_points",
+        "time_zone",
     }
     of_the_memory |= set(BaseMemoryBlock.model_fields)
     assert set(MemoryOptions.__annotations__) == set(fields) - of_the_memory
