@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +23,6 @@ from typing_extensions import Self
 
 from llama_index_memory_ext.background.loop import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
-from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     NO_TEXT,
@@ -418,7 +418,8 @@ class RecordReader:
         if not (self.show_days and window.entries):
             return DayHeadings()
         first_day = window.entries[0].day
-        today = day_of(in_zone(utc_now(), self.time_zone or window.offset))
+        now = datetime.now(timezone.utc)
+        today = day_of(in_zone(now, self.time_zone or window.offset))
         return DayHeadings(
             DAY_HEADING.format(first_day) if first_day else "",
             "" if window.entries[-1].day == today else TODAY_HEADING.format(today),
