@@ -23,11 +23,10 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
-from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.models.ask import without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.text.messages import in_zone
+from llama_index_memory_ext.text.messages import now_in
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.words.tokens import checked_languages
 
@@ -136,7 +135,7 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def now(self, offset: tzinfo | None = None) -> datetime:
         """Return the current time in the time zone, or else at this offset; None: in UTC."""
-        return in_zone(utc_now(), self.zone or offset)
+        return now_in(self.zone or offset)
 
     def known_llm(self) -> LLM | None:
         """Return the model of this block, or else of ``Settings``; None if there is none."""

@@ -39,7 +39,7 @@ from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.text.messages import in_zone
+from llama_index_memory_ext.text.messages import in_zone, now_in
 from llama_index_memory_ext.words.forms import visible
 
 if TYPE_CHECKING:
@@ -426,7 +426,7 @@ class FactBook:
         return len(facts)
 
     def _now(self) -> datetime:
-        return in_zone(utc_now(), self._time_zone)
+        return now_in(self._time_zone)
 
     async def _all(self) -> list[Fact]:
         return (await self._store.facts.read(self.namespace, view=self._view)).facts

@@ -8,7 +8,6 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
-from llama_index_memory_ext.fact import AgentView, Fact, utc_now
 from llama_index_memory_ext.facts.history import past_facts, period_asked, true_in
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
@@ -19,7 +18,7 @@ from llama_index_memory_ext.facts.ranking import (
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
-from llama_index_memory_ext.text.messages import in_zone
+from llama_index_memory_ext.text.messages import in_zone, now_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from llama_index_memory_ext.fact import AgentView, Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import CountedText
     from llama_index_memory_ext.words.dates import Period
@@ -118,7 +118,7 @@ class UserFacts:
             if changes.facts or not changes.fresh:
                 await asyncio.to_thread(self._take, changes)
             self.changes = changes
-        has_ended = self._holds_until and self._holds_until <= utc_now()
+        has_ended = self._holds_until and self._holds_until <= now_in()
         if has_ended or (self.facts and self._ranker is None):
             await asyncio.to_thread(self._take, NOTHING_READ)
         return self
@@ -223,7 +223,7 @@ class UserFacts:
             self._holds_until = _next_end(facts.values(), now, self.time_zone)
 
     def _now(self) -> datetime:
-        return in_zone(utc_now(), self.time_zone)
+        return now_in(self.time_zone)
 
     def _follow_rankers(
         self,

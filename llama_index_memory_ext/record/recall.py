@@ -18,7 +18,6 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.loop import Recent, lock_for, thread_lock
-from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     EARLIER_CLOSING,
@@ -38,7 +37,7 @@ from llama_index_memory_ext.text.messages import (
     INSTRUCTION_ROLES,
     body_of,
     calls_of,
-    in_zone,
+    now_in,
     plain_entry,
     question_in,
     spoken,
@@ -232,7 +231,7 @@ class MessageIndex:
     @property
     def today(self) -> date:
         """The current day in the time zone, or else at the offset of the newest message."""
-        return in_zone(utc_now(), self._time_zone or self._offset).date()
+        return now_in(self._time_zone or self._offset).date()
 
     def drop(self) -> None:
         """Mark the index as broken."""

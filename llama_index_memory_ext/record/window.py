@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -48,7 +47,7 @@ from llama_index_memory_ext.text.messages import (
     Entry,
     clip_entry,
     entry_of,
-    in_zone,
+    now_in,
     tokens_of,
     tool_call_groups,
 )
@@ -418,8 +417,7 @@ class RecordReader:
         if not (self.show_days and window.entries):
             return DayHeadings()
         first_day = window.entries[0].day
-        now = datetime.now(timezone.utc)
-        today = day_of(in_zone(now, self.time_zone or window.offset))
+        today = day_of(now_in(self.time_zone or window.offset))
         return DayHeadings(
             DAY_HEADING.format(first_day) if first_day else "",
             "" if window.entries[-1].day == today else TODAY_HEADING.format(today),

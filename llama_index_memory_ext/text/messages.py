@@ -291,6 +291,11 @@ def times_in(
     return times
 
 
+def now_in(zone: tzinfo | None = None) -> datetime:
+    """Return the current time in a time zone; without a zone, in UTC."""
+    return in_zone(datetime.now(timezone.utc), zone)
+
+
 def in_zone(moment: datetime, zone: tzinfo | None = None) -> datetime:
     """Return a moment with its offset in a time zone; None: with the offset that it has.
 

@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     times = [NOW]
     for name in ("known", "book"):
         monkeypatch.setattr(
-            f"llama_index_memory_ext.facts.{name}.utc_now", lambda: times[-1]
+            f"llama_index_memory_ext.facts.{name}.now_in", lambda zone=None: times[-1]
         )
     return times
 

@@ -63,7 +63,8 @@ def row_at(moment: datetime, **kwargs: object) -> LogRow:
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
     for name in ("blocks", "facts.known", "facts.book", "record.recall", "record.window"):  # fmt: skip
-        monkeypatch.setattr(f"llama_index_memory_ext.{name}.utc_now", lambda: moment)
+        module = f"llama_index_memory_ext.{name}"
+        monkeypatch.setattr(f"{module}.now_in", lambda zone=None: in_zone(moment, zone))
 
 
 @st.composite
