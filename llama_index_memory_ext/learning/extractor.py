@@ -569,13 +569,13 @@ class Extractor:
         ]
         times = times_of(rows, self.block.zone)
         pairs = zip(times, lines, strict=True)
-        asked = [said_at for said_at, line in pairs if line.is_users]
+        question_times = [said_at for said_at, line in pairs if line.is_users]
         # Rows before the first question belong to a turn of an earlier batch.
-        turns = len(asked) + (not lines[0].is_users)
+        turns = len(question_times) + (not lines[0].is_users)
         # No time is after now: a clock may have been ahead.
         asked_at = now
-        if asked:
-            asked_at = min(asked[-1] or now, now)
+        if question_times:
+            asked_at = min(question_times[-1] or now, now)
         ended_at = min(times[-1] or now, now)
         return Batch(
             unread, _with_text(lines), turns, asked_at, ended_at, before, room, []

@@ -26,10 +26,12 @@ def add_line(content: list[ContentBlock], turn: Sequence[ChatMessage]) -> None:
     Words of the user in the turn count as known. Results of tools do not count, so
     that the line stays in all rounds.
     """
-    said = [body_of(message) for message in turn if message.role == MessageRole.USER]
-    if not said:
+    users_texts = [
+        body_of(message) for message in turn if message.role == MessageRole.USER
+    ]
+    if not users_texts:
         return
-    *before, question = said
+    *before, question = users_texts
     texts = [block.text for block in content if isinstance(block, TextBlock)]
     # The tags around facts and messages have words, too.
     text = pattern(r"<[^<>]*>").sub(" ", "\n".join([*texts, *before]))

@@ -198,7 +198,10 @@ class _Places:
         return rows
 
     def _unchanged_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the rows of the first ids, as far as the last lookup has these ids and none was removed since."""
+        """Return the rows of the first ids that are also the first ids of the last lookup.
+
+        The rows end before the first document that was removed since that lookup.
+        """
         last = self._last_lookup
         if last is None or not isinstance(ids, tuple):
             return np.empty(0, dtype=np.int64)

@@ -611,8 +611,8 @@ class MemoryStore(SQLAlchemyChatStore):
                 in the file.
 
         Returns:
-            The number of sessions and of users with facts that are ``"encrypted"``, and
-            of those that stay, ``"unreadable"``.
+            Two counts of sessions and of users with facts: ``"encrypted"`` with the
+            newest key, and ``"unreadable"`` without a key.
 
         Raises:
             EncryptionError: The store has no key, or a wrong one. Nothing is changed.

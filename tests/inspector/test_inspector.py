@@ -430,18 +430,22 @@ async def test_facts_are_retired_restored_and_forgotten(
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
 
 
+async def page_to_tidy(client: Inspected, **contents: str) -> str:
+    """The page "Tidy up" of a user with these facts, given by their ids."""
+    for name, content in contents.items():
+        await client.inspector.writer.facts.write(
+            "zoe", [Fact(id=name, content=content)]
+        )
+    return (await client.get("tidy", params={"user": "zoe"})).text
+
+
 async def test_what_need_not_be_kept_is_shown_and_retired_one_by_one(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True)
-    store = client.inspector.writer
-    for name, content in (
-        ("cat", "Has a cat"),
-        ("tom", "Owns a cat named Tom"),
-        ("dog", "Has a dog"),
-    ):
-        await store.facts.write("zoe", [Fact(id=name, content=content)])
-    page = (await client.get("tidy", params={"user": "zoe"})).text
+    page = await page_to_tidy(
+        client, cat="Has a cat", tom="Owns a cat named Tom", dog="Has a dog"
+    )
     assert page.count(">stays<") == 1
     assert "Owns a cat named Tom" in page.split(">stays<")[1]
     assert "Retire all" not in page
@@ -463,15 +467,13 @@ async def test_all_that_need_not_be_kept_is_retired_at_once(
 ) -> None:
     """As it was shown: if facts have changed meanwhile, the person sees the new proposals first."""
     client = await inspect(filled, writes=True)
-    store = client.inspector.writer
-    for name, content in (
-        ("cat", "Has a cat"),
-        ("tom", "Owns a cat named Tom"),
-        ("tea", "Likes tea"),
-        ("tea2", "Likes tea."),
-    ):
-        await store.facts.write("zoe", [Fact(id=name, content=content)])
-    page = (await client.get("tidy", params={"user": "zoe"})).text
+    page = await page_to_tidy(
+        client,
+        cat="Has a cat",
+        tom="Owns a cat named Tom",
+        tea="Likes tea",
+        tea2="Likes tea.",
+    )
     assert "Retire all 2 …" in page
     link = unescape(re.findall(r'href="([^"]*)">Retire all', page)[0])
     asked = (await client.get(link.split("/", 2)[2])).text
@@ -480,7 +482,9 @@ async def test_all_that_need_not_be_kept_is_retired_at_once(
     assert "Tom" not in asked
     form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
     form = {name: unescape(value) for name, value in form.items()}
-    await store.facts.write("zoe", [Fact(id="tea3", content="Likes tea!")])
+    await client.inspector.writer.facts.write(
+        "zoe", [Fact(id="tea3", content="Likes tea!")]
+    )
     changed = await client.post("do", data=form)
     assert changed.status_code == 400
     assert "Expected the facts as they were shown" in changed.text
