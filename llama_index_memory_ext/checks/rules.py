@@ -529,6 +529,19 @@ def sentences_of(text: str) -> list[str]:
     return pattern(_SENTENCE).findall(with_question_marks(text))
 
 
+def statements_of(text: str) -> str:
+    """Return a text without its questions; "" if it has nothing else.
+
+    >>> statements_of("I live in Rome. Is it far?"), statements_of("Is it far?")
+    ('I live in Rome.', '')
+    """
+    statements = ""
+    for sentence in pattern(_SENTENCE).findall(text):
+        if not _is_question(with_question_marks(sentence).strip()):
+            statements += sentence
+    return statements.strip()
+
+
 def sentences_at(text: str, span: Span) -> list[str]:
     """Return the sentences of a text in which a part of it lies."""
     sentences = []

@@ -22,6 +22,7 @@ from llama_index_memory_ext.checks.rules import (
     Ending,
     first_rejection,
     is_said_again,
+    statements_of,
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
@@ -189,6 +190,8 @@ class _Validation:
         self, new: NewFact, checks: Sequence[Check], min_confidence: float
     ) -> Rejection | None:
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
+        quote = place.quote if place else ""
+        new = _without_questions(new, quote)
         candidate = Candidate(new, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
         doubt = rejection or first_rejection(candidate, self.source, DOUBTS)
@@ -331,6 +334,20 @@ class _Validation:
             message_ids=rows if any(rows) else (),
             source=around.text,
         )
+
+
+def _without_questions(new: NewFact, quote: str) -> NewFact:
+    """Return a new fact without the questions of its content.
+
+    Small models copy whole messages. If the content is only a question, the statements
+    of the user's quote take its place, if there are any.
+    """
+    statements = statements_of(new.content)
+    if new.content and not statements:
+        statements = statements_of(quote)
+    if statements in ("", new.content):
+        return new
+    return new.model_copy(update={"content": statements})
 
 
 def _naming(rejection: Rejection, content: str) -> Rejection:

@@ -178,3 +178,42 @@ def test_a_short_fact_is_no_small_talk(content: str, said: str) -> None:
 )
 def test_irony_is_not_meant(said: str) -> None:
     assert learned(said, "I see.", reported(said)).rejections == {"quoted": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "stored"),
+    [
+        (
+            "My dog Rex is 7 years old. What food would you buy?",
+            "My dog Rex is 7 years old. What food would you buy?",
+            "My dog Rex is 7 years old.",
+        ),
+        (
+            "¿Qué candado compro? Voy en bici a todas partes.",
+            "¿Qué candado compro? Voy en bici a todas partes.",
+            "Voy en bici a todas partes.",
+        ),
+        (
+            "我住在上海,喜欢打羽毛球。有什么好的球馆推荐吗?",
+            "我住在上海,喜欢打羽毛球。有什么好的球馆推荐吗?",
+            "我住在上海,喜欢打羽毛球。",
+        ),
+        # The content is the question, and the quote has the statement, too.
+        (
+            "My brother Tom is a pilot and lives in Dubai. What time is it there now?",
+            "What time is it there now?",
+            "My brother Tom is a pilot and lives in Dubai.",
+        ),
+    ],
+)
+def test_questions_beside_a_statement_are_no_part_of_the_fact(
+    said: str, content: str, stored: str
+) -> None:
+    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
+    assert fact.content == stored
+
+
+def test_a_question_about_words_of_the_assistant_is_no_fact() -> None:
+    answer = "I was trained until 2025. Do you like jazz?"
+    outcome = learned("Why do you ask?", answer, reported("Do you like jazz?", answer))
+    assert outcome.accepted == ()
