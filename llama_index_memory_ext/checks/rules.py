@@ -306,11 +306,14 @@ def says_something(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a fact that the user's sentences only ask, suppose or quote."""
+    """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
+    content = candidate.new.content
     place = candidate.place
     if place.is_translated:
         return None
-    reason = unsaid_reason(candidate.new.content, place.text, place.span)
+    reason = unsaid_reason(content, place.text, place.span)
+    if not reason and is_taken_back(content, place.text, place.span):
+        reason = "denied"
     if reason:
         return Rejection(reason, _UNSAID[reason])
     return None
@@ -517,6 +520,10 @@ _words = partial(words_of_section, "clauses")
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
 _LEAST_QUOTED = 3
 _SUBJECT_WORDS = 3
+# What may stand between a statement and its correction, and how many characters of a
+# correction tell that a content copies it.
+_PAUSES = " ,.;:!\n\u2014\u3002\uff01\uff0c\u3001"
+_NOTICED = 12
 # The words behind the speaker in which a change is told: "I have gone back".
 _NEAR = 3
 # The quotation marks of each kind.
@@ -620,6 +627,27 @@ def unsaid_reason(
     if is_ironic or _is_quoted(text, span):
         return "quoted"
     return ""
+
+
+def is_taken_back(statement: str, text: str, span: Span) -> bool:
+    """Return whether a message calls a statement untrue, or takes it back right behind it.
+
+    >>> from llama_index_memory_ext.checks.quotes import find_quote
+    >>> text = "I live in Rome. Sorry, no: in Bari."
+    >>> is_taken_back("Lives in Rome", text, find_quote("I live in Rome", text))
+    True
+    """
+    if denies(statement):
+        return False
+    clause = closest_clause(statement, sentences_at(text, span)).text
+    start = max(text.find(clause), 0)
+    end = start + len(clause)
+    behind = text[end:]
+    correction = behind.lstrip(_PAUSES)[:_NOTICED]
+    if correction and correction in statement:
+        return False
+    *_, sentence = filter(str.strip, sentences_of(text[:end]))
+    return _matches("untrue", sentence) or _matches("taken_back", behind)
 
 
 def _is_asked(

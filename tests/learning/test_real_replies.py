@@ -217,3 +217,63 @@ def test_a_question_about_words_of_the_assistant_is_no_fact() -> None:
     answer = "I was trained until 2025. Do you like jazz?"
     outcome = learned("Why do you ask?", answer, reported("Do you like jazz?", answer))
     assert outcome.accepted == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("It is not true that I smoke, whatever my doctor wrote down.", "I smoke"),
+        ("It isn't true that I own a boat.", "Owns a boat"),
+        ("Es stimmt nicht, dass ich in Wien wohne.", "Wohnt in Wien"),
+        ("No es verdad que tenga coche, voy en bici.", "Tiene coche"),
+        ("Ce n'est pas vrai que je fume.", "Je fume"),
+        ("Неправда, что я живу в Риме.", "Живу в Риме"),
+        ("说我抽烟不是真的。", "抽烟"),
+    ],
+)
+def test_a_statement_that_the_user_calls_untrue_is_denied(
+    said: str, content: str
+) -> None:
+    outcome = learned(said, "Fine.", reported(content, said))
+    assert outcome.rejections == {"denied": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        (
+            "I live in Paris. Sorry, no: I lived in Paris until 2021. Now it's Lyon.",
+            "I live in Paris",
+        ),
+        ("My daughter is six, no, seven since Monday.", "Daughter is six"),
+        ("I work at a bank. Scratch that, I left in May.", "Works at a bank"),
+        ("Ich wohne in Bonn. Quatsch, seit März in Köln.", "Wohnt in Bonn"),
+        ("Tengo dos perros. Perdón, no: tres.", "Tiene dos perros"),
+        ("J'ai deux chats. Non, attends, trois.", "A deux chats"),
+        ("我住在北京。说错了,我住在天津。", "住在北京"),
+        ("犬を二匹飼っています。間違えました、三匹です。", "犬を二匹飼っている"),
+    ],
+)
+def test_a_statement_that_is_taken_back_at_once_is_denied(
+    said: str, content: str
+) -> None:
+    quote = said.split(". ")[0].split("。")[0].split(", ")[0]
+    outcome = learned(said, "Fine.", reported(content, quote))
+    assert outcome.rejections == {"denied": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("I live in Paris. No, I do not own a car there.", "Lives in Paris"),
+        ("It is not true that I smoke, but I drink wine.", "Drinks wine"),
+        ("It is not true that I smoke.", "It is not true that I smoke"),
+        ("It is not true that I smoke. I own a boat.", "Owns a boat"),
+        ("I live in Paris. Sorry, no: in Lyon.", "I live in Paris. Sorry, no: in Lyon"),
+        ("I live in Paris. Sorry, no: I moved to Lyon.", "Moved to Lyon"),
+        ("My boss lives in Rome, no pets. I row.", "Boss lives in Rome"),
+    ],
+)
+def test_what_stands_beside_a_denial_is_stated(said: str, content: str) -> None:
+    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
+    assert fact.content == content
