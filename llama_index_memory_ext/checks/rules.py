@@ -567,12 +567,13 @@ def denies(text: str) -> bool:
     """
     if script_of(text) == "cjk":
         return _matches("negation_in_characters", text)
-    for word in _words_in(text):
-        # Also forms such as "don't" and "dont".
-        is_form = word.endswith("nt") and word in STOP_WORDS
-        if is_form or word.endswith("n't") or word in _words("negations"):
-            return True
-    return False
+    return any(map(_is_negation, _words_in(text)))
+
+
+def _is_negation(word: str) -> bool:
+    # Also forms such as "don't" and "dont".
+    is_form = word.endswith("nt") and word in STOP_WORDS
+    return is_form or word.endswith("n't") or word in _words("negations")
 
 
 def tells_change(text: str) -> bool:
@@ -647,7 +648,26 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
     if correction and correction in statement:
         return False
     *_, sentence = filter(str.strip, sentences_of(text[:end]))
-    return _matches("untrue", sentence) or _matches("taken_back", behind)
+    if _matches("untrue", sentence) or _matches("taken_back", behind):
+        return True
+    return _denied_word(clause) in keywords(statement)
+
+
+def _denied_word(clause: str) -> str:
+    """Return the stem of the word that the only negation of a clause denies; "" if there is none.
+
+    >>> _denied_word("I do not have a car"), _denied_word("I can't live without tea")
+    ('car', '')
+    """
+    words = _words_in(clause)
+    negations = [i for i, word in enumerate(words) if _is_negation(word)]
+    if len(negations) != 1:
+        return ""
+    light = _LIGHT | _words("has")
+    for word in words[negations[0] + 1 :]:
+        if word not in light:
+            return term_of(word)
+    return ""
 
 
 def _is_asked(
@@ -706,8 +726,10 @@ def _is_question(sentence: str) -> bool:
 
 
 def _is_quoted(text: str, span: Span) -> bool:
-    """Return whether a quote lies within quotation marks, or in a line of a mail that is answered."""
+    """Return whether a quote lies in quotation marks, in an answered line of a mail, or in a text to work on."""
     if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if _matches("text_behind", text[: span.start]):
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from typing import Any
 
@@ -257,7 +258,7 @@ def test_a_statement_that_the_user_calls_untrue_is_denied(
 def test_a_statement_that_is_taken_back_at_once_is_denied(
     said: str, content: str
 ) -> None:
-    quote = said.split(". ")[0].split("。")[0].split(", ")[0]
+    quote = re.split(r"\. |。|, ", said)[0]
     outcome = learned(said, "Fine.", reported(content, quote))
     assert outcome.rejections == {"denied": 1}
 
@@ -275,5 +276,90 @@ def test_a_statement_that_is_taken_back_at_once_is_denied(
     ],
 )
 def test_what_stands_beside_a_denial_is_stated(said: str, content: str) -> None:
+    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
+    assert fact.content == content
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "quote"),
+    [
+        (
+            "Summarise this for me:\n\nAbout the author. I started at nine, I have four children, and I row.",
+            "Has four children",
+            "I have four children",
+        ),
+        (
+            "Translate into German: I am a doctor and I live in Oslo.",
+            "Lives in Oslo",
+            "I live in Oslo",
+        ),
+        (
+            "Here is the mail I got:\nHi Tom, I am moving to Berlin. Anna",
+            "Is moving to Berlin",
+            "I am moving to Berlin",
+        ),
+        ("My friend says: I hate Mondays.", "Hates Mondays", "I hate Mondays"),
+        (
+            "Bitte korrigiere: Ich wohne in Bonn.",
+            "Wohnt in Bonn",
+            "Ich wohne in Bonn",
+        ),
+        (
+            "Traduce esto: Vivo en Madrid y soy médico.",
+            "Vive en Madrid",
+            "Vivo en Madrid",
+        ),
+        ("润色这段话:我叫王芳,在银行工作。", "在银行工作", "在银行工作"),
+    ],
+)
+def test_a_text_behind_a_colon_is_somebody_elses(
+    said: str, content: str, quote: str
+) -> None:
+    outcome = learned(said, "Fine.", reported(content, quote))
+    assert outcome.rejections == {"quoted": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("Make a note: I am allergic to nuts.", "Is allergic to nuts"),
+        ("My situation: I live in Rome.", "Lives in Rome"),
+        ("My boss says: work more. I like tea.", "Likes tea"),
+        ("I said: I live in Rome.", "Lives in Rome"),
+        ("Correct: I live in Rome.", "Lives in Rome"),
+    ],
+)
+def test_the_users_own_words_may_stand_behind_a_colon(said: str, content: str) -> None:
+    quote = re.split(r"[:.] ", said.rstrip("."))[-1]
+    (fact,) = learned(said, "Fine.", reported(content, quote)).accepted
+    assert fact.content == content
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("I don't have a car.", "Has a car"),
+        ("I never learned to swim.", "Learned to swim"),
+        ("Ich habe kein Auto.", "Hat ein Auto"),
+        ("No tengo coche.", "Tiene coche"),
+    ],
+)
+def test_a_fact_that_the_users_words_deny_is_not_stored(
+    said: str, content: str
+) -> None:
+    outcome = learned(said, "Fine.", reported(content, said))
+    assert outcome.rejections == {"denied": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ("I can't wait to go hiking in May.", "Goes hiking in May"),
+        ("I can't live without coffee.", "Loves coffee"),
+        ("I never miss my yoga class.", "Goes to a yoga class"),
+        ("I don't have a car, I ride a bike.", "Rides a bike"),
+    ],
+)
+def test_a_negation_of_another_word_denies_no_fact(said: str, content: str) -> None:
     (fact,) = learned(said, "Fine.", reported(content, said)).accepted
     assert fact.content == content

@@ -59,7 +59,7 @@ async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
         verify=True,
     )
     await memory.aput_messages(
-        [user("My boss always says: I like wine. I like tea."), assistant("Fine.")]
+        [user("My boss always says I like wine. I like tea."), assistant("Fine.")]
     )
     await memory.aput_messages([user("What a day."), assistant("Indeed.")])
     await memory.aflush()
@@ -71,7 +71,7 @@ async def test_a_verdict_rejects_what_was_not_said_so(learns: Learns) -> None:
         if "<candidates>" in str(request[-1]["content"])
     ]
     assert len(asked) == 1
-    assert "My boss always says: I like wine." in asked[0][-1]["content"]
+    assert "My boss always says I like wine." in asked[0][-1]["content"]
     usage = (await memory.astats()).usage
     assert usage["verification"].calls == 1
     assert usage["facts"].calls == len(server.requests) - 1
