@@ -43,7 +43,7 @@ blocks      __init__                                                      # what
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts > log > database >
-            upgrades > address tables threads > encryption                # tables, threads, keys
+            upgrades > address tables > encryption                        # tables, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
@@ -52,9 +52,9 @@ models      caching_openai local_embeddings offline > ask                       
 ---
 text        trim > storing limits > messages > tokens                     # messages as text, counted and cut
 ---
-words       loading > tokens > asking dates detection > forms > __init__   # words
+words       tokens > asking dates detection > forms > __init__             # words
 ---
-background  jobs > loop                                                   # locks, and work that no answer waits for
+background  jobs > loop                                                   # threads, locks, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -83,7 +83,6 @@ WITH_ONE_IMPORTER = {
     "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/threads.py": "knows of forks and of the end of the program, not of databases",
     "text/trim.py": "is a public function of its own",
 }
 # Which room may import which libraries.
@@ -267,9 +266,9 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address database deletion encryption facts log owners tables threads upgrades",
+    "store": "address database deletion encryption facts log owners tables upgrades",
     "text": "limits messages storing tokens",
-    "words": "asking dates detection forms loading tokens",
+    "words": "asking dates detection forms tokens",
 }
 
 

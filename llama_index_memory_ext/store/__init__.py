@@ -18,7 +18,7 @@ from llama_index.core.storage.chat_store.sql import (
 )
 
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.background.loop import run
+from llama_index_memory_ext.background.loop import run, start_loading, wait_until_loaded
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
@@ -55,7 +55,6 @@ from llama_index_memory_ext.store.upgrades import (
     mark,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
-from llama_index_memory_ext.words.loading import start_loading, wait_until_loaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence

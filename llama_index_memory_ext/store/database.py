@@ -16,20 +16,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llama_index_memory_ext.background.loop import (
     FORK_SECONDS,
+    LOOK_SECONDS,
+    Job,
     Recent,
     lock_for,
+    pending,
     thread_lock,
+    threads_for,
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import Row, Transaction, tables_for
-from llama_index_memory_ext.store.threads import (
-    LOOK_SECONDS,
-    Job,
-    pending,
-    threads_for,
-)
 from llama_index_memory_ext.store.upgrades import (
     SCHEMA_VERSION,
     create_missing,
