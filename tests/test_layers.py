@@ -54,7 +54,7 @@ text        trim > storing limits > messages > tokens                     # mess
 ---
 words       tokens > asking dates detection > forms > __init__             # words
 ---
-background  jobs > loop                                                   # threads, locks, and work that no answer waits for
+background  jobs > loop                                                   # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """

@@ -452,7 +452,7 @@ class RelevantFactsBlock(LogBlock):
             self.view,
             self._weights,
             self.min_similarity,
-            checked_languages(self.languages),
+            tuple(self.languages or ()),
             self.token_limit,
             self.show_metadata,
             showable.period,

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
+# Returns how many of the oldest messages leave short-term memory.
+Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 # A value of JSON, or any object where LlamaIndex allows one.
 Json: TypeAlias = Any
 
@@ -847,6 +849,44 @@ def question_in(
     turns = [*turns_before, *turns_in(messages[:end])]
     context = ["\n".join(turn) for turn in turns[-max_turns:-1]]
     return Question(turns[-1][0] if turns else "", context)
+
+
+def leaving(
+    messages: Sequence[ChatMessage],
+    limit: int = 0,
+    tokens: Callable[[ChatMessage], int] = lambda _: 1,
+) -> int:
+    """Return how many of the oldest messages leave, so that the rest fits into a limit.
+
+    Only whole turns leave. ``tokens`` counts the tokens of a message. The newest turn
+    always stays; by default, every other turn leaves.
+    """
+    starts = [
+        i for i, message in enumerate(messages) if message.role == MessageRole.USER
+    ]
+    counts = [tokens(message) for message in messages]
+    remaining = sum(counts)
+    if remaining <= limit or not starts:
+        return 0
+    position = 0
+    for start in starts:
+        remaining -= sum(counts[position:start])
+        position = start
+        if remaining <= limit:
+            break
+    return position
+
+
+def is_over(turn: Sequence[ChatMessage]) -> bool:
+    """Return whether a turn ends with an answer; False for no messages."""
+    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
+
+
+def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
+    """Return how many of the oldest messages leave when a memory is closed: all but an open turn."""
+    if is_over(messages):
+        return len(messages)
+    return leaving(messages)
 
 
 def extract_conversation_context(
