@@ -46,7 +46,6 @@ _STORE = (
     "store/owners.py",
     "store/deletion.py",
     "store/database.py",
-    "store/tables.py",
 )
 _TURN = (
     *_STORE,

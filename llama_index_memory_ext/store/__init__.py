@@ -28,7 +28,15 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.database import (
+    ACTIVE,
+    LAST_ID,
+    SELECT_PLACES,
     Database,
+    Row,
+    Transaction,
+    display_name,
+    encrypt_within,
+    mark,
     reads,
     writes_session,
 )
@@ -39,21 +47,8 @@ from llama_index_memory_ext.store.encryption import (
     TextFunction,
 )
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers
+from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers, written_at
 from llama_index_memory_ext.store.owners import Owners
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    LAST_ID,
-    Row,
-    Transaction,
-    display_name,
-    written_at,
-)
-from llama_index_memory_ext.store.upgrades import (
-    SELECT_PLACES,
-    encrypt_within,
-    mark,
-)
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:

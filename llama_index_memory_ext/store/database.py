@@ -1,18 +1,33 @@
-"""The connections of a store: runs its functions in threads, or in the event loop of a lent engine."""
+"""The database of a store: its tables and their versions, its connections, and the functions that it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from functools import lru_cache, partial, wraps
+from json import loads
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
-from sqlalchemy import Connection, Engine, func, insert, select
+import sqlalchemy as sa
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.background.loop import (
     FORK_SECONDS,
@@ -27,15 +42,7 @@ from llama_index_memory_ext.background.loop import (
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.tables import Row, Transaction, tables_for
-from llama_index_memory_ext.store.upgrades import (
-    SCHEMA_VERSION,
-    create_missing,
-    is_marked,
-    mark,
-    supported_version_of,
-    version_of,
-)
+from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -44,11 +51,11 @@ if TYPE_CHECKING:
         Coroutine,
         Hashable,
         Iterator,
+        Sequence,
     )
 
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from llama_index_memory_ext.store.encryption import Cipher
+    from sqlalchemy.schema import SchemaItem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +71,609 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
+
+# ---- tables ----
+
+# A row by the names of its columns.
+Row: TypeAlias = dict[str, Any]
+
+# How a session is open: to one user alone, to users who share it, or to no user yet.
+OWN = "own"
+SHARED = "shared"
+OF_NOBODY = "nobody"
+# Under this key the state of a cursor lists its entries about single rows.
+ROWS = "rows"
+
+# Begins the name of a cursor that stores a choice, and reads no messages.
+PROFILE_READER = "profile "
+
+ACTIVE = MessageStatus.ACTIVE.value
+ARCHIVED = MessageStatus.ARCHIVED.value
+# The largest id that a 64-bit column can hold.
+LAST_ID = 2**63 - 1
+
+# The parameters of statements that are no texts, by their names.
+_NUMBERS = """
+    after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
+"""
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_NUMBERS.split(), sa.BigInteger()),
+    "data": sa.JSON(),
+    "state": sa.JSON(none_as_null=True),
+    "vector": sa.LargeBinary(),
+}
+
+
+_IN_SQLITE = "IN (SELECT value FROM json_each(:{}))"
+
+
+class _Encrypted(sa.types.UserDefinedType[Any]):
+    """The type of a column whose values are encrypted, and decrypted when a query reads them."""
+
+    cache_ok = True
+
+    def __init__(self, encrypt: Any, decrypt: Any) -> None:
+        self.encrypt = encrypt
+        self.decrypt = decrypt
+
+    def result_processor(self, dialect: Any, coltype: object) -> Any:
+        """Return the function that reads a stored value."""
+        return self.decrypt
+
+
+class Tables:
+    """The tables of this version of the schema.
+
+    Each primary key begins with the key of a session or the namespace of a user, so
+    that each table can be partitioned by it. The exceptions are ``rows``, LlamaIndex's
+    own table, and ``schema``, which has one row. A query decrypts the columns of
+    texts and vectors with the ``cipher``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        db_schema: str | None,
+        backend: str,
+        cipher: Cipher | None = None,
+    ) -> None:
+        cipher = cipher or Cipher()
+        self.cipher = cipher
+        as_json = _Encrypted(cipher.encrypt, self.read_json)
+        self.encrypted_columns = {
+            "data": as_json,
+            "state": as_json,
+            "digest": _Encrypted(cipher.encrypt_digest, cipher.decrypt_digest),
+            "vector": _Encrypted(cipher.encrypt_vector, cipher.decrypt_vector),
+        }
+        # The same statement is built once: to build it takes as long as to run it.
+        self.sql = lru_cache(maxsize=None)(self._build)
+        self._is_sqlite = backend == "sqlite"
+        dialect: Any = make_url(f"{backend}://").get_dialect()
+        self._name_of = dialect(paramstyle="named").identifier_preparer.format_table
+        metadata = sa.MetaData(schema=None if self._is_sqlite else db_schema)
+
+        def table(ending: str, *parts: SchemaItem) -> sa.Table:
+            return sa.Table(f"{name}{ending}", metadata, *parts)
+
+        # LlamaIndex's own table, but with 64-bit ids on a server, and an index that
+        # finds a session's active rows. ``user_id``: the speaker in a session of
+        # several users, "" if unknown; None in any other session.
+        self.rows = table(
+            "",
+            sa.Column(
+                "id",
+                sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+                primary_key=True,
+                autoincrement=True,
+            ),
+            _text("key", index=True),
+            _number("timestamp", index=True),
+            _text("role"),
+            _text("status", default=ACTIVE, index=True),
+            sa.Column("data", sa.JSON, nullable=False),
+            sa.Column("user_id", sa.String, nullable=True),
+            sa.Index(f"ix_{name}_log", "key", "status", "id"),
+        )
+        # The ids that programs have given their messages, each with its row.
+        self.message_ids = table(
+            "_message_ids",
+            _key("key"),
+            _key("message_id"),
+            _number("row_id"),
+            sa.Index(f"ix_{name}_message_ids_row", "key", "row_id"),
+        )
+        # A writer of a session locks its row. A deletion changes the epoch.
+        self.sessions = table("_sessions", _key("key"), _number("epoch"))
+        # The owners of each session. ``kind``: how the owner has opened it last.
+        self.owners = table(
+            "_owners",
+            _key("key"),
+            _key("user_id"),
+            _text("kind", server_default=OWN),
+            sa.Index(f"ix_{name}_owners_user", "user_id", "key"),
+        )
+        # The cursor of each reader. ``state``: its result for the rows before.
+        self.cursors = table(
+            "_cursors",
+            _key("key"),
+            _key("reader"),
+            _number("position"),
+            sa.Column("state", sa.JSON(none_as_null=True), nullable=True),
+            sa.Index(f"ix_{name}_cursors_reader", "reader", "key"),
+        )
+        # A writer of a user's facts locks the user's row, and counts the changes there.
+        # A deletion changes the epoch.
+        self.users = table(
+            "_users", _key("namespace"), _number("epoch"), _number("change")
+        )
+        # A fact as JSON, with the number of its last change. The namespace is in the
+        # key, so that one user's import cannot replace another user's fact.
+        # ``agent_id``: "" for a fact that all agents of the user share. ``session_id``
+        # and ``said_by`` let a deletion find the facts of a user's words in any
+        # namespace, even without the rows.
+        self.facts = table(
+            "_facts",
+            _key("namespace"),
+            _key("id"),
+            _number("change"),
+            _text("agent_id"),
+            sa.Column("data", sa.JSON, nullable=False),
+            sa.Column("session_id", sa.String),
+            sa.Column("said_by", sa.String),
+            sa.Index(f"ix_{name}_facts_change", "namespace", "change"),
+            sa.Index(f"ix_{name}_facts_session_id", "session_id"),
+            sa.Index(f"ix_{name}_facts_said_by", "said_by"),
+        )
+        # The vector of a text, with the text's digest: of the content of a fact, or of
+        # a message, by the id of its first row, in a namespace of its session.
+        self.embeddings = table(
+            "_embeddings",
+            _key("namespace"),
+            _key("id"),
+            _key("model"),
+            _text("digest"),
+            sa.Column("vector", sa.LargeBinary, nullable=False),
+        )
+        # ``encryption``: an encrypted value, by which a wrong key is recognised.
+        self.schema = table(
+            "_schema",
+            sa.Column("version", sa.Integer, primary_key=True),
+            sa.Column("encryption", sa.String),
+        )
+
+    def read_json(self, value: Any) -> Any:
+        """Return the value of a column of JSON, which psycopg alone has parsed, decrypted if it is encrypted."""
+        if isinstance(value, str):
+            value = loads(value)
+        if isinstance(value, dict) and TOKEN in value:
+            return self.cipher.decrypt(value)
+        return value
+
+    def _build(self, statement: str) -> Any:
+        """Return a statement in SQL in which ``{rows}``, ``{owners}`` and so on are the names of tables.
+
+        ``{in_keys}`` is a condition: one of the list ``keys``, which may have any length,
+        and so for other names. ``:statuses`` is a short list.
+        """
+        types = dict(_TYPES)
+
+        def replace(word: re.Match[str]) -> str:
+            name = word[1].removeprefix("in_")
+            if name == word[1]:
+                return str(self._name_of(getattr(self, name))).replace(":", r"\:")
+            if self._is_sqlite:
+                types[name] = sa.JSON()
+                return _IN_SQLITE.format(name)
+            types[name] = sa.ARRAY(_TYPES.get(name, sa.String()))
+            return f"= ANY(:{name})"
+
+        text = sa.text(re.sub(r"\{(\w+)\}", replace, statement.strip()))
+        parameters: list[Any] = []
+        for name in text.compile().params:
+            kind = types.get(name, sa.String())
+            parameters.append(
+                sa.bindparam(name, type_=kind, expanding=name == "statuses")
+            )
+        text = text.bindparams(*parameters)
+        if statement.lstrip().startswith("SELECT"):
+            return text.columns(**self.encrypted_columns)
+        return text
+
+
+_plain_tables = lru_cache(maxsize=64)(Tables)
+
+
+def tables_for(
+    name: str, db_schema: str | None, backend: str, cipher: Cipher
+) -> Tables:
+    """Return the tables of a store. Stores without a key share them, with the statements that were built."""
+    if cipher.is_set:
+        return Tables(name, db_schema, backend, cipher)
+    return _plain_tables(name, db_schema, backend)
+
+
+def _key(name: str) -> sa.Column[str]:
+    return sa.Column(name, sa.String, primary_key=True)
+
+
+def _text(name: str, **options: Any) -> sa.Column[str]:
+    return sa.Column(name, sa.String, nullable=False, **options)
+
+
+def _number(name: str, **options: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False, **options)
+
+
+# No user_id begins with a blank.
+ANONYMOUS = " session "
+
+
+def namespace_of_session(key: str) -> str:
+    """Return the namespace of a session without a user, which no ``user_id`` can have."""
+    return f"{ANONYMOUS}{key}"
+
+
+def display_name(namespace: str) -> str:
+    """Return the user of a namespace, as people read it; for a session without a user, the session's id.
+
+    >>> display_name(namespace_of_session("chat-17")), display_name("ann")
+    ('chat-17', 'ann')
+    """
+    return namespace.removeprefix(ANONYMOUS)
+
+
+def vectors_namespace(key: str) -> str:
+    """Return the namespace of the embeddings of a session's messages.
+
+    A user of the same name does no harm: a vector is found by the digest of its text,
+    too, and a missing vector is made again.
+    """
+    return f"messages of {key}"
+
+
+# ---- transactions ----
+
+# The only user of a session; no row for a session without a user, or that users share.
+_SELECT_USER = """
+SELECT MIN(user_id) FROM {owners} WHERE key = :key
+GROUP BY key HAVING COUNT(*) = 1 AND MIN(kind) = 'own'
+"""
+# A row that is set to its own value stays locked until the transaction ends, also if it
+# is new.
+_LOCK_SESSION = """
+INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
+ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
+"""
+if sqlite3.sqlite_version_info >= (3, 35):
+    # This also reads the epoch, which older versions of SQLite cannot do.
+    _LOCK_SESSION += "RETURNING epoch"
+_LOCK_USER = """
+INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
+ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
+"""
+
+
+class Transaction:
+    """A connection within ``Database.run``, for the statements of the store.
+
+    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
+    are stored with it.
+    """
+
+    def __init__(
+        self, connection: Connection, tables: Tables, claims: list[Hashable]
+    ) -> None:
+        self.connection = connection
+        self.tables = tables
+        self.epochs: dict[str, int] = {}
+        self.claims = claims
+
+    def execute(
+        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
+    ) -> sa.CursorResult[Any]:
+        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``.
+
+        Texts and vectors among the parameters are encrypted if the store has a key.
+        """
+        if isinstance(statement, str):
+            statement = self.tables.sql(statement)
+        if self.tables.cipher.is_set:
+            rows = [self._encrypted(row) for row in rows or ()]
+            parameters = self._encrypted(parameters)
+        return self.connection.execute(statement, rows or parameters)
+
+    def _encrypted(self, row: Row) -> Row:
+        """Return the parameters of a statement with encrypted texts and vectors."""
+        columns = self.tables.encrypted_columns
+        names = [name for name in columns if row.get(name) is not None]
+        if not names:
+            return row
+        user = self._user_of(row) if self.tables.cipher.by_user else None
+        encrypted = dict(row)
+        for name in names:
+            encrypted[name] = columns[name].encrypt(row[name], user)
+        return encrypted
+
+    def _user_of(self, row: Row) -> Any:
+        """Return the user whose key a row gets; None for a session without a user, or that users share."""
+        key = row.get("key")
+        if key is not None:
+            return self.execute(_SELECT_USER, key=key).scalar()
+        namespace = row["namespace"]
+        return None if namespace.startswith(ANONYMOUS) else namespace
+
+    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement, and return the first column of its rows."""
+        return list(self.execute(statement, **parameters).scalars())
+
+    def rollback(self) -> None:
+        """Undo all changes; the function of ``Database.run`` can still return a result."""
+        self.connection.rollback()
+
+    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
+        """Lock sessions before users, each in order, so that no two writers wait for each other."""
+        epoch = time.time_ns()
+        for key in sorted(sessions):
+            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
+            if result.returns_rows:
+                self.epochs[key] = result.scalar_one()
+        for namespace in sorted(users):
+            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
+
+
+# ---- versions, and the mark of an encrypted database ----
+
+SCHEMA_VERSION = 6
+# The oldest version that is upgraded in place.
+_OLDEST_VERSION = 3
+# The versions whose facts have no speakers. An upgrade of a later version must not run
+# this step: it would clear the speaker of each fact whose message was deleted.
+_WITHOUT_SPEAKERS = (3, 4)
+
+_SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
+_INSERT_VERSION = """
+INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
+"""
+_DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
+
+# Version 4 stores how the owners have opened their sessions, and who has spoken.
+_STORE_KINDS = (
+    # A session that is its own user, and is no other session's user, was begun without
+    # a user.
+    """
+    UPDATE {owners} SET kind = 'nobody'
+    WHERE user_id = key AND key NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
+    """,
+    """
+    UPDATE {owners} SET kind = 'shared'
+    WHERE kind = 'own'
+      AND key IN (SELECT key FROM {owners} WHERE kind = 'own' GROUP BY key HAVING COUNT(*) > 1)
+    """,
+    # In a session of several users, the speakers of its messages are unknown.
+    """
+    UPDATE {rows} SET user_id = ''
+    WHERE role = 'user' AND key IN (SELECT key FROM {owners} WHERE kind = 'shared')
+    """,
+)
+
+# Version 5 gives sessions without a user separate namespaces. Before, these had the ids
+# of the sessions.
+_NAME_ANONYMOUS = (
+    # If a user has the id of a session as name, only the facts of that session move.
+    """
+    UPDATE {embeddings} SET namespace = ' session ' || namespace
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
+           OR (namespace, id) IN (SELECT namespace, id FROM {facts} WHERE session_id = namespace))
+    """,
+    """
+    UPDATE {facts} SET namespace = ' session ' || namespace
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key) OR session_id = namespace)
+    """,
+    """
+    INSERT INTO {users} (namespace, epoch, change)
+    SELECT ' session ' || namespace, epoch, change FROM {users}
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    # A reader of the user's facts must lose the facts that have moved.
+    """
+    UPDATE {users} SET epoch = epoch + 1
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    """
+    DELETE FROM {users}
+    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND namespace NOT IN (SELECT namespace FROM {facts})
+    """,
+    # The names of the readers of facts end with " of " and the namespace.
+    """
+    UPDATE {cursors} SET reader = SUBSTR(reader, 1, LENGTH(reader) - LENGTH(key)) || ' session ' || key
+    WHERE key IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+      AND SUBSTR(reader, LENGTH(reader) - LENGTH(key) - 3) = ' of ' || key
+    """,
+    """
+    UPDATE {facts} SET said_by = ' session ' || session_id
+    WHERE said_by = session_id
+      AND session_id IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
+    """,
+    "UPDATE {owners} SET user_id = ' session ' || key WHERE kind = 'nobody' AND user_id = key",
+)
+
+
+def version_of(conn: Connection, tables: Tables) -> int | None:
+    """Return the version of the tables; None for a database without them, such as a database of the plain host."""
+    if not sa.inspect(conn).has_table(tables.schema.name, tables.schema.schema):
+        return None
+    return conn.execute(tables.sql(_SELECT_VERSION)).scalar()
+
+
+def supported_version_of(conn: Connection, tables: Tables) -> int | None:
+    """As ``version_of``; a StoreError for a version that this package neither uses nor upgrades."""
+    version = version_of(conn, tables)
+    if version is None or _OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        return version
+    hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
+    if version < _OLDEST_VERSION:
+        hint = "Export messages and facts with the copy that made them, and import them into a new database."
+    raise StoreError(
+        f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
+        f"{SCHEMA_VERSION}. {hint} Nothing was changed."
+    )
+
+
+def create_missing(conn: Connection, tables: Tables) -> None:
+    """Create the tables, columns and indexes that do not exist, upgrade the rows, and note the version."""
+    metadata = tables.rows.metadata
+    # Another process may have created them since.
+    version = supported_version_of(conn, tables)
+    if version == SCHEMA_VERSION:
+        return
+    if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
+        conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
+    _create_all(conn, metadata)
+    if version == _OLDEST_VERSION:
+        for statement in _STORE_KINDS:
+            conn.execute(tables.sql(statement))
+    if version in _WITHOUT_SPEAKERS:
+        _store_speakers(conn, tables)
+        for statement in _NAME_ANONYMOUS:
+            conn.execute(tables.sql(statement))
+    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
+    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
+
+
+def _create_all(conn: Connection, metadata: sa.MetaData) -> None:
+    """Create the tables, columns and indexes that do not exist."""
+    existing = sa.inspect(conn).get_table_names(metadata.schema)
+    for table in metadata.sorted_tables:
+        creation = _creation(table, conn.dialect.name)
+        conn.exec_driver_sql(creation.table)
+        if table.name in existing:
+            _add_columns(conn, table)
+        for statement in creation.indexes:
+            conn.exec_driver_sql(statement)
+
+
+class _Creation(NamedTuple):
+    """The statements that create a table and its indexes."""
+
+    table: str
+    indexes: list[str]
+
+
+@lru_cache(maxsize=64)
+def _creation(table: sa.Table, backend: str) -> _Creation:
+    """Return the statements that create a table and its indexes, if they do not exist."""
+    dialect = make_url(f"{backend}://").get_dialect()()
+    creation = CreateTable(table, if_not_exists=True)
+    indexes = [CreateIndex(index, if_not_exists=True) for index in table.indexes]
+    return _Creation(
+        str(creation.compile(dialect=dialect)),
+        [str(index.compile(dialect=dialect)) for index in indexes],
+    )
+
+
+def _add_columns(conn: Connection, table: sa.Table) -> None:
+    """Add the columns that a table of an earlier version lacks, where its rows need no value for them."""
+    columns = sa.inspect(conn).get_columns(table.name, table.schema)
+    existing = {column["name"] for column in columns}
+    name = conn.dialect.identifier_preparer.format_table(table)
+    for column in table.columns:
+        # A column that needs a value is missing only in a table of another program. The
+        # first write to that table fails with the reason.
+        can_be_added = column.nullable or column.server_default is not None
+        if column.name not in existing and can_be_added:
+            definition = CreateColumn(column).compile(dialect=conn.dialect)
+            conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+
+
+def _store_speakers(conn: Connection, tables: Tables) -> None:
+    """Store the session and the speaker of each fact of a version before 5."""
+    rows = tables.rows
+    facts = tables.facts
+    # Each database spells paths in JSON in another way, so SQLAlchemy writes this
+    # statement.
+    session_id = facts.c.data["session_id"].as_string()
+    row_id = sa.cast(facts.c.data[("message_ids", 0)].as_string(), sa.BigInteger)
+    owner = sa.select(sa.func.min(tables.owners.c.user_id)).where(
+        tables.owners.c.key == rows.c.key
+    )
+    speaker = sa.select(
+        sa.func.coalesce(rows.c.user_id, owner.scalar_subquery())
+    ).where(rows.c.key == session_id, rows.c.id == row_id)
+    conn.execute(
+        sa.update(facts)
+        .where(session_id.is_not(None))
+        .values(session_id=session_id, said_by=speaker.scalar_subquery())
+    )
+
+
+_SELECT_MARK = "SELECT encryption FROM {schema}"
+_SET_MARK = "UPDATE {schema} SET encryption = :mark"
+# The sessions and the users whose rows are encrypted, each with the namespace of the
+# vectors.
+SELECT_PLACES = """
+SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
+UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
+UNION SELECT NULL, namespace, namespace FROM {facts}
+"""
+# Queries for the rows of a place, each with the statement that stores these rows anew.
+_REWRITES = (
+    (
+        "SELECT key, id AS row_id, data FROM {rows} WHERE key = :key",
+        "UPDATE {rows} SET data = :data WHERE key = :key AND id = :row_id",
+    ),
+    (
+        "SELECT key, reader, state FROM {cursors} WHERE key = :key",
+        "UPDATE {cursors} SET state = :state WHERE key = :key AND reader = :reader",
+    ),
+    (
+        "SELECT namespace, id, data FROM {facts} WHERE namespace = :namespace",
+        "UPDATE {facts} SET data = :data WHERE namespace = :namespace AND id = :id",
+    ),
+    (
+        "SELECT namespace, id, model, digest, vector FROM {embeddings} WHERE namespace = :vectors",
+        """
+        UPDATE {embeddings} SET digest = :digest, vector = :vector
+        WHERE namespace = :namespace AND id = :id AND model = :model
+        """,
+    ),
+)
+
+
+def is_marked(conn: Connection, tables: Tables) -> bool:
+    """Return whether a store with a key has opened the database; an EncryptionError for another key, or for no key."""
+    encrypted = conn.execute(tables.sql(_SELECT_MARK)).scalar()
+    if encrypted is None:
+        return False
+    tables.read_json(encrypted)
+    return True
+
+
+def mark(conn: Connection, tables: Tables) -> None:
+    """Mark a database as encrypted with the newest key of the store, if the store has one."""
+    is_marked(conn, tables)
+    if tables.cipher.is_set:
+        conn.execute(tables.sql(_SET_MARK), {"mark": tables.cipher.encrypt_digest("")})
+
+
+def encrypt_within(tx: Transaction, place: Any) -> None:
+    """Store the rows of a session or a user, one of ``SELECT_PLACES``, anew, encrypted with the newest key."""
+    tx.lock({place["key"]} - {None}, {place["namespace"]} - {None})
+    count = 0
+    for query, update in _REWRITES:
+        rows = [{**place, **row} for row in tx.execute(query, **place).mappings()]
+        count += len(rows)
+        if rows:
+            tx.execute(update, rows)
+    if not count:
+        # The session or the user was deleted meanwhile.
+        tx.rollback()
+
+
+# ---- connections ----
 
 
 class DatabaseIdentity(NamedTuple):
@@ -273,11 +883,11 @@ class Database:
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
             # Two processes that "create if not exists" at the same time may fail, so
             # one makes tables at a time.
-            conn.execute(select(func.pg_advisory_xact_lock(_MAKING_LOCK)))
+            conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING_LOCK)))
         create_missing(conn, self.tables)
         mark(conn, self.tables)
         if self._rows:
-            conn.execute(insert(self.tables.rows), self._rows)
+            conn.execute(sa.insert(self.tables.rows), self._rows)
         self._rows = None
 
     def _locks_for(

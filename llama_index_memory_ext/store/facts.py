@@ -22,16 +22,13 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.store.database import (
     Database,
-    reads,
-    writes_user,
-)
-from llama_index_memory_ext.store.tables import (
-    FactsVersion,
-    LogPage,
     Row,
     Transaction,
+    reads,
     vectors_namespace,
+    writes_user,
 )
+from llama_index_memory_ext.store.log import FactsVersion, LogPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

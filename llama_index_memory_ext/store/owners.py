@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.store.database import (
-    Database,
-    reads,
-    writes_session,
-)
-from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     OWN,
     ROWS,
     SHARED,
-    SessionAccess,
+    Database,
     Transaction,
     namespace_of_session,
+    reads,
+    writes_session,
 )
 from llama_index_memory_ext.text.storing import ID_KEY, message_id_of
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Readers
+    from llama_index_memory_ext.store.log import Readers, SessionAccess
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"

@@ -17,7 +17,8 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.tables import ReadPosition, Transaction
+from llama_index_memory_ext.store.database import Transaction
+from llama_index_memory_ext.store.log import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 
