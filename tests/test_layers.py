@@ -35,7 +35,7 @@ blocks      record facts                                                  # the 
 record      summary > recall > window > text                              # within the limit
 learning    extractor > verification > validation                         # how facts are learned
 ---
-facts       book deleted_messages > known > consolidation > ranking history    # how facts are kept and ranked
+facts       book deleted_messages > known > consolidation > ranking            # how facts are kept and ranked
 ---
 checks      rules > riders evidence people > names > dates > numbers quotes secrets     # what a true fact must pass
 ---
@@ -259,7 +259,7 @@ LOADED_WITH_THE_PRESET = {
     "": "errors events fact settings",
     "background": "jobs loop",
     "blocks": "facts record",
-    "facts": "book history known ranking",
+    "facts": "book known ranking",
     "formats": "layouts",
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template",

@@ -35,7 +35,7 @@ from llama_index_memory_ext.fact import (
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.facts.known import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.database import display_name
