@@ -27,7 +27,6 @@ _PROMPT = (
 )
 _WORDS = (
     "search/tfidf.py",
-    "words/forms.py",
     "words/tokens.py",
     "words/__init__.py",
 )

@@ -52,7 +52,7 @@ models      caching_openai local_embeddings offline > ask                       
 ---
 text        trim > storing limits > messages > tokens                     # messages as text, counted and cut
 ---
-words       tokens > asking dates detection > forms > __init__             # words
+words       tokens > asking dates > __init__                              # words
 ---
 background  jobs > loop                                                   # threads, and work that no answer waits for
 ---
@@ -268,7 +268,7 @@ LOADED_WITH_THE_PRESET = {
     "search": "embeddings tfidf",
     "store": "address database deletion encryption facts log owners",
     "text": "limits messages storing tokens",
-    "words": "asking dates detection forms tokens",
+    "words": "asking dates tokens",
 }
 
 

@@ -39,8 +39,7 @@ from llama_index_memory_ext.learning.reply import (
     NewFact,
     Retirement,
 )
-from llama_index_memory_ext.words import phrases
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import phrases, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -45,7 +45,7 @@ from llama_index_memory_ext.text.storing import (
     message_id_of,
     storable,
 )
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.messages import RESULT_ROLES, Counted
-from llama_index_memory_ext.words.forms import sentences_in
+from llama_index_memory_ext.words import sentences_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -22,7 +22,7 @@ from llama_index.core.base.llms.types import (
 )
 from pydantic import TypeAdapter, ValidationError
 
-from llama_index_memory_ext.words.forms import CONTROLS
+from llama_index_memory_ext.words import CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

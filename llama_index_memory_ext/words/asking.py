@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
-from llama_index_memory_ext.words import pattern, phrases, words_of_section
-from llama_index_memory_ext.words.forms import FUNCTION_WORDS
+from llama_index_memory_ext.words import (
+    FUNCTION_WORDS,
+    pattern,
+    phrases,
+    words_of_section,
+)
 
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
 # users of RealMem and three conversations of LoCoMo; see docs/ranking.md.
