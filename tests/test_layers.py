@@ -50,7 +50,7 @@ formats     __init__ > histories layouts                                  # mess
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > storing limits > messages > tokens                     # messages as text, counted and cut
+text        trim > limits > messages > tokens                             # messages as text, counted and cut
 ---
 words       tokens > asking dates > __init__                              # words
 ---
@@ -267,7 +267,7 @@ LOADED_WITH_THE_PRESET = {
     "record": "recall text window",
     "search": "embeddings tfidf",
     "store": "address database deletion encryption facts log owners",
-    "text": "limits messages storing tokens",
+    "text": "limits messages tokens",
     "words": "asking dates tokens",
 }
 

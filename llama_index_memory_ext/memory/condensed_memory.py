@@ -68,13 +68,14 @@ from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
     characters_of,
+    checked_messages,
     is_answer,
     is_over,
     leaving,
     leaving_at_end,
+    redacted,
     tokens_by_bytes,
 )
-from llama_index_memory_ext.text.storing import checked_messages, redacted
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:

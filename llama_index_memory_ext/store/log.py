@@ -30,20 +30,18 @@ from llama_index_memory_ext.store.database import (
     writes_session,
 )
 from llama_index_memory_ext.text.messages import (
+    ID_KEY,
     RESULT_ROLES,
+    SPEAKER_KEY,
     as_taken,
     cleaned,
     in_zone,
     is_printed,
-    spoken,
-    times_in,
-)
-from llama_index_memory_ext.text.storing import (
-    ID_KEY,
-    SPEAKER_KEY,
     is_same,
     message_id_of,
+    spoken,
     storable,
+    times_in,
 )
 from llama_index_memory_ext.words import visible
 

@@ -18,7 +18,7 @@ from llama_index_memory_ext.store.database import (
     reads,
     writes_session,
 )
-from llama_index_memory_ext.text.storing import ID_KEY, message_id_of
+from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
