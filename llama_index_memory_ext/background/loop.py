@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Takes functions to call around a fork; where processes cannot fork, never calls them.
+at_fork = getattr(os, "register_at_fork", lambda **_: None)
 # How long a fork waits for other threads.
 FORK_SECONDS = 2.0
 _TRY_SECONDS = 0.02
@@ -63,8 +65,7 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
 # The tasks that run a turn now, in any event loop of this process.
 _holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_holders.clear)
+at_fork(after_in_child=_holders.clear)
 
 
 @asynccontextmanager
@@ -134,12 +135,11 @@ def _release_locks() -> None:
     _registering.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_hold_locks,
-        after_in_parent=_release_locks,
-        after_in_child=_release_locks,
-    )
+at_fork(
+    before=_hold_locks,
+    after_in_parent=_release_locks,
+    after_in_child=_release_locks,
+)
 
 
 class Recent(Generic[K, V]):
@@ -184,9 +184,8 @@ at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
 # question waits until a job has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
 
-if hasattr(os, "register_at_fork"):
-    # No job of the parent ends in its child.
-    os.register_at_fork(after_in_child=at_work.clear)
+# No job of the parent ends in its child.
+at_fork(after_in_child=at_work.clear)
 
 
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
@@ -324,8 +323,7 @@ def _forget_loop() -> None:
     _spawned.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
+at_fork(after_in_child=_forget_loop)
 
 
 @atexit.register
@@ -623,12 +621,11 @@ def _begin_in_child() -> None:
 
 # Registered after ``thread_lock``, so that it runs before the locks are held: jobs need
 # them to end.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_prepare_fork,
-        after_in_parent=_go_on_in_parent,
-        after_in_child=_begin_in_child,
-    )
+at_fork(
+    before=_prepare_fork,
+    after_in_parent=_go_on_in_parent,
+    after_in_child=_begin_in_child,
+)
 
 
 @atexit.register
@@ -658,14 +655,13 @@ _MODULES = (
 _importing = threading.RLock()
 _loaders: list[threading.Thread] = []
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_importing.acquire,
-        after_in_parent=_importing.release,
-        after_in_child=_importing.release,
-    )
-    # The thread of the parent does not go on in its child.
-    os.register_at_fork(after_in_child=_loaders.clear)
+at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
+# The thread of the parent does not go on in its child.
+at_fork(after_in_child=_loaders.clear)
 
 
 def start_loading(*modules: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -704,10 +703,3 @@ def reader_of(store: MemoryStore) -> MemoryStore:
     if database.backend == "sqlite":
         reader.database.set_up = "PRAGMA query_only = ON"
     return reader
-
-
-@asynccontextmanager
-async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
-    """Yield a store as ``reader_of`` returns it; it is closed at the end of the block."""
-    async with aclosing(reader_of(store)) as reader:
-        yield reader

@@ -191,11 +191,10 @@ class Owners:
 
     sessions_of_user = reads(sessions_within)
 
-    def anonymous_within(self, tx: Transaction, keys: Collection[str]) -> list[str]:
+    @reads
+    def anonymous_namespaces(self, tx: Transaction, keys: Collection[str]) -> list[str]:
         """Return the namespaces of the given sessions that were begun without a user."""
         return tx.scalars(_SELECT_ANONYMOUS, keys=list(keys))
-
-    anonymous_namespaces = reads(anonymous_within)
 
     def facts_readers_within(
         self, tx: Transaction, key: str, user_id: str | None = None

@@ -64,6 +64,17 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
     return re.compile(alternatives(section), re.IGNORECASE)
 
 
+def ends_of(text: str, characters: int) -> str:
+    r"""Return a text, or of a long text so many characters at each end: between them is pasted text.
+
+    >>> ends_of("one two three", 3)
+    'one\nree'
+    """
+    if len(text) <= 2 * characters:
+        return text
+    return f"{text[:characters]}\n{text[-characters:]}"
+
+
 @cache
 def pattern(text: str) -> re.Pattern[str]:
     """Return a regular expression, compiled at its first use.

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import phrases, word_lists
+from llama_index_memory_ext.words import ends_of, phrases, word_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -265,7 +265,7 @@ def _line_of(word: str, section: str) -> int:
     return 0
 
 
-# Of a longer question, characters at each end: between them is pasted text.
+# Characters that are read at each end of a long question.
 _QUESTION_END = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
@@ -283,9 +283,8 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    if len(question) > 2 * _QUESTION_END:
-        question = f"{question[:_QUESTION_END]}\n{question[-_QUESTION_END:]}"
-    normal = unicodedata.normalize("NFKC", question.replace("\u2019", "'"))
+    ends = ends_of(question, _QUESTION_END)
+    normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     periods = []
     for part in phrases("past", "sentence_end").split(normal):

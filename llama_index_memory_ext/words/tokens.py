@@ -25,6 +25,7 @@ from llama_index_memory_ext.words import (
     STOP_WORDS,
     are_forms,
     comparable,
+    ends_of,
     pattern,
     word_lists,
 )
@@ -288,9 +289,7 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     """
     if among is not None and len(among) == 1:
         return among
-    if len(text) > 2 * _END:
-        text = f"{text[:_END]} {text[-_END:]}"
-    codes = _plausible_languages(_scores(text.casefold()))
+    codes = _plausible_languages(_scores(ends_of(text, _END).casefold()))
     if among is None:
         return tuple(codes)
     return tuple(code for code in codes if code in among) or among
