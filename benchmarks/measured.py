@@ -45,6 +45,7 @@ _STORE = (
     "store/owners.py",
     "store/deletion.py",
     "store/database.py",
+    "store/tables.py",
 )
 _TURN = (
     *_STORE,

@@ -43,7 +43,7 @@ blocks      __init__                                                      # what
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts > log > database >
-            address > encryption                                          # tables, rows, keys
+            address tables > encryption                                   # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
@@ -266,7 +266,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address database deletion encryption facts log owners",
+    "store": "address database deletion encryption facts log owners tables",
     "text": "limits messages tokens",
     "words": "asking dates tokens",
 }

@@ -54,13 +54,15 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
-from llama_index_memory_ext.store.database import (
+from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import (
     PROFILE_READER,
+    LogPage,
+    ReadPosition,
+    Snapshot,
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.log import LogPage, ReadPosition, Snapshot
 from llama_index_memory_ext.text.messages import (
     Utterance,
     question_in,

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.window import Window
-    from llama_index_memory_ext.store.log import Snapshot
+    from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
 _MAX_RECALL_TOKENS = 2_000

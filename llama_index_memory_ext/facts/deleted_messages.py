@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.facts.known import UserFacts
-    from llama_index_memory_ext.store.log import LogRow
+    from llama_index_memory_ext.store.tables import LogRow
 
 
 _REASON = "its message was deleted"

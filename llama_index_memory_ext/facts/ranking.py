@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
 
-    from llama_index_memory_ext.store.log import Readers
+    from llama_index_memory_ext.store.tables import Readers
 
 
 Numbers: TypeAlias = NDArray[np.float64]

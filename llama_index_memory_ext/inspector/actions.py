@@ -13,7 +13,7 @@ from llama_index_memory_ext.fact import ALL, Fact, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
 from llama_index_memory_ext.facts.consolidation import proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
-from llama_index_memory_ext.store.database import display_name, namespace_of_session
+from llama_index_memory_ext.store.tables import display_name, namespace_of_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

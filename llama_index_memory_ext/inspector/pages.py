@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
 from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.store.database import display_name
+from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import body_of, in_zone
 
 if TYPE_CHECKING:

@@ -20,8 +20,11 @@ from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.database import display_name, namespace_of_session
-from llama_index_memory_ext.store.log import LogRow
+from llama_index_memory_ext.store.tables import (
+    LogRow,
+    display_name,
+    namespace_of_session,
+)
 from llama_index_memory_ext.text.messages import as_taken, body_of, in_zone, question_in
 
 if TYPE_CHECKING:

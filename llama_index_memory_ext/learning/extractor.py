@@ -52,16 +52,14 @@ from llama_index_memory_ext.models.ask import (
     usage_of,
     was_truncated,
 )
-from llama_index_memory_ext.store.database import (
+from llama_index_memory_ext.store.tables import (
     ROWS,
-    display_name,
-    namespace_of_session,
-)
-from llama_index_memory_ext.store.log import (
     LogPage,
     LogRow,
     ReadPosition,
     SessionAccess,
+    display_name,
+    namespace_of_session,
     times_of,
 )
 from llama_index_memory_ext.text.messages import (

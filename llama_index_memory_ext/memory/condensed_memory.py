@@ -63,7 +63,7 @@ from llama_index_memory_ext.settings import (
     unpacked,
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
-from llama_index_memory_ext.store.log import ReadPosition, SessionAccess
+from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
-    from llama_index_memory_ext.store.log import Snapshot
+    from llama_index_memory_ext.store.tables import Snapshot
     from llama_index_memory_ext.text.messages import Plan
 
 logger = logging.getLogger(__name__)

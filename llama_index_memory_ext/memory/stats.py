@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.models.ask import Usage
-from llama_index_memory_ext.store.database import ACTIVE, ARCHIVED, display_name
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.blocks.facts import RelevantFactsBlock

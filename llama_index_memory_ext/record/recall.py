@@ -30,7 +30,7 @@ from llama_index_memory_ext.record.window import entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.log import ReadPosition, day_of, times_of
+from llama_index_memory_ext.store.tables import ReadPosition, day_of, times_of
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
-    from llama_index_memory_ext.store.log import LogRow, Snapshot
+    from llama_index_memory_ext.store.tables import LogRow, Snapshot
     from llama_index_memory_ext.text.messages import (
         Entry,
     )

@@ -31,7 +31,7 @@ from llama_index_memory_ext.record.text import (
     summary_element,
 )
 from llama_index_memory_ext.settings import Switch
-from llama_index_memory_ext.store.log import (
+from llama_index_memory_ext.store.tables import (
     LogPage,
     LogRow,
     ReadPosition,

@@ -27,17 +27,10 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.database import (
-    ACTIVE,
-    LAST_ID,
     SELECT_PLACES,
     Database,
-    Row,
-    Transaction,
-    display_name,
     encrypt_within,
     mark,
-    reads,
-    writes_session,
 )
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.encryption import (
@@ -46,8 +39,20 @@ from llama_index_memory_ext.store.encryption import (
     TextFunction,
 )
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers, written_at
+from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.owners import Owners
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ALL_STATUSES,
+    LAST_ID,
+    Readers,
+    Row,
+    Transaction,
+    display_name,
+    reads,
+    writes_session,
+    written_at,
+)
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:

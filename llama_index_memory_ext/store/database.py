@@ -1,29 +1,22 @@
-"""The database of a store: its tables and their versions, its connections, and the functions that it runs."""
+"""The database of a store: the version of its tables, its connections, and the functions that it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from functools import lru_cache, partial, wraps
-from json import loads
+from functools import lru_cache, partial
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     NamedTuple,
-    ParamSpec,
-    TypeAlias,
     TypeVar,
-    cast,
 )
 
 import sqlalchemy as sa
-from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -40,26 +33,22 @@ from llama_index_memory_ext.background.loop import (
     threads_for,
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
-from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.encryption import TOKEN, Cipher
+from llama_index_memory_ext.store.tables import Row, Tables, Transaction, tables_for
 
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
-        Coroutine,
         Hashable,
         Iterator,
-        Sequence,
     )
 
     from sqlalchemy.ext.asyncio import AsyncEngine
-    from sqlalchemy.schema import SchemaItem
 
-P = ParamSpec("P")
+    from llama_index_memory_ext.store.encryption import Cipher
+
 T = TypeVar("T")
-Part = TypeVar("Part")
 
 # In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot
 # would fail once it has its lock.
@@ -71,356 +60,6 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
-
-# ---- tables ----
-
-# A row by the names of its columns.
-Row: TypeAlias = dict[str, Any]
-
-# How a session is open: to one user alone, to users who share it, or to no user yet.
-OWN = "own"
-SHARED = "shared"
-OF_NOBODY = "nobody"
-# Under this key the state of a cursor lists its entries about single rows.
-ROWS = "rows"
-
-# Begins the name of a cursor that stores a choice, and reads no messages.
-PROFILE_READER = "profile "
-
-ACTIVE = MessageStatus.ACTIVE.value
-ARCHIVED = MessageStatus.ARCHIVED.value
-# The largest id that a 64-bit column can hold.
-LAST_ID = 2**63 - 1
-
-# The parameters of statements that are no texts, by their names.
-_NUMBERS = """
-    after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
-"""
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(_NUMBERS.split(), sa.BigInteger()),
-    "data": sa.JSON(),
-    "state": sa.JSON(none_as_null=True),
-    "vector": sa.LargeBinary(),
-}
-
-
-_IN_SQLITE = "IN (SELECT value FROM json_each(:{}))"
-
-
-class _Encrypted(sa.types.UserDefinedType[Any]):
-    """The type of a column whose values are encrypted, and decrypted when a query reads them."""
-
-    cache_ok = True
-
-    def __init__(self, encrypt: Any, decrypt: Any) -> None:
-        self.encrypt = encrypt
-        self.decrypt = decrypt
-
-    def result_processor(self, dialect: Any, coltype: object) -> Any:
-        """Return the function that reads a stored value."""
-        return self.decrypt
-
-
-class Tables:
-    """The tables of this version of the schema.
-
-    Each primary key begins with the key of a session or the namespace of a user, so
-    that each table can be partitioned by it. The exceptions are ``rows``, LlamaIndex's
-    own table, and ``schema``, which has one row. A query decrypts the columns of
-    texts and vectors with the ``cipher``.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        db_schema: str | None,
-        backend: str,
-        cipher: Cipher | None = None,
-    ) -> None:
-        cipher = cipher or Cipher()
-        self.cipher = cipher
-        as_json = _Encrypted(cipher.encrypt, self.read_json)
-        self.encrypted_columns = {
-            "data": as_json,
-            "state": as_json,
-            "digest": _Encrypted(cipher.encrypt_digest, cipher.decrypt_digest),
-            "vector": _Encrypted(cipher.encrypt_vector, cipher.decrypt_vector),
-        }
-        # The same statement is built once: to build it takes as long as to run it.
-        self.sql = lru_cache(maxsize=None)(self._build)
-        self._is_sqlite = backend == "sqlite"
-        dialect: Any = make_url(f"{backend}://").get_dialect()
-        self._name_of = dialect(paramstyle="named").identifier_preparer.format_table
-        metadata = sa.MetaData(schema=None if self._is_sqlite else db_schema)
-
-        def table(ending: str, *parts: SchemaItem) -> sa.Table:
-            return sa.Table(f"{name}{ending}", metadata, *parts)
-
-        # LlamaIndex's own table, but with 64-bit ids on a server, and an index that
-        # finds a session's active rows. ``user_id``: the speaker in a session of
-        # several users, "" if unknown; None in any other session.
-        self.rows = table(
-            "",
-            sa.Column(
-                "id",
-                sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-                primary_key=True,
-                autoincrement=True,
-            ),
-            _text("key", index=True),
-            _number("timestamp", index=True),
-            _text("role"),
-            _text("status", default=ACTIVE, index=True),
-            sa.Column("data", sa.JSON, nullable=False),
-            sa.Column("user_id", sa.String, nullable=True),
-            sa.Index(f"ix_{name}_log", "key", "status", "id"),
-        )
-        # The ids that programs have given their messages, each with its row.
-        self.message_ids = table(
-            "_message_ids",
-            _key("key"),
-            _key("message_id"),
-            _number("row_id"),
-            sa.Index(f"ix_{name}_message_ids_row", "key", "row_id"),
-        )
-        # A writer of a session locks its row. A deletion changes the epoch.
-        self.sessions = table("_sessions", _key("key"), _number("epoch"))
-        # The owners of each session. ``kind``: how the owner has opened it last.
-        self.owners = table(
-            "_owners",
-            _key("key"),
-            _key("user_id"),
-            _text("kind", server_default=OWN),
-            sa.Index(f"ix_{name}_owners_user", "user_id", "key"),
-        )
-        # The cursor of each reader. ``state``: its result for the rows before.
-        self.cursors = table(
-            "_cursors",
-            _key("key"),
-            _key("reader"),
-            _number("position"),
-            sa.Column("state", sa.JSON(none_as_null=True), nullable=True),
-            sa.Index(f"ix_{name}_cursors_reader", "reader", "key"),
-        )
-        # A writer of a user's facts locks the user's row, and counts the changes there.
-        # A deletion changes the epoch.
-        self.users = table(
-            "_users", _key("namespace"), _number("epoch"), _number("change")
-        )
-        # A fact as JSON, with the number of its last change. The namespace is in the
-        # key, so that one user's import cannot replace another user's fact.
-        # ``agent_id``: "" for a fact that all agents of the user share. ``session_id``
-        # and ``said_by`` let a deletion find the facts of a user's words in any
-        # namespace, even without the rows.
-        self.facts = table(
-            "_facts",
-            _key("namespace"),
-            _key("id"),
-            _number("change"),
-            _text("agent_id"),
-            sa.Column("data", sa.JSON, nullable=False),
-            sa.Column("session_id", sa.String),
-            sa.Column("said_by", sa.String),
-            sa.Index(f"ix_{name}_facts_change", "namespace", "change"),
-            sa.Index(f"ix_{name}_facts_session_id", "session_id"),
-            sa.Index(f"ix_{name}_facts_said_by", "said_by"),
-        )
-        # The vector of a text, with the text's digest: of the content of a fact, or of
-        # a message, by the id of its first row, in a namespace of its session.
-        self.embeddings = table(
-            "_embeddings",
-            _key("namespace"),
-            _key("id"),
-            _key("model"),
-            _text("digest"),
-            sa.Column("vector", sa.LargeBinary, nullable=False),
-        )
-        # ``encryption``: an encrypted value, by which a wrong key is recognised.
-        self.schema = table(
-            "_schema",
-            sa.Column("version", sa.Integer, primary_key=True),
-            sa.Column("encryption", sa.String),
-        )
-
-    def read_json(self, value: Any) -> Any:
-        """Return the value of a column of JSON, which psycopg alone has parsed, decrypted if it is encrypted."""
-        if isinstance(value, str):
-            value = loads(value)
-        if isinstance(value, dict) and TOKEN in value:
-            return self.cipher.decrypt(value)
-        return value
-
-    def _build(self, statement: str) -> Any:
-        """Return a statement in SQL in which ``{rows}``, ``{owners}`` and so on are the names of tables.
-
-        ``{in_keys}`` is a condition: one of the list ``keys``, which may have any length,
-        and so for other names. ``:statuses`` is a short list.
-        """
-        types = dict(_TYPES)
-
-        def replace(word: re.Match[str]) -> str:
-            name = word[1].removeprefix("in_")
-            if name == word[1]:
-                return str(self._name_of(getattr(self, name))).replace(":", r"\:")
-            if self._is_sqlite:
-                types[name] = sa.JSON()
-                return _IN_SQLITE.format(name)
-            types[name] = sa.ARRAY(_TYPES.get(name, sa.String()))
-            return f"= ANY(:{name})"
-
-        text = sa.text(re.sub(r"\{(\w+)\}", replace, statement.strip()))
-        parameters: list[Any] = []
-        for name in text.compile().params:
-            kind = types.get(name, sa.String())
-            parameters.append(
-                sa.bindparam(name, type_=kind, expanding=name == "statuses")
-            )
-        text = text.bindparams(*parameters)
-        if statement.lstrip().startswith("SELECT"):
-            return text.columns(**self.encrypted_columns)
-        return text
-
-
-_plain_tables = lru_cache(maxsize=64)(Tables)
-
-
-def tables_for(
-    name: str, db_schema: str | None, backend: str, cipher: Cipher
-) -> Tables:
-    """Return the tables of a store. Stores without a key share them, with the statements that were built."""
-    if cipher.is_set:
-        return Tables(name, db_schema, backend, cipher)
-    return _plain_tables(name, db_schema, backend)
-
-
-def _key(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.String, primary_key=True)
-
-
-def _text(name: str, **options: Any) -> sa.Column[str]:
-    return sa.Column(name, sa.String, nullable=False, **options)
-
-
-def _number(name: str, **options: Any) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, **options)
-
-
-# No user_id begins with a blank.
-ANONYMOUS = " session "
-
-
-def namespace_of_session(key: str) -> str:
-    """Return the namespace of a session without a user, which no ``user_id`` can have."""
-    return f"{ANONYMOUS}{key}"
-
-
-def display_name(namespace: str) -> str:
-    """Return the user of a namespace, as people read it; for a session without a user, the session's id.
-
-    >>> display_name(namespace_of_session("chat-17")), display_name("ann")
-    ('chat-17', 'ann')
-    """
-    return namespace.removeprefix(ANONYMOUS)
-
-
-def vectors_namespace(key: str) -> str:
-    """Return the namespace of the embeddings of a session's messages.
-
-    A user of the same name does no harm: a vector is found by the digest of its text,
-    too, and a missing vector is made again.
-    """
-    return f"messages of {key}"
-
-
-# ---- transactions ----
-
-# The only user of a session; no row for a session without a user, or that users share.
-_SELECT_USER = """
-SELECT MIN(user_id) FROM {owners} WHERE key = :key
-GROUP BY key HAVING COUNT(*) = 1 AND MIN(kind) = 'own'
-"""
-# A row that is set to its own value stays locked until the transaction ends, also if it
-# is new.
-_LOCK_SESSION = """
-INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
-ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
-"""
-if sqlite3.sqlite_version_info >= (3, 35):
-    # This also reads the epoch, which older versions of SQLite cannot do.
-    _LOCK_SESSION += "RETURNING epoch"
-_LOCK_USER = """
-INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
-ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
-"""
-
-
-class Transaction:
-    """A connection within ``Database.run``, for the statements of the store.
-
-    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
-    are stored with it.
-    """
-
-    def __init__(
-        self, connection: Connection, tables: Tables, claims: list[Hashable]
-    ) -> None:
-        self.connection = connection
-        self.tables = tables
-        self.epochs: dict[str, int] = {}
-        self.claims = claims
-
-    def execute(
-        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
-    ) -> sa.CursorResult[Any]:
-        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``.
-
-        Texts and vectors among the parameters are encrypted if the store has a key.
-        """
-        if isinstance(statement, str):
-            statement = self.tables.sql(statement)
-        if self.tables.cipher.is_set:
-            rows = [self._encrypted(row) for row in rows or ()]
-            parameters = self._encrypted(parameters)
-        return self.connection.execute(statement, rows or parameters)
-
-    def _encrypted(self, row: Row) -> Row:
-        """Return the parameters of a statement with encrypted texts and vectors."""
-        columns = self.tables.encrypted_columns
-        names = [name for name in columns if row.get(name) is not None]
-        if not names:
-            return row
-        user = self._user_of(row) if self.tables.cipher.by_user else None
-        encrypted = dict(row)
-        for name in names:
-            encrypted[name] = columns[name].encrypt(row[name], user)
-        return encrypted
-
-    def _user_of(self, row: Row) -> Any:
-        """Return the user whose key a row gets; None for a session without a user, or that users share."""
-        key = row.get("key")
-        if key is not None:
-            return self.execute(_SELECT_USER, key=key).scalar()
-        namespace = row["namespace"]
-        return None if namespace.startswith(ANONYMOUS) else namespace
-
-    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
-        """Run a statement, and return the first column of its rows."""
-        return list(self.execute(statement, **parameters).scalars())
-
-    def rollback(self) -> None:
-        """Undo all changes; the function of ``Database.run`` can still return a result."""
-        self.connection.rollback()
-
-    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
-        """Lock sessions before users, each in order, so that no two writers wait for each other."""
-        epoch = time.time_ns()
-        for key in sorted(sessions):
-            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
-            if result.returns_rows:
-                self.epochs[key] = result.scalar_one()
-        for namespace in sorted(users):
-            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
-
 
 # ---- versions, and the mark of an encrypted database ----
 
@@ -1077,42 +716,3 @@ class Database:
             self.engine = None
         self._threads = threads_for(self.identity.place, self._pool_size, self)
         return engine
-
-
-# ---- methods that the database runs ----
-
-
-def _run_by(
-    locks: str,
-) -> Callable[
-    [Callable[Concatenate[Part, Transaction, P], T]],
-    Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
-]:
-    """Return a decorator for methods that take a transaction: the database of the object runs them."""
-
-    def decorate(
-        method: Callable[Concatenate[Part, Transaction, P], T],
-    ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]:
-        signature = without_second(method)
-
-        @wraps(method)
-        async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            access: Any = {"writes": False}
-            if locks:
-                name = args[0] if args else kwargs[[*signature.parameters][1]]
-                access = {locks: [name]}
-            bound = cast("Any", method).__get__(part)
-            result = await part.database.run(bound, *args, **access, **kwargs)
-            return cast("T", result)
-
-        vars(run)["__signature__"] = signature
-        return run
-
-    return decorate
-
-
-# For a method that reads.
-reads = _run_by("")
-# For methods that write to the session or the user that is their first argument.
-writes_session = _run_by("sessions")
-writes_user = _run_by("users")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.store.database import (
+from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
     OF_NOBODY,
@@ -20,10 +20,10 @@ from llama_index_memory_ext.text.messages import spoken
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from llama_index_memory_ext.store.database import Transaction
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Log, Readers
+    from llama_index_memory_ext.store.log import Log
     from llama_index_memory_ext.store.owners import Owners
+    from llama_index_memory_ext.store.tables import Readers, Transaction
 
 logger = logging.getLogger(__name__)
 

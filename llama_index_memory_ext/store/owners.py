@@ -6,13 +6,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
-from llama_index_memory_ext.store.database import (
+from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     OWN,
     ROWS,
     SHARED,
-    Database,
     Transaction,
     namespace_of_session,
     reads,
@@ -23,8 +22,9 @@ from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Readers, SessionAccess
+    from llama_index_memory_ext.store.tables import Readers, SessionAccess
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"

@@ -25,7 +25,7 @@ from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import preview_prompt
 from llama_index_memory_ext.store import reader_of
-from llama_index_memory_ext.store.log import ReadPosition
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
 from tests.inspector.conftest import Inspected

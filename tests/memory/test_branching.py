@@ -16,7 +16,7 @@ from llama_index_memory_ext import (
     SettingError,
     StoreError,
 )
-from llama_index_memory_ext.store.database import ACTIVE, ARCHIVED
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.learning.learning import Learns, contents, learns, likes, talk
 from tests.memories import OpenMemory

@@ -19,7 +19,7 @@ from llama_index_memory_ext import (
     SessionOwnerError,
     SettingError,
 )
-from llama_index_memory_ext.store.log import SessionAccess
+from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.memories import OpenPlainMemory

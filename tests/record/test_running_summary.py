@@ -19,7 +19,7 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.record.summary import summary_room
-from llama_index_memory_ext.store.log import ReadPosition
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import (
     assistant,
     calling,

@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
 from llama_index_memory_ext.cli.data import SearchResult, search_file
-from llama_index_memory_ext.store.database import Transaction
+from llama_index_memory_ext.store.tables import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import contents, learner, likes, talk

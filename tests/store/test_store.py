@@ -17,8 +17,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.database import Transaction
-from llama_index_memory_ext.store.log import ReadPosition
+from llama_index_memory_ext.store.tables import ReadPosition, Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 
