@@ -27,7 +27,6 @@ _PROMPT = (
 )
 _WORDS = (
     "search/tfidf.py",
-    "words/forms.py",
     "words/tokens.py",
     "words/__init__.py",
 )
@@ -46,7 +45,6 @@ _STORE = (
     "store/owners.py",
     "store/deletion.py",
     "store/database.py",
-    "store/threads.py",
     "store/tables.py",
 )
 _TURN = (

@@ -24,7 +24,7 @@ from pydantic import (
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.settings import build_checked, check_id
 from llama_index_memory_ext.text.messages import cleaned, in_zone
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, normalised
 from llama_index_memory_ext.text.messages import cleaned
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 
 def test_a_fact_needs_nothing_but_its_content() -> None:

@@ -35,7 +35,7 @@ blocks      record facts                                                  # the 
 record      summary > recall > window > text                              # within the limit
 learning    extractor > verification > validation                         # how facts are learned
 ---
-facts       book deleted_messages > known > consolidation > ranking history    # how facts are kept and ranked
+facts       book deleted_messages > known > consolidation > ranking            # how facts are kept and ranked
 ---
 checks      rules > riders evidence people > names > dates > numbers quotes secrets     # what a true fact must pass
 ---
@@ -43,18 +43,18 @@ blocks      __init__                                                      # what
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts > log > database >
-            upgrades > address tables threads > encryption                # tables, threads, keys
+            address tables > encryption                                   # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > storing limits > messages > tokens                     # messages as text, counted and cut
+text        trim > limits > messages > tokens                             # messages as text, counted and cut
 ---
-words       loading > tokens > asking dates detection > forms > __init__   # words
+words       tokens > asking dates > __init__                              # words
 ---
-background  jobs > loop                                                   # locks, and work that no answer waits for
+background  jobs > loop                                                   # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -83,7 +83,6 @@ WITH_ONE_IMPORTER = {
     "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/threads.py": "knows of forks and of the end of the program, not of databases",
     "text/trim.py": "is a public function of its own",
 }
 # Which room may import which libraries.
@@ -260,16 +259,16 @@ LOADED_WITH_THE_PRESET = {
     "": "errors events fact settings",
     "background": "jobs loop",
     "blocks": "facts record",
-    "facts": "book history known ranking",
+    "facts": "book known ranking",
     "formats": "layouts",
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address database deletion encryption facts log owners tables threads upgrades",
-    "text": "limits messages storing tokens",
-    "words": "asking dates detection forms loading tokens",
+    "store": "address database deletion encryption facts log owners tables",
+    "text": "limits messages tokens",
+    "words": "asking dates tokens",
 }
 
 

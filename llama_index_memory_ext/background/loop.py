@@ -1,19 +1,32 @@
-"""Locks and caches that threads share, and the event loop in which synchronous calls run."""
+"""The threads of a process: their locks and caches, the event loop of synchronous calls, and the threads of stores."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager
-from contextvars import ContextVar, copy_context
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from importlib import import_module
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+)
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from llama_index_memory_ext.errors import StoreError, TurnError
@@ -21,12 +34,18 @@ from llama_index_memory_ext.errors import StoreError, TurnError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 
+    from sqlalchemy import Connection
     from typing_extensions import Self
 
+logger = logging.getLogger(__name__)
 
+# Takes functions to call around a fork; where processes cannot fork, never calls them.
+at_fork = getattr(os, "register_at_fork", lambda **_: None)
 # How long a fork waits for other threads.
 FORK_SECONDS = 2.0
 _TRY_SECONDS = 0.02
+# How often a state is looked at that no event reports.
+LOOK_SECONDS = 0.01
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -45,10 +64,8 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
 
 # The tasks that run a turn now, in any event loop of this process.
 _holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
-_POLL_SECONDS = 0.02
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_holders.clear)
+at_fork(after_in_child=_holders.clear)
 
 
 @asynccontextmanager
@@ -70,7 +87,7 @@ async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory
             if holder is None or holder.get_loop().is_closed():
                 _holders.pop(name, None)
             else:
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS)
         try:
             yield memory
         finally:
@@ -118,12 +135,11 @@ def _release_locks() -> None:
     _registering.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_hold_locks,
-        after_in_parent=_release_locks,
-        after_in_child=_release_locks,
-    )
+at_fork(
+    before=_hold_locks,
+    after_in_parent=_release_locks,
+    after_in_child=_release_locks,
+)
 
 
 class Recent(Generic[K, V]):
@@ -167,11 +183,9 @@ at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
 # The owners whose last job has failed, or took longer than a question waits: no
 # question waits until a job has succeeded.
 waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
-_LOOK_SECONDS = 0.01
 
-if hasattr(os, "register_at_fork"):
-    # No job of the parent ends in its child.
-    os.register_at_fork(after_in_child=at_work.clear)
+# No job of the parent ends in its child.
+at_fork(after_in_child=at_work.clear)
 
 
 async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
@@ -189,7 +203,7 @@ async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) ->
     while any(task in at_work for task in tasks) and not waited_in_vain.get(owner):
         if time.monotonic() >= end:
             waited_in_vain.put(owner, value=True)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 P = ParamSpec("P")
@@ -278,9 +292,11 @@ async def _cancel(call: Coroutine[Any, Any, Any]) -> None:
 # with the program.
 _shared: BackgroundLoop | None = None
 _is_over = False
-_guard = threading.RLock()
+# Held to begin the loop, to register threads and databases, and to count forks.
+_guard = thread_lock()
 # Whether this is a call, or a job, in that loop: nothing in it may wait for the loop.
 _is_within: ContextVar[bool] = ContextVar("is_within", default=False)
+# To collect these objects in a child would end what its parent uses.
 _of_parent: list[object] = []
 
 
@@ -300,17 +316,14 @@ def _shared_loop() -> BackgroundLoop | None:
 
 def _forget_loop() -> None:
     """Begin without a loop in a child process, in which no thread of the parent runs."""
-    # Another thread of the parent may have held the guard. The parent's loop must not
-    # be collected, because both processes share its selector.
-    global _shared, _guard  # noqa: PLW0603 - one for each process
+    # The parent's loop must not be collected, because both processes share its selector.
+    global _shared  # noqa: PLW0603 - one for each process
     _of_parent.extend([_shared, *_spawned])
     _shared = None
-    _guard = threading.RLock()
     _spawned.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
+at_fork(after_in_child=_forget_loop)
 
 
 @atexit.register
@@ -379,3 +392,314 @@ def in_sync(
     twin.__name__ = method.__name__.removeprefix("a")
     twin.__doc__ = f"As ``{method.__name__}``{note}."
     return twin
+
+
+# ---- the threads of stores: a queue of jobs for each database ----
+
+# How long the end of the program waits for writes.
+_END_SECONDS = 1.0
+# How long a thread without a job stays.
+_IDLE_SECONDS = 10.0
+
+
+class Forkable(Protocol):
+    """A database, as a fork of the process sees it."""
+
+    def is_used_by_thread(self) -> bool:
+        """Return whether the fork waits for a thread that works on this database."""
+
+    def close_before_fork(self) -> None:
+        """Close the connections that a child must not inherit."""
+
+    def begin_in_child(self) -> object:
+        """Begin anew in the child, and return an object of the parent that must not be collected."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Work on a database that a caller waits for.
+
+    ``owner``: the id of the ``Database``. ``work``: runs the ``step``, a function of a
+    connection, in this thread. ``locks``: names; of the jobs with the same name, one
+    runs at a time. ``answer``: a future of the caller's loop. ``writes``: after the
+    work, whether it was stored.
+    """
+
+    owner: int
+    work: Callable[[Job], Any]
+    step: Callable[[Connection], Any]
+    name: str
+    locks: set[Any]
+    answer: asyncio.Future[Any]
+    writes: bool
+    in_transaction: bool
+    context: Context = field(default_factory=copy_context)
+
+    def run(self) -> None:
+        """Do the work in this thread, and give the answer to the caller."""
+        result = error = None
+        try:
+            result = self.context.run(self.work, self)
+        except BaseException as raised:  # noqa: BLE001 - the caller gets any error
+            error = raised
+        pending.discard(self)
+        # Once the caller has its answer, this thread must not hold the last reference to
+        # the store.
+        del self.work, self.step, self.context
+        try:
+            self.answer.get_loop().call_soon_threadsafe(self.deliver, result, error)
+        except RuntimeError:
+            # The loop was closed.
+            self.deliver(None, error)
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        """Give the answer to the caller; if the caller has gone, log the outcome of a write."""
+        if self.answer.done() or self.answer.get_loop().is_closed():
+            if self.writes:
+                self._log_outcome(error)
+        elif error is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(error)
+
+    def _log_outcome(self, error: BaseException | None) -> None:
+        if error is None:
+            logger.info(
+                "%s was completed after its caller had gone: it was stored.", self.name
+            )
+        elif isinstance(error, asyncio.CancelledError):
+            logger.warning(
+                "%s did not end after its caller had gone: it is unknown whether it was stored.",
+                self.name,
+            )
+        else:
+            logger.warning(
+                "%s failed after its caller had gone (%s): nothing was stored.",
+                self.name,
+                type(error.__cause__ or error).__name__,
+            )
+
+
+# The jobs of this process that have not ended.
+pending: set[Job] = set()
+
+
+class Threads:
+    """At most ``width`` threads for the jobs on one database; they do not delay the end of the program.
+
+    Of the jobs that share a lock, one runs at a time, in the order of the calls. A
+    waiting job takes no thread.
+    """
+
+    # The threads that fork this process now. No job begins meanwhile.
+    forks_under_way: ClassVar[int] = 0
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        # All threads; the threads that wait for a job; the threads that run a job.
+        self._running = 0
+        self._idle = 0
+        self._working = 0
+        self._changed = threading.Condition(thread_lock())
+        self._waiting: deque[Job] = deque()
+        self._locked: set[Any] = set()
+
+    def enter(self, job: Job) -> None:
+        """Run a job as soon as no running or earlier job holds its locks."""
+        with self._changed:
+            self._waiting.append(job)
+            self._wake()
+
+    def withdraw(self, job: Job) -> None:
+        """Cancel a job that has not begun."""
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                pending.discard(job)
+
+    def is_working(self) -> bool:
+        """Return whether a thread runs a job."""
+        with self._changed:
+            return self._working > 0
+
+    def go_on(self) -> None:
+        """Begin the jobs that have waited for a fork."""
+        with self._changed:
+            if self._waiting:
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._changed.notify()
+        elif self._running < self._width:
+            self._running += 1
+            threading.Thread(
+                target=self._work, name="memory store", daemon=True
+            ).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                job = self._changed.wait_for(self._next, _IDLE_SECONDS)
+                self._idle -= 1
+                if job is None:
+                    self._running -= 1
+                    return
+                self._waiting.remove(job)
+                self._working += 1
+                self._locked |= job.locks
+                if self._next():
+                    self._wake()
+            job.run()
+            with self._changed:
+                self._working -= 1
+                self._locked -= job.locks
+            # An idle thread must not keep the answer alive.
+            del job
+
+    def _next(self) -> Job | None:
+        """Return the first job whose locks no running or earlier job holds."""
+        if Threads.forks_under_way:
+            return None
+        locked = set(self._locked)
+        for job in self._waiting:
+            if locked.isdisjoint(job.locks):
+                return job
+            locked |= job.locks
+        return None
+
+
+# All stores of this process on the same database share their threads.
+_threads: WeakValueDictionary[Hashable, Threads] = WeakValueDictionary()
+_databases: WeakSet[Forkable] = WeakSet()
+
+
+def threads_for(place: str, width: int, database: Forkable) -> Threads:
+    """Return the threads of this process for a database, and let the database know of forks."""
+    with _guard:
+        _databases.add(database)
+        return _threads.setdefault((place, width), Threads(width))
+
+
+def _all_databases() -> list[Forkable]:
+    with _guard:
+        return list(_databases)
+
+
+def _prepare_fork() -> None:
+    """Begin no more jobs, wait a while for jobs on SQLite, and close the connections to SQLite files."""
+    with _guard:
+        Threads.forks_under_way += 1
+    end = time.monotonic() + FORK_SECONDS
+    databases = _all_databases()
+    while time.monotonic() < end and any(
+        database.is_used_by_thread() for database in databases
+    ):
+        time.sleep(LOOK_SECONDS)
+    for database in _all_databases():
+        database.close_before_fork()
+
+
+def _go_on_in_parent() -> None:
+    with _guard:
+        Threads.forks_under_way -= 1
+        all_threads = list(_threads.values())
+    for threads in all_threads:
+        threads.go_on()
+
+
+def _begin_in_child() -> None:
+    Threads.forks_under_way = 0
+    _of_parent.extend([list(pending), list(_threads.values())])
+    pending.clear()
+    _threads.clear()
+    for database in _all_databases():
+        engine = database.begin_in_child()
+        _of_parent.append(engine)
+
+
+# Registered after ``thread_lock``, so that it runs before the locks are held: jobs need
+# them to end.
+at_fork(
+    before=_prepare_fork,
+    after_in_parent=_go_on_in_parent,
+    after_in_child=_begin_in_child,
+)
+
+
+@atexit.register
+def _finish_writes() -> None:
+    """Let writes end before the program does, unless the database does not answer."""
+    end = time.monotonic() + _END_SECONDS
+    while time.monotonic() < end and any(job.writes for job in list(pending)):
+        time.sleep(LOOK_SECONDS)
+
+
+# ---- modules that are loaded ahead ----
+
+# The modules and data of the first extraction are loaded ahead, which takes a second of
+# processor time. Each module is imported by itself, so that a fork waits for one import at most.
+# py3langid and dateparser need the encodings.
+_MODULES = (
+    "encodings.ascii",
+    "encodings.cp437",
+    "py3langid.langid",
+    "num2words",
+    "dateparser.date",
+    "dateparser.data.date_translation_data.en",
+)
+
+# Held during an import and during a fork: a child of the fork would never get the module
+# that another thread is importing.
+_importing = threading.RLock()
+_loaders: list[threading.Thread] = []
+
+at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
+# The thread of the parent does not go on in its child.
+at_fork(after_in_child=_loaders.clear)
+
+
+def start_loading(*modules: str) -> None:
+    """Begin to load, once in a process, in a thread that does not delay the end of the program.
+
+    The thread imports ``modules`` first.
+    """
+    if not _loaders:
+        # The thread suppresses errors, because the extraction raises them again.
+        thread = threading.Thread(
+            target=_load, args=(modules,), name="language", daemon=True
+        )
+        _loaders.append(thread)
+        # A program that ends starts no thread any more.
+        with suppress(RuntimeError):
+            thread.start()
+
+
+async def wait_until_loaded() -> None:
+    """Wait until the thread has loaded all modules; return at once if none runs."""
+    for thread in _loaders:
+        # A waiting thread of an executor would delay the end of the program.
+        while thread.is_alive():  # noqa: ASYNC110 - it ends in no event loop
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _load(modules: tuple[str, ...]) -> None:
+    with suppress(Exception):
+        for name in (*modules, *_MODULES):
+            with _importing:
+                import_module(name)
+        with _importing:
+            # By name, because these rooms import this one.
+            tokens = import_module("llama_index_memory_ext.words.tokens")
+            dates = import_module("llama_index_memory_ext.checks.dates")
+            numbers = import_module("llama_index_memory_ext.checks.numbers")
+        source = "I moved to Oslo three weeks ago, with my two cats."
+        statement = "Moved to Oslo on 3 May 2023 with 2 cats"
+        tokens.keywords(source)
+        numbers.missing_numbers(statement, source)
+        dates.missing_dates(statement, source, datetime.now(timezone.utc).date())

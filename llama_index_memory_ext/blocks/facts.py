@@ -15,7 +15,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loop import Recent, wait_for_owner
+from llama_index_memory_ext.background.loop import Recent, start_loading, wait_for_owner
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
@@ -70,7 +70,6 @@ from llama_index_memory_ext.text.messages import (
     turns_of,
 )
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.words.loading import start_loading
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
@@ -453,7 +452,7 @@ class RelevantFactsBlock(LogBlock):
             self.view,
             self._weights,
             self.min_similarity,
-            checked_languages(self.languages),
+            tuple(self.languages or ()),
             self.token_limit,
             self.show_metadata,
             showable.period,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index_memory_ext.checks.numbers import digits_of, quantities
 from llama_index_memory_ext.words import pattern, phrases, word_lists
 from llama_index_memory_ext.words.dates import Day, Found, dates_in, period_of
-from llama_index_memory_ext.words.detection import language_of, script_of
+from llama_index_memory_ext.words.tokens import language_of, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

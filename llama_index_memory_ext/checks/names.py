@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.dates import without_dates
 from llama_index_memory_ext.checks.quotes import tokens_in
-from llama_index_memory_ext.words import pattern, phrases
-from llama_index_memory_ext.words.detection import (
-    HAN,
-    KANA,
-    is_translation,
-    language_of,
-    script_of,
-)
-from llama_index_memory_ext.words.forms import (
+from llama_index_memory_ext.words import (
     STOP_CHARACTERS,
     STOP_WORDS,
     comparable,
+    pattern,
+    phrases,
     relations_in,
 )
-from llama_index_memory_ext.words.tokens import keywords, overlaps
+from llama_index_memory_ext.words.tokens import (
+    HAN,
+    KANA,
+    is_translation,
+    keywords,
+    language_of,
+    overlaps,
+    script_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,9 +8,14 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import pattern, phrases, word_lists
-from llama_index_memory_ext.words.detection import language_of
-from llama_index_memory_ext.words.forms import STOP_WORDS, are_forms
+from llama_index_memory_ext.words import (
+    STOP_WORDS,
+    are_forms,
+    pattern,
+    phrases,
+    word_lists,
+)
+from llama_index_memory_ext.words.tokens import language_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

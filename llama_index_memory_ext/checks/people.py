@@ -6,10 +6,19 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.quotes import tokens_in
-from llama_index_memory_ext.words import pattern, phrases, words_of_section
-from llama_index_memory_ext.words.detection import script_of
-from llama_index_memory_ext.words.forms import FUNCTION_WORDS, relations_in
-from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
+from llama_index_memory_ext.words import (
+    FUNCTION_WORDS,
+    pattern,
+    phrases,
+    relations_in,
+    words_of_section,
+)
+from llama_index_memory_ext.words.tokens import (
+    keywords,
+    languages_of,
+    script_of,
+    shared,
+)
 
 if TYPE_CHECKING:
     import re

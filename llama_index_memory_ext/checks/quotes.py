@@ -10,8 +10,12 @@ from html import unescape
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import pattern, words_of_section
-from llama_index_memory_ext.words.forms import STOP_CHARACTERS, STOP_WORDS
+from llama_index_memory_ext.words import (
+    STOP_CHARACTERS,
+    STOP_WORDS,
+    pattern,
+    words_of_section,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.numbers import has_numbers
 from llama_index_memory_ext.checks.quotes import TOKEN, tokens_in
-from llama_index_memory_ext.words import pattern, phrases
-from llama_index_memory_ext.words.detection import is_translation, script_of
-from llama_index_memory_ext.words.forms import FUNCTION_WORDS
-from llama_index_memory_ext.words.tokens import keywords, shared
+from llama_index_memory_ext.words import FUNCTION_WORDS, pattern, phrases
+from llama_index_memory_ext.words.tokens import (
+    is_translation,
+    keywords,
+    script_of,
+    shared,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

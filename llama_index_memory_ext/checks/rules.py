@@ -34,19 +34,24 @@ from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.text.messages import escape_tags
-from llama_index_memory_ext.words import pattern, phrases, words_of_section
-from llama_index_memory_ext.words.detection import (
-    is_translation,
-    may_be_english,
-    script_of,
-)
-from llama_index_memory_ext.words.forms import (
+from llama_index_memory_ext.words import (
     IRREGULAR,
     STOP_WORDS,
     comparable,
+    pattern,
+    phrases,
     relations_in,
+    words_of_section,
 )
-from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
+from llama_index_memory_ext.words.tokens import (
+    is_translation,
+    keywords,
+    may_be_english,
+    overlaps,
+    script_of,
+    shared,
+    term_of,
+)
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact

@@ -8,8 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.words import phrases
-from llama_index_memory_ext.words.forms import sentences_in
+from llama_index_memory_ext.words import phrases, sentences_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import shlex
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
 import typer
@@ -132,7 +132,7 @@ def inspect(
         from llama_index_memory_ext.inspector.pages import Access
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
-        from llama_index_memory_ext.store import read_only
+        from llama_index_memory_ext.store import reader_of
     options: dict[str, Any] = {
         "token_limit": token_limit,
         "condensed_token_limit": condensed_token_limit,
@@ -148,7 +148,7 @@ def inspect(
     memory_on(ext.MemoryStore(), "", "", limits)
 
     async def show(store: ext.MemoryStore) -> None:
-        async with read_only(store) as reader:
+        async with aclosing(reader_of(store)) as reader:
             if html is not None:
                 page = await report(reader, str(session), question, limits)
                 html.write(page.encode())

@@ -35,12 +35,12 @@ from llama_index_memory_ext.fact import (
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.history import history_of
+from llama_index_memory_ext.facts.known import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import in_zone, now_in
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

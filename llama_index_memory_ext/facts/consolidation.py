@@ -21,9 +21,8 @@ from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.learning.prompt import Request, on_one_line
 from llama_index_memory_ext.learning.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.models.ask import context_window, tokens_left
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import comparable, pattern, phrases, word_lists
 from llama_index_memory_ext.words.dates import Found, dates_in, period_of
-from llama_index_memory_ext.words.forms import comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

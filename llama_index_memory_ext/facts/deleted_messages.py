@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.text.messages import spoken
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

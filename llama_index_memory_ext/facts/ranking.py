@@ -35,9 +35,8 @@ from llama_index_memory_ext.search.tfidf import (
 )
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
-from llama_index_memory_ext.words import phrases
+from llama_index_memory_ext.words import phrases, visible
 from llama_index_memory_ext.words.dates import Period, date_words
-from llama_index_memory_ext.words.forms import visible
 from llama_index_memory_ext.words.tokens import (
     languages_of,
     related_terms,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
 
-    from llama_index_memory_ext.store.log import Readers
+    from llama_index_memory_ext.store.tables import Readers
 
 
 Numbers: TypeAlias = NDArray[np.float64]

@@ -15,8 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
-from llama_index_memory_ext.text.messages import cleaned, times_in
-from llama_index_memory_ext.text.storing import checked_messages, storable
+from llama_index_memory_ext.text.messages import (
+    checked_messages,
+    cleaned,
+    storable,
+    times_in,
+)
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Json

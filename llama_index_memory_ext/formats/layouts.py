@@ -17,6 +17,7 @@ from llama_index.core.base.llms.types import (
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
+    ID_KEY,
     Json,
     ToolCall,
     body_of,
@@ -24,7 +25,6 @@ from llama_index_memory_ext.text.messages import (
     cleaned,
     to_json,
 )
-from llama_index_memory_ext.text.storing import ID_KEY
 
 # LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and
 # raises KeyError for an image without a "detail"; to_openai_message_dict loses names

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
+from llama_index_memory_ext.background.loop import wait_until_loaded
 from llama_index_memory_ext.checks.evidence import question_before
 from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS, Check
 from llama_index_memory_ext.errors import (
@@ -69,7 +70,6 @@ from llama_index_memory_ext.text.messages import (
     spoken,
 )
 from llama_index_memory_ext.text.tokens import fit_tokens
-from llama_index_memory_ext.words.loading import wait_until_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -34,15 +34,13 @@ from llama_index_memory_ext.fact import (
     raised,
     retire,
 )
-from llama_index_memory_ext.facts.history import why_retired
 from llama_index_memory_ext.learning.reply import (
     Confirmation,
     ExtractionReply,
     NewFact,
     Retirement,
 )
-from llama_index_memory_ext.words import phrases
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import phrases, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -360,3 +358,17 @@ def _naming(rejection: Rejection, content: str) -> Rejection:
 
 def _past_key(fact: Fact) -> tuple[str, date | None]:
     return normalised(fact.content), fact.valid_until
+
+
+def why_retired(text: str) -> RetiredBy:
+    """Return why a fact ended, from the user's words and the reason of a model.
+
+    >>> why_retired("I moved to Rome"), why_retired("I never lived in Oslo"), why_retired("Forget where I live")
+    ('change', 'correction', 'request')
+    """
+    straight = text.replace("\u2019", "'")
+    if phrases("past", "forget").search(straight):
+        return "request"
+    if phrases("past", "never_true").search(straight):
+        return "correction"
+    return "change"

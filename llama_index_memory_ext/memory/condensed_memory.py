@@ -64,15 +64,18 @@ from llama_index_memory_ext.settings import (
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
 from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
-from llama_index_memory_ext.text.limits import is_over, leaving, leaving_at_end
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     body_of,
     characters_of,
+    checked_messages,
     is_answer,
+    is_over,
+    leaving,
+    leaving_at_end,
+    redacted,
     tokens_by_bytes,
 )
-from llama_index_memory_ext.text.storing import checked_messages, redacted
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -92,7 +95,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
     from llama_index_memory_ext.store.tables import Snapshot
-    from llama_index_memory_ext.text.limits import Plan
+    from llama_index_memory_ext.text.messages import Plan
 
 logger = logging.getLogger(__name__)
 

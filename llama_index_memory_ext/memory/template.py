@@ -23,12 +23,13 @@ from llama_index_memory_ext.record.window import (
     cache_points_in,
 )
 from llama_index_memory_ext.text.messages import (
+    ID_KEY,
+    SPEAKER_KEY,
     body_of,
     cleaned,
     escape_tags,
     has_content,
 )
-from llama_index_memory_ext.text.storing import ID_KEY, SPEAKER_KEY
 from llama_index_memory_ext.text.tokens import CountedText
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from llama_index_memory_ext.store.tables import ReadPosition, day_of, times_of
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
+    ID_KEY,
     INSTRUCTION_ROLES,
     body_of,
     calls_of,
@@ -44,7 +45,6 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.text.storing import ID_KEY
 from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in

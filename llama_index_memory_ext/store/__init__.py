@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,7 @@ from llama_index.core.storage.chat_store.sql import (
 )
 
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.background.loop import run
+from llama_index_memory_ext.background.loop import run, start_loading, wait_until_loaded
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
@@ -28,9 +27,10 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.database import (
+    SELECT_PLACES,
     Database,
-    reads,
-    writes_session,
+    encrypt_within,
+    mark,
 )
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.encryption import (
@@ -39,23 +39,21 @@ from llama_index_memory_ext.store.encryption import (
     TextFunction,
 )
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.log import ALL_STATUSES, Log, Readers
+from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.owners import Owners
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
+    ALL_STATUSES,
     LAST_ID,
+    Readers,
     Row,
     Transaction,
     display_name,
+    reads,
+    writes_session,
     written_at,
 )
-from llama_index_memory_ext.store.upgrades import (
-    SELECT_PLACES,
-    encrypt_within,
-    mark,
-)
 from llama_index_memory_ext.text.tokens import TokenCounter
-from llama_index_memory_ext.words.loading import start_loading, wait_until_loaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -710,10 +708,3 @@ def reader_of(store: MemoryStore) -> MemoryStore:
     if database.backend == "sqlite":
         reader.database.set_up = "PRAGMA query_only = ON"
     return reader
-
-
-@asynccontextmanager
-async def read_only(store: MemoryStore) -> AsyncIterator[MemoryStore]:
-    """Yield a store as ``reader_of`` returns it; it is closed at the end of the block."""
-    async with aclosing(reader_of(store)) as reader:
-        yield reader

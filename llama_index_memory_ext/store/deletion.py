@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Log, Readers
+    from llama_index_memory_ext.store.log import Log
     from llama_index_memory_ext.store.owners import Owners
-    from llama_index_memory_ext.store.tables import Transaction
+    from llama_index_memory_ext.store.tables import Readers, Transaction
 
 logger = logging.getLogger(__name__)
 

@@ -20,23 +20,21 @@ from llama_index_memory_ext.fact import (
     utc_now,
     without_reasons,
 )
-from llama_index_memory_ext.store.database import (
-    Database,
-    reads,
-    writes_user,
-)
 from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     Row,
     Transaction,
+    reads,
     vectors_namespace,
+    writes_user,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from llama_index_memory_ext.store.log import Readers
+    from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.tables import Readers
     from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]

@@ -6,28 +6,25 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import SessionOwnerError, StoreError
-from llama_index_memory_ext.store.database import (
-    Database,
-    reads,
-    writes_session,
-)
 from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     OWN,
     ROWS,
     SHARED,
-    SessionAccess,
     Transaction,
     namespace_of_session,
+    reads,
+    writes_session,
 )
-from llama_index_memory_ext.text.storing import ID_KEY, message_id_of
+from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Readers
+    from llama_index_memory_ext.store.tables import Readers, SessionAccess
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
@@ -194,11 +191,10 @@ class Owners:
 
     sessions_of_user = reads(sessions_within)
 
-    def anonymous_within(self, tx: Transaction, keys: Collection[str]) -> list[str]:
+    @reads
+    def anonymous_namespaces(self, tx: Transaction, keys: Collection[str]) -> list[str]:
         """Return the namespaces of the given sessions that were begun without a user."""
         return tx.scalars(_SELECT_ANONYMOUS, keys=list(keys))
-
-    anonymous_namespaces = reads(anonymous_within)
 
     def facts_readers_within(
         self, tx: Transaction, key: str, user_id: str | None = None

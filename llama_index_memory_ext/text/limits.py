@@ -1,4 +1,4 @@
-"""Limits of messages and texts: which messages stay or leave, how long each may be, which sentences are shown."""
+"""Limits of messages and texts: where a record is cut, how long each message may be, which sentences are shown."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice, takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from llama_index.core.base.llms.types import MessageRole
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.text.messages import (
-    ASSISTANT_ROLES,
-    RESULT_ROLES,
-    Counted,
-    has_calls,
-)
-from llama_index_memory_ext.words.forms import sentences_in
+from llama_index_memory_ext.text.messages import RESULT_ROLES, Counted
+from llama_index_memory_ext.words import sentences_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage
-
     from llama_index_memory_ext.text.tokens import TokenCounter
 
-
-# Returns how many of the oldest messages leave short-term memory.
-Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 
 _BEFORE = "[...] "
 _AFTER = " [...]"
@@ -133,44 +121,6 @@ def plan_cut(
                 return turn
             break
     return first
-
-
-def leaving(
-    messages: Sequence[ChatMessage],
-    limit: int = 0,
-    tokens: Callable[[ChatMessage], int] = lambda _: 1,
-) -> int:
-    """Return how many of the oldest messages leave, so that the rest fits into a limit.
-
-    Only whole turns leave. ``tokens`` counts the tokens of a message. The newest turn
-    always stays; by default, every other turn leaves.
-    """
-    starts = [
-        i for i, message in enumerate(messages) if message.role == MessageRole.USER
-    ]
-    counts = [tokens(message) for message in messages]
-    remaining = sum(counts)
-    if remaining <= limit or not starts:
-        return 0
-    position = 0
-    for start in starts:
-        remaining -= sum(counts[position:start])
-        position = start
-        if remaining <= limit:
-            break
-    return position
-
-
-def is_over(turn: Sequence[ChatMessage]) -> bool:
-    """Return whether a turn ends with an answer; False for no messages."""
-    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
-
-
-def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
-    """Return how many of the oldest messages leave when a memory is closed: all but an open turn."""
-    if is_over(messages):
-        return len(messages)
-    return leaving(messages)
 
 
 def share_out(tokens: Sequence[int], limit: int) -> list[int]:

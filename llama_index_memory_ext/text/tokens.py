@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
+from llama_index_memory_ext.background.loop import at_fork
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
@@ -53,12 +54,11 @@ LONG_CHARACTERS = 50_000
 # Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait
 # for ever for a thread that loads.
 _loading = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_loading.acquire,
-        after_in_parent=_loading.release,
-        after_in_child=_loading.release,
-    )
+at_fork(
+    before=_loading.acquire,
+    after_in_parent=_loading.release,
+    after_in_child=_loading.release,
+)
 _loaded: set[str] = set()
 
 

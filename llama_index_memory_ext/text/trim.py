@@ -18,13 +18,13 @@ from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     CALL_KEYS,
     INSTRUCTION_ROLES,
+    checked_messages,
     complete_calls,
     has_content,
     message_tokens,
     tokens_of,
     tool_call_groups,
 )
-from llama_index_memory_ext.text.storing import checked_messages
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
-from llama_index_memory_ext.words import pattern, phrases, words_of_section
-from llama_index_memory_ext.words.forms import FUNCTION_WORDS
+from llama_index_memory_ext.words import (
+    FUNCTION_WORDS,
+    ends_of,
+    pattern,
+    phrases,
+    words_of_section,
+)
 
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
 # users of RealMem and three conversations of LoCoMo; see docs/ranking.md.
@@ -27,7 +32,7 @@ def asks(text: str) -> bool:
     >>> asks("Hello! Where do I live"), asks("I live in Graz.")
     (True, False)
     """
-    text = _ends_of(text)
+    text = ends_of(text, _END)
     marks = phrases("asking", "questions_in_characters")
     if marks.search(text) or phrases("clauses", "question_marks").search(text):
         return True
@@ -43,7 +48,7 @@ def is_statement(text: str) -> bool:
     >>> is_statement("I went for a walk with my sister."), is_statement("Show me my walks.")
     (True, False)
     """
-    plain = _ends_of(text).casefold()
+    plain = ends_of(text, _END).casefold()
     words = re.findall(r"[^\W\d_]+", plain)
     references = sum(word in _REFERENCES for word in words)
     if pattern(_CHINESE_OR_JAPANESE).search(plain):
@@ -52,12 +57,6 @@ def is_statement(text: str) -> bool:
     elif not _are_read(words):
         return False
     return not (references > _MOST_REFERENCES or asks(text) or _requests(plain))
-
-
-def _ends_of(text: str) -> str:
-    if len(text) <= 2 * _END:
-        return text
-    return f"{text[:_END]}\n{text[-_END:]}"
 
 
 def _are_read(words: list[str]) -> bool:

@@ -1,17 +1,18 @@
-"""Dates: reads the dates and periods that a text names, and writes days in one way for the index."""
+"""Dates: reads the days and periods that a text names or asks for, and writes days in one way for the index."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from calendar import monthrange
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import phrases, word_lists
+from llama_index_memory_ext.words import ends_of, phrases, word_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 MONTHS = str.split(
@@ -262,6 +263,118 @@ def _line_of(word: str, section: str) -> int:
         if word in words:
             return number
     return 0
+
+
+# Characters that are read at each end of a long question.
+_QUESTION_END = 1_000
+# "And in 2023?" asks about the past without a verb.
+_FEW_WORDS = 3
+
+
+def period_asked(question: str, today: date) -> Period | None:
+    """Return the time that a question about the user's past asks for.
+
+    A year, a month or a day, in English, German, Chinese or Japanese, is that time;
+    "before", "used to" or "did I" alone stand for all time until today. Return None for
+    other questions: about the world ("the World Cup of 2018"), about
+    the conversation itself, and about the future.
+
+    >>> period_asked("Where did I live in 2023?", date(2026, 11, 20))
+    Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
+    >>> period_asked("Where do I live?", date(2026, 11, 20))
+    """
+    ends = ends_of(question, _QUESTION_END)
+    normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
+    is_short = len(normal.split()) <= _FEW_WORDS
+    periods = []
+    for part in phrases("past", "sentence_end").split(normal):
+        period = _past_period(part.strip(" ?!."), today, is_short=is_short)
+        if period:
+            periods.append(period)
+    return _spanned(periods)
+
+
+def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None:
+    """Return the time that a sentence asks for, if it is in the user's past."""
+    plain = sentence.casefold()
+    asks_past = _asks_past(plain)
+    periods = [
+        *relative_periods(plain, today),
+        *_periods_in(sentence, today, asks_past=asks_past or is_short),
+    ]
+    period = _spanned(periods)
+    if asks_past:
+        period = period or Period(date.min, today)
+        return period if period.start <= today else None
+    if period is None or period.end >= today or _has("talk", plain):
+        return None
+    if is_short or _has("own", plain):
+        return period
+    return None
+
+
+def _asks_past(sentence: str) -> bool:
+    """Return whether the words of a sentence ask about the past, at any time that it names."""
+    if _has("own_past", sentence):
+        return True
+    is_past = _has("was", sentence) or (
+        _has("was_or_plan", sentence) and not _has("plan", sentence)
+    )
+    return is_past and not _has("talk", sentence)
+
+
+def _has(section: str, text: str) -> bool:
+    return phrases("past", section).search(text) is not None
+
+
+def _spanned(periods: Sequence[Period]) -> Period | None:
+    """Return the time from the first day of all periods to the last one; None for none."""
+    if periods:
+        first = min(period.start for period in periods)
+        return Period(first, max(period.end for period in periods))
+    return None
+
+
+def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
+    """Yield the times that a sentence names, as "before 2020".
+
+    A date without a year counts only in a sentence that asks about the past.
+    """
+    for match in dates_in(sentence):
+        ahead = sentence[: match.start].casefold()
+        written = sentence[match.start : match.end]
+        behind = sentence[match.end :]
+        for day in match.readings:
+            period = period_of(day, today)
+            if period and _is_time(day, written, ahead, asks_past=asks_past):
+                yield _bounded(period, ahead, behind, today)
+
+
+def _is_time(day: Day, written: str, ahead: str, *, asks_past: bool) -> bool:
+    """Return whether a date in a question names a time.
+
+    A number alone is a year if a word before it says so.
+    """
+    if day.month is None:
+        is_year = asks_past or any(
+            _has(section, ahead) for section in ("before", "since", "year")
+        )
+        return written.endswith("年") or (written.isdigit() and is_year)
+    if day.year is not None:
+        return True
+    return asks_past and bool(day.day or "月" in written or _has("month", ahead))
+
+
+def _bounded(period: Period, ahead: str, behind: str, today: date) -> Period:
+    """Return the time that the words around a date mean, as "before" and "since"."""
+    before = phrases("past", "before").search(ahead)
+    if before and before["until"]:
+        return Period(date.min, period.end)
+    if before or behind.startswith(("前", "之前", "以前")):
+        return Period(date.min, period.start - timedelta(days=1))
+    if _has("since", ahead):
+        return period._replace(end=max(period.end, today))
+    return period
 
 
 def with_english_days(text: str) -> EnglishDays:

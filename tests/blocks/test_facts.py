@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.forked import python_command
 from tests.learning.learning import (

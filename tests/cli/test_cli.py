@@ -29,8 +29,8 @@ from llama_index_memory_ext.cli import plain
 from llama_index_memory_ext.cli.data import SearchResult, find_pieces, search_file
 from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.tables import SessionAccess
-from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
 from tests.databases import host_on
 from tests.openai_server import call, serve

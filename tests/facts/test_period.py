@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts.history import period_asked
-from llama_index_memory_ext.words.dates import Period
+from llama_index_memory_ext.words.dates import Period, period_asked
 from tests.words import cases
 
 TODAY = date(2026, 11, 20)

@@ -25,7 +25,7 @@ from llama_index_memory_ext.facts.ranking import (
     rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 from tests.words import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,7 @@ import pytest
 from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.server import Inspector
-from llama_index_memory_ext.store import read_only
+from llama_index_memory_ext.store import reader_of
 from tests.cli.conftest import command, without
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
@@ -76,7 +76,7 @@ async def inspect() -> AsyncIterator[Callable[..., object]]:
             )
             store = MemoryStore(uri)
             stack.push_async_callback(store.aclose)
-            reader = await stack.enter_async_context(read_only(store))
+            reader = await stack.enter_async_context(aclosing(reader_of(store)))
             inspector = Inspector(reader, store, limits or {}, Access(writes))
             return await stack.enter_async_context(Inspected(inspector))
 

@@ -33,7 +33,7 @@ from llama_index_memory_ext.text.messages import (
     OUR_TAGS,
     Utterance,
 )
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 # What somebody would write who knows how the memory is shown.
 WORDS = r"""

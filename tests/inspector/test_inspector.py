@@ -24,7 +24,7 @@ from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import preview_prompt
-from llama_index_memory_ext.store import read_only
+from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
@@ -233,7 +233,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
 ) -> None:
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
-    async with read_only(store) as reader:
+    async with aclosing(reader_of(store)) as reader:
         seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(

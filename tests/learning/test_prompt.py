@@ -45,7 +45,7 @@ from llama_index_memory_ext.learning.verification import VERDICT_FORM, parse_ver
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartClient, StartModel
 

@@ -14,8 +14,8 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.background import loop as loading
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.words import loading
 from tests.conversation import assistant, sent_text, user
 from tests.learning.learning import Learns, learner, shown, talk
 from tests.memories import OpenMemory
@@ -150,7 +150,7 @@ async def test_what_extraction_needs_is_loaded_behind_the_first_prompt(
 ) -> None:
     """In a thread that ends with the program; not where no facts are extracted, nor when a memory is made."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(loading, "_threads", threads)
+    monkeypatch.setattr(loading, "_loaders", threads)
     for memory in (open_memory("without"), learns()[0]):
         await memory.aput(user("Hello."))
         assert threads == []
@@ -173,7 +173,7 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 PROGRAM = """
 import asyncio, os
-from llama_index_memory_ext.words import loading
+from llama_index_memory_ext.background import loop as loading
 loading.start_loading()
 child = os.fork()
 if not child:

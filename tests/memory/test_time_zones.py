@@ -23,7 +23,6 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.checks.dates import missing_dates
-from llama_index_memory_ext.facts.history import period_asked
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.record.text import TODAY_HEADING
@@ -31,6 +30,7 @@ from llama_index_memory_ext.record.window import RecordReader, Window, entries_o
 from llama_index_memory_ext.store.tables import LogRow, ReadPosition, times_of
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import Utterance, in_zone
+from llama_index_memory_ext.words.dates import period_asked
 from tests.conversation import assistant, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, say

@@ -28,8 +28,8 @@ from llama_index_memory_ext.text.messages import (
     Entry,
     entry_of,
     escape_tags,
+    storable,
 )
-from llama_index_memory_ext.text.storing import storable
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import Message, say

@@ -23,7 +23,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
-from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
+from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.forked import run_forked

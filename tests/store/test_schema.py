@@ -22,8 +22,8 @@ from llama_index_memory_ext import (
     SessionOwnerError,
     StoreError,
 )
+from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.upgrades import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
 from tests.forked import python_command

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.limits import (
-    Limits,
-    excerpt,
-    leaving,
-    plan_cut,
-    share_out,
-)
+from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, share_out
+from llama_index_memory_ext.text.messages import leaving
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()

@@ -33,10 +33,10 @@ from llama_index_memory_ext.text.messages import (
     entry_of,
     escape_tags,
     spoken,
+    storable,
     times_in,
     unescape_tags,
 )
-from llama_index_memory_ext.text.storing import storable
 from tests.conversation import assistant, calling, record, result, user
 
 COUNTER = TokenCounter()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact, retire, utc_now
-from llama_index_memory_ext.words.forms import visible
+from llama_index_memory_ext.words import visible
 
 # Formats that are seen: the signs before Arabic and Kaithi numbers.
 SEEN_FORMATS = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.words.forms import are_forms
+from llama_index_memory_ext.words import are_forms
 from llama_index_memory_ext.words.tokens import keywords, shared
 from tests.words import rows
 
