@@ -87,7 +87,7 @@ class ListStore(SQLAlchemyChatStore):
         message: ChatMessage,
         status: MessageStatus = MessageStatus.ACTIVE,
     ) -> None:
-        self.active.append(message.model_copy())
+        self.active.append(_copied(message))
 
     async def add_messages(
         self,
@@ -105,8 +105,7 @@ class ListStore(SQLAlchemyChatStore):
         limit: int | None = None,
         offset: int | None = None,
     ) -> list[ChatMessage]:
-        # A memory puts what its blocks give into a message of the list.
-        return [message.model_copy() for message in self.active]
+        return [_copied(message) for message in self.active]
 
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         archived = self.active[:n]
@@ -114,14 +113,28 @@ class ListStore(SQLAlchemyChatStore):
         return archived
 
 
+def _copied(message: ChatMessage) -> ChatMessage:
+    """A message that may be written into, as a memory and its blocks do."""
+    own = {
+        "blocks": list(message.blocks),
+        "additional_kwargs": dict(message.additional_kwargs),
+    }
+    return message.model_copy(update=own)
+
+
+def keep_in_process(memory: Memory) -> None:
+    """Give LlamaIndex's Memory, which has no message yet, a ``ListStore`` and a tokenizer that remembers."""
+    memory.sql_store = ListStore(table_name=memory.sql_store.table_name)
+    memory.tokenizer_fn = remembering_tokenizer()
+
+
 @asynccontextmanager
 async def in_process(
     opened: AbstractAsyncContextManager[Memory],
 ) -> AsyncIterator[Memory]:
-    """LlamaIndex's Memory with a ``ListStore``, and with a tokenizer that remembers."""
+    """LlamaIndex's Memory, kept in the process."""
     async with opened as memory:
-        memory.sql_store = ListStore(table_name=memory.sql_store.table_name)
-        memory.tokenizer_fn = remembering_tokenizer()
+        keep_in_process(memory)
         yield memory
 
 

@@ -40,6 +40,8 @@ many_sessions = import_module("benchmarks.many_sessions")
 locomo = import_module("benchmarks.locomo")
 real_facts = import_module("benchmarks.real_facts")
 scores = import_module("benchmarks.scores")
+contenders = import_module("benchmarks.contenders")
+recipe = import_module("benchmarks.recipe")
 
 MARK = CacheControl(type="ephemeral")
 FILES = sorted(report.RESULTS.glob("*.json"))
@@ -560,3 +562,21 @@ async def test_messages_that_are_not_copied_are_sent_as_those_that_are() -> None
                 await model.achat(said)
             assert server.body == copied
             assert len(copied["messages"]) >= 3
+
+
+@pytest.mark.parametrize("name", ["the plain list", "the recipe"])
+async def test_a_memory_in_the_process_gives_the_prompts_of_one_in_a_database(
+    name: str,
+) -> None:
+    def opened() -> Any:
+        if name == "the plain list":
+            return recipe.plain_memory(
+                recipe.IN_MEMORY, token_limit=200, token_flush_size=50
+            )
+        return recipe.host_memory(recipe.IN_MEMORY, recipe.RecipeBlock(token_limit=150))
+
+    async with opened() as memory, contenders.in_process(opened()) as in_process:
+        for message in messages.sample_messages(24):
+            await memory.aput(message)
+            await in_process.aput_messages([message])
+            assert await in_process.aget() == await memory.aget()
