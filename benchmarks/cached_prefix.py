@@ -38,7 +38,13 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
 from benchmarks.command import NOT_MEASURED, shown
-from benchmarks.contenders import AddingBuffer, kept_in_process, remembering_tokenizer
+from benchmarks.contenders import (
+    AddingBuffer,
+    RememberingRecipeBlock,
+    in_process,
+    kept_in_process,
+    remembering_tokenizer,
+)
 from benchmarks.equal_room import learn
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
 from benchmarks.prompt_caches import (
@@ -50,13 +56,14 @@ from benchmarks.prompt_caches import (
     TokenPrefix,
     Units,
     Usage,
+    count_tokens,
     paid,
 )
-from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, plain_memory
+from benchmarks.recipe import IN_MEMORY, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, publish
 from benchmarks.stand_in import StandInModel
-from benchmarks.wire import Wire, listening, parts_of
-from llama_index_memory_ext import CondensedMemory, TokenCounter
+from benchmarks.wire import Wire, listening, messages_as_they_are, parts_of
+from llama_index_memory_ext import CondensedMemory
 
 LIMIT, RECALLED, OTHER_LIMITS = 8_000, 2_000, (4_000, 50_000)
 MOST_TRIES = 5
@@ -111,11 +118,12 @@ class Total:
 
 @dataclass
 class Side:
-    """A memory, and what each rule has counted of it."""
+    """A memory, what each rule has counted of it, and the tokens of its prompts: 0 before it has been replayed."""
 
     opened: Open
     marked: bool = False
     learns: bool = False
+    prompt_tokens: int = 0
     totals: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
     before_recall: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
 
@@ -150,14 +158,7 @@ def all_defaults(*, marked: bool = False) -> Side:
 
 def plain_list(limit: int) -> Side:
     """LlamaIndex's memory, which counts by its own tokenizer."""
-    return Side(
-        partial(
-            plain_memory,
-            IN_MEMORY,
-            token_limit=limit,
-            tokenizer_fn=remembering_tokenizer(),
-        )
-    )
+    return Side(lambda: in_process(plain_memory(IN_MEMORY, token_limit=limit)))
 
 
 def sides_at(limit: int) -> dict[str, Side]:
@@ -165,8 +166,13 @@ def sides_at(limit: int) -> dict[str, Side]:
     buffer = partial(kept_in_process, AddingBuffer.from_defaults, "", token_limit=limit)
     summarized = {"token_limit": limit, "llm": StandInModel()}
     summaries = partial(
-        kept_in_process, ChatSummaryMemoryBuffer.from_defaults, "", **summarized
+        kept_in_process,
+        ChatSummaryMemoryBuffer.from_defaults,
+        "",
+        tokenizer_fn=remembering_tokenizer(),
+        **summarized,
     )
+    recipe = RememberingRecipeBlock
     return {
         OURS: ours(limit),
         OURS + WITH_MARKS: ours(limit, marked=True),
@@ -174,7 +180,9 @@ def sides_at(limit: int) -> dict[str, Side]:
         OURS + WITH_RECALL + WITH_MARKS: ours(limit, recall=RECALLED, marked=True),
         BUFFER: Side(buffer),
         SUMMARY_BUFFER: Side(summaries),
-        RECIPE: Side(lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=limit))),
+        RECIPE: Side(
+            lambda: in_process(host_memory(IN_MEMORY, recipe(token_limit=limit)))
+        ),
     }
 
 
@@ -206,10 +214,12 @@ async def measure(
         **{} if side.marked else {"cache_control": {"type": "ephemeral"}}
     )
     openai = wire.caching_openai() if side.marked else wire.openai()
+    side.prompt_tokens = 0
     for conversation in conversations:
         whole = {name: RULES[name]() for name in side.rules}
         before = {name: RULES[name]() for name in side.rules}
         async for prompt in prompts_of(side, conversation):
+            side.prompt_tokens += count_tokens(prompt_text(prompt))
             for model in (openai, anthropic):
                 await model.achat(prompt)
                 parts = parts_of(wire.body)
@@ -243,13 +253,12 @@ async def plain_list_like(
 
 
 async def tokens_of_prompts(side: Side, conversations: Iterable[Conversation]) -> int:
-    """The tokens of all prompts."""
-    count = TokenCounter()
-    total = 0
-    for conversation in conversations:
-        async for prompt in prompts_of(side, conversation):
-            total += count.count(prompt_text(prompt))
-    return total
+    """The tokens of all prompts; a side that was measured is not replayed for them."""
+    if not side.prompt_tokens:
+        for conversation in conversations:
+            async for prompt in prompts_of(side, conversation):
+                side.prompt_tokens += count_tokens(prompt_text(prompt))
+    return side.prompt_tokens
 
 
 async def measure_by_default(conversations: list[Conversation]) -> dict[str, Side]:
@@ -257,33 +266,38 @@ async def measure_by_default(conversations: list[Conversation]) -> dict[str, Sid
 
     Prices are relative to the plain list that is as long as ours without recall and facts.
     """
-    sides = {
-        OURS + ALL_DEFAULTS: all_defaults(),
-        OURS + ALL_DEFAULTS + WITH_MARKS: all_defaults(marked=True),
-        HOST + SAME_LIMIT: plain_list(LIMIT),
-        HOST + SAME_LENGTH: await plain_list_like(all_defaults(), conversations, LIMIT),
-        OURS + BY_DEFAULT: ours(LIMIT, recall=None),
-        OURS + BY_DEFAULT + WITH_MARKS: ours(LIMIT, recall=None, marked=True),
-        HOST: await plain_list_like(ours(LIMIT), conversations, LIMIT),
-    }
-    with listening() as wire:
-        for side in shown(sides.values(), "sides by default"):
+    with_all = all_defaults()
+    with listening() as wire, messages_as_they_are():
+        await measure(with_all, conversations, wire)
+        others = {
+            OURS + ALL_DEFAULTS + WITH_MARKS: all_defaults(marked=True),
+            HOST + SAME_LIMIT: plain_list(LIMIT),
+            HOST + SAME_LENGTH: await plain_list_like(with_all, conversations, LIMIT),
+            OURS + BY_DEFAULT: ours(LIMIT, recall=None),
+            OURS + BY_DEFAULT + WITH_MARKS: ours(LIMIT, recall=None, marked=True),
+            HOST: await plain_list_like(ours(LIMIT), conversations, LIMIT),
+        }
+        for side in shown(others.values(), "sides by default"):
             await measure(side, conversations, wire)
-    return sides
+    return {OURS + ALL_DEFAULTS: with_all, **others}
 
 
-async def measure_all(conversations: list[Conversation]) -> dict[int, dict[str, Side]]:
-    """All sides, by the limit and by name."""
+async def measure_all(
+    conversations: list[Conversation], host: Side
+) -> dict[int, dict[str, Side]]:
+    """All sides, by the limit and by name; ``host`` is the plain list at ``LIMIT``, as it was measured."""
     measured: dict[int, dict[str, Side]] = {}
-    with listening() as wire:
+    with listening() as wire, messages_as_they_are():
         for limit in (LIMIT, *OTHER_LIMITS):
             sides = sides_at(limit)
             if limit != LIMIT:
                 sides = {name: sides[name] for name in (OURS, OURS + WITH_MARKS)}
             for side in shown(sides.values(), f"sides at {limit:,} tokens"):
                 await measure(side, conversations, wire)
-            sides[HOST] = await plain_list_like(sides[OURS], conversations, limit)
-            await measure(sides[HOST], conversations, wire)
+            sides[HOST] = host
+            if limit != LIMIT:
+                sides[HOST] = await plain_list_like(sides[OURS], conversations, limit)
+                await measure(sides[HOST], conversations, wire)
             measured[limit] = sides
     return measured
 
@@ -394,7 +408,7 @@ def main() -> int:
     code = publish("cached_prefix", measures, [], part="by_default")
     if "--by-default" in sys.argv:
         return code
-    measured = asyncio.run(measure_all(conversations))
+    measured = asyncio.run(measure_all(conversations, by_default[HOST]))
     prompts = measured[LIMIT][OURS].totals["R1"].prompts
     measures = [
         Measure("conversations", len(conversations)),

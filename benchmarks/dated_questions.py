@@ -98,12 +98,8 @@ def likelihoods(
     found = []
     for show_days in (False, True):
         text = asyncio.run(prompt_of(said, question, show_days=show_days))
-        found.append(
-            [
-                engine.log_likelihood([{"role": "user", "content": text}], answer)
-                for answer in answers
-            ]
-        )
+        prompt = [{"role": "user", "content": text}]
+        found.append(engine.log_likelihoods(prompt, answers))
     return [list(pair) for pair in zip(*found, strict=True)]
 
 

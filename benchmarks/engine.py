@@ -77,23 +77,39 @@ class Engine:
             for token in self._tokens_of_piece(piece)
         ]
 
-    def log_likelihood(self, prompt: Prompt, answer: str) -> float:
-        """The natural logarithm of how likely the model's answer begins with these words."""
-        tokens, total = self.tokens_of(prompt), 0.0
-        for token in self._tokenized(answer):
-            # The bias decides which token comes; the probabilities are those without it.
-            forced = {
-                "logit_bias": [[token, _CERTAIN]],
-                "temperature": 0,
-                "n_predict": 1,
-                "n_probs": 1,
-            }
-            (said,) = self._post("completion", prompt=tokens, **forced)[
-                "completion_probabilities"
-            ]
-            total += said["logprob"]
-            tokens = [*tokens, token]
-        return total
+    def log_likelihoods(self, prompt: Prompt, answers: Sequence[str]) -> list[float]:
+        """The natural logarithms of how likely the model's answer begins with the words of each answer.
+
+        The beginning that answers have in common is asked for once.
+        """
+        of_prompt = self.tokens_of(prompt)
+        known: dict[tuple[int, ...], float] = {}
+        totals = []
+        for answer in answers:
+            said: tuple[int, ...] = ()
+            total = 0.0
+            for token in self._tokenized(answer):
+                before = [*of_prompt, *said]
+                said = (*said, token)
+                if said not in known:
+                    known[said] = self._log_probability(before, token)
+                total += known[said]
+            totals.append(total)
+        return totals
+
+    def _log_probability(self, tokens: list[int], token: int) -> float:
+        """The natural logarithm of how likely this token follows the others."""
+        # The bias decides which token comes; the probability is that without it.
+        answer = self._post(
+            "completion",
+            prompt=tokens,
+            logit_bias=[[token, _CERTAIN]],
+            temperature=0,
+            n_predict=1,
+            n_probs=1,
+        )
+        (said,) = answer["completion_probabilities"]
+        return float(said["logprob"])
 
     def _tokenized(self, text: str) -> list[int]:
         tokens: list[int] = self._post("tokenize", content=text, parse_special=True)[

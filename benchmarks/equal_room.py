@@ -37,10 +37,10 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import Memory
 
 from benchmarks.command import NOT_MEASURED, shown
-from benchmarks.contenders import remembering_tokenizer
+from benchmarks.contenders import in_process
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
-from benchmarks.prompt_caches import Part, TokenPrefix, paid
-from benchmarks.recipe import IN_MEMORY, o200k, plain_memory
+from benchmarks.prompt_caches import Part, TokenPrefix, count_tokens, paid
+from benchmarks.recipe import IN_MEMORY, plain_memory
 from benchmarks.report import Measure, publish
 from llama_index_memory_ext import CondensedMemory
 
@@ -127,9 +127,7 @@ def ours(**settings: Any) -> CondensedMemory:
 
 def host(token_limit: int) -> AbstractAsyncContextManager[Memory]:
     """LlamaIndex's memory, which counts by its own tokenizer."""
-    return plain_memory(
-        IN_MEMORY, token_limit=token_limit, tokenizer_fn=remembering_tokenizer()
-    )
+    return in_process(plain_memory(IN_MEMORY, token_limit=token_limit))
 
 
 def replay(opened: Open, conversation: Conversation) -> Counts:
@@ -201,7 +199,7 @@ async def ask_all(memory: Memory, conversation: Conversation, counts: Counts) ->
             turn for fact in facts if fact["text"] in prompt for turn in fact["source"]
         }
         with_facts = in_prompt | of_facts.intersection(question["evidence"])
-        counts.question_tokens.append(len(o200k().encode_ordinary(prompt)))
+        counts.question_tokens.append(count_tokens(prompt))
         counts.evidence.append(len(in_prompt) / len(question["evidence"]))
         counts.evidence_or_facts.append(len(with_facts) / len(question["evidence"]))
 

@@ -47,9 +47,11 @@ from typing import Any
 from llama_index.core.memory import Memory, VectorMemoryBlock
 
 from benchmarks.command import NOT_MEASURED, shown
+from benchmarks.contenders import RememberingRecipeBlock, in_process
 from benchmarks.e5 import RememberingE5, has_e5
 from benchmarks.locomo import Conversation, load_conversations, messages_of, prompt_text
-from benchmarks.recipe import IN_MEMORY, RecipeBlock, host_memory, o200k, plain_memory
+from benchmarks.prompt_caches import count_tokens
+from benchmarks.recipe import IN_MEMORY, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.vector_store import TextVectorStore
 from llama_index_memory_ext import CondensedMemory
@@ -94,8 +96,8 @@ def with_vectors(
     vectors = VectorMemoryBlock(
         vector_store=TextVectorStore(), embed_model=RememberingE5(), **block
     )
-    return plain_memory(
-        IN_MEMORY, token_limit=limit, memory_blocks=[vectors], **settings
+    return in_process(
+        plain_memory(IN_MEMORY, token_limit=limit, memory_blocks=[vectors], **settings)
     )
 
 
@@ -105,8 +107,10 @@ def sides(limit: int = LIMIT) -> dict[str, Open]:
         RECALL: partial(condensed, limit, recall_token_limit=limit // 2),
         DEFAULTS: partial(condensed, limit),
         NEWEST: partial(condensed, limit, recall_token_limit=0),
-        HOST: partial(plain_memory, IN_MEMORY, token_limit=limit),
-        RECIPE: lambda: host_memory(IN_MEMORY, RecipeBlock(token_limit=limit)),
+        HOST: lambda: in_process(plain_memory(IN_MEMORY, token_limit=limit)),
+        RECIPE: lambda: in_process(
+            host_memory(IN_MEMORY, RememberingRecipeBlock(token_limit=limit))
+        ),
     }
 
 
@@ -145,7 +149,7 @@ async def ask(
                 if not question["adversarial"]:
                     prompt = prompt_text(await memory.aget(input=question["text"]))
                     found = sum(texts[turn] in prompt for turn in question["evidence"])
-                    tokens = len(o200k().encode_ordinary(prompt))
+                    tokens = count_tokens(prompt)
                     prompts.append(Prompt(found, len(question["evidence"]), tokens))
     return prompts
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache, partial
 from itertools import takewhile
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.memory import BaseMemory
+from llama_index.core.memory import BaseMemory, Memory
 
 from benchmarks.command import shown
 from benchmarks.contenders import (
@@ -26,6 +27,7 @@ from benchmarks.contenders import (
     AddingBuffer,
     Open,
     as_they_come,
+    keep_in_process,
     kept_in_process,
     put,
     remembering_tokenizer,
@@ -96,15 +98,23 @@ async def counts_of(
     return counts
 
 
+@asynccontextmanager
+async def in_process_if_host(opened: Open, uri: str) -> AsyncIterator[BaseMemory]:
+    """The same memory; LlamaIndex's Memory keeps its messages in the process."""
+    async with opened(uri) as memory:
+        if isinstance(memory, Memory) and not isinstance(memory, CondensedMemory):
+            keep_in_process(memory)
+        yield memory
+
+
 def contenders() -> dict[tuple[str, str], Open]:
     """How to open each side in each setting. None counts a text twice, which would take hours."""
     of_host = {"tokenizer_fn": remembering_tokenizer()}
     settings = {DEFAULTS: as_they_come(**of_host), LIMITED: within(LIMIT, **of_host)}
-    sides = {
-        (setting, side): opened
-        for setting, sides in settings.items()
-        for side, opened in sides.items()
-    }
+    sides: dict[tuple[str, str], Open] = {}
+    for setting, of_setting in settings.items():
+        for side, opened in of_setting.items():
+            sides[setting, side] = partial(in_process_if_host, opened)
     adding = partial(kept_in_process, AddingBuffer.from_defaults)
     return {
         **sides,

@@ -36,7 +36,7 @@ Tokens = NDArray[np.int32]
 MOST_WRITES, MOST_LOOKED_UP = 4, 80
 MOST_BLOCK_MARKS, LOOKED_BACK = 4, 20
 
-# Here every token of o200k_base ends, so that lines are encoded once for all prompts.
+# Here every token of tiktoken's encodings ends, so that lines are encoded once for all prompts.
 _LINE = re.compile(r"(?<=\n)(?=[^\s/])")
 
 
@@ -111,7 +111,7 @@ class TokenPrefix:
 
     def serve(self, parts: Sequence[Part]) -> Usage:
         tokens = _tokens(parts)
-        shared = max((_shared(tokens, earlier) for earlier in self._sent), default=0)
+        shared = _most_shared(tokens, self._sent)
         found = served(shared, self.from_, self.step)
         self._sent.append(tokens)
         return Usage(len(tokens), found, len(tokens) - found)
@@ -211,7 +211,7 @@ class Units:
             ),
             default=0,
         )
-        shared = max((_shared(tokens, earlier) for earlier in self._sent), default=0)
+        shared = _most_shared(tokens, self._sent)
         with_answer = _tokens([*parts, answer]) if answer else tokens
         self._sent.append(tokens)
         for end, unit in _hashes(
@@ -226,9 +226,28 @@ def served(shared: int, from_: int = 1024, step: int = 128) -> int:
     return shared - (shared - from_) % step if shared >= from_ else 0
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the pieces of a text that are encoded apart: their tokens are those of the whole text."""
+    return [line for line in _LINE.split(text) if line]
+
+
+def count_tokens(text: str) -> int:
+    """Return the number of tokens in a text; no line is encoded twice."""
+    return sum(len(_line(line)) for line in lines_of(text))
+
+
 def _tokens(parts: Sequence[Part]) -> Tokens:
-    lines = [_line(line) for part in parts for line in _LINE.split(part.text) if line]
-    return np.concatenate(lines) if lines else np.zeros(0, np.int32)
+    return _joined([_encoded(part.text) for part in parts])
+
+
+# The rules of a prompt read the same parts, and most parts are in the next prompt, too.
+@lru_cache(1 << 10)
+def _encoded(text: str) -> Tokens:
+    return _joined([_line(line) for line in lines_of(text)])
+
+
+def _joined(pieces: list[Tokens]) -> Tokens:
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
 
 
 def _matched(
@@ -252,10 +271,7 @@ def _matched(
 
 def _beginnings(parts: Sequence[Part]) -> tuple[int, list[int], list[bytes]]:
     """The tokens of the prompt, and of each part the tokens up to its end and what tells that beginning from others."""
-    counts = [
-        sum(len(_line(line)) for line in _LINE.split(part.text) if line)
-        for part in parts
-    ]
+    counts = [len(_encoded(part.text)) for part in parts]
     growing, beginnings = sha256(), []
     for part in parts:
         text = part.text.encode()
@@ -267,6 +283,16 @@ def _beginnings(parts: Sequence[Part]) -> tuple[int, list[int], list[bytes]]:
 @lru_cache(1 << 17)
 def _line(text: str) -> Tokens:
     return np.array(o200k().encode_ordinary(text), np.int32)
+
+
+def _most_shared(tokens: Tokens, sent: Sequence[Tokens]) -> int:
+    """Return the length of the longest beginning that the tokens share with an earlier prompt, 0 for none."""
+    most = 0
+    # The newest prompts share most. A prompt that differs at ``most`` shares no more.
+    for earlier in reversed(sent):
+        if most < min(len(tokens), len(earlier)) and tokens[most] == earlier[most]:
+            most = max(most, _shared(tokens, earlier))
+    return most
 
 
 def _shared(one: Tokens, other: Tokens) -> int:

@@ -42,10 +42,10 @@ from benchmarks.contenders import (
     AddingBuffer,
     Open,
     RememberingRecipeBlock,
+    in_process,
     kept_in_process,
     ours,
     put,
-    remembering_tokenizer,
 )
 from benchmarks.engine import Answer, Engine, Prompt, has_engine, running_engine
 from benchmarks.locomo import Conversation, load_conversations, messages_of, text_of
@@ -62,10 +62,10 @@ SIDES: dict[str, Open] = {
     WITHOUT_RECALL: partial(
         ours, condensed_token_limit=LIMIT, extract_facts=False, recall_token_limit=0
     ),
-    HOST: partial(
-        plain_memory, token_limit=AS_LONG, tokenizer_fn=remembering_tokenizer()
+    HOST: lambda uri: in_process(plain_memory(uri, token_limit=AS_LONG)),
+    RECIPE: lambda uri: in_process(
+        host_memory(uri, RememberingRecipeBlock(token_limit=LIMIT))
     ),
-    RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock(token_limit=LIMIT)),
     BUFFER: partial(kept_in_process, AddingBuffer.from_defaults, token_limit=LIMIT),
 }
 

@@ -28,7 +28,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,6 +36,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatResponse
 from llama_index.core.llms import LLMMetadata
 from llama_index.llms.openai import OpenAI
+from openai import APIConnectionError
 
 from benchmarks.command import NOT_MEASURED, shown
 from llama_index_memory_ext.checks.people import closest_clause
@@ -61,6 +61,16 @@ SAID_AT = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)
 WINDOW = 8_192
 LEAST_SHARE = 0.5
 VERDICTS = ("true", "useless", "bad")
+
+
+class NoAnswerError(Exception):
+    """A server that gives no answer."""
+
+    def __init__(self, address: str, problem: str) -> None:
+        super().__init__(
+            f"Expected an answer of the server at {address}; got none ({problem}). Start the server, or pass "
+            "its ADDRESS, such as http://localhost:8091/v1. The same command goes on with the dialogues that are left."
+        )
 
 
 class Model(OpenAI):
@@ -137,15 +147,24 @@ def known_of(dialogue: dict[str, Any]) -> list[Fact]:
 
 
 async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
-    """The model's last answer about a dialogue, as a line of the file, with its tokens and seconds."""
+    """The model's last answer about a dialogue, as a line of the file, with its tokens and seconds.
+
+    Raises a NoAnswerError if the server gives no answer.
+    """
     prompt = extraction_prompt(
         lines_of(dialogue), known_of(dialogue), today=SAID_AT.date()
     )
     heard: list[ChatResponse] = []
     started = time.perf_counter()
-    # An answer that cannot be read is counted as such.
-    with suppress(FactReplyError):
+    try:
         await ask_for_facts(llm, prompt, heard=heard)
+    except FactReplyError:
+        # An answer that cannot be read is counted as such.
+        pass
+    except APIConnectionError as error:
+        raise NoAnswerError(llm.api_base, str(error)) from error
+    if not heard:
+        raise NoAnswerError(llm.api_base, "no response")
     seconds = time.perf_counter() - started
     message = heard[-1].message
     calls = [block for block in message.blocks if hasattr(block, "tool_kwargs")]
@@ -337,7 +356,11 @@ def main() -> int:
             timeout=600,
             calls_tools="--tools" in sys.argv,
         )
-        asyncio.run(answer_all(llm, dialogues, file))
+        try:
+            asyncio.run(answer_all(llm, dialogues, file))
+        except NoAnswerError as error:
+            print(error, file=sys.stderr)
+            return NOT_MEASURED
     answers = [one for one in read_answers(file) if one["dialogue"] in dialogues]
     report(score(answers, dialogues), without_each_check(answers, dialogues), file)
     return 0

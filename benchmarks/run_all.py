@@ -1,10 +1,11 @@
 """Runs the benchmarks in turn, each in its own process; the exit code is 1 if one is missed or not measured.
 
-    python -m benchmarks.run_all [--data FOLDER] [--only NAME ...] [--stale] [--list] [--show-progress]
+    python -m benchmarks.run_all [--data FOLDER] [--only NAME ...] [--stale] [--jobs N] [--list] [--show-progress]
 
 ``--stale`` runs those alone whose results are older than what they measure, or that have none: after an interruption it
-goes on with what is left. ``--list`` runs nothing, and prints how long each took when it was last run, and what it
-needs. FOLDER (default ``../shared/recall``) holds the conversations; docs/figures.md says how to get them.
+goes on with what is left. ``--jobs`` runs so many at a time, the longest first; those that time something follow, one
+by one. ``--list`` runs nothing, and prints how long each took when it was last run, and what it needs. FOLDER (default
+``../shared/recall``) holds the conversations; docs/figures.md says how to get them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -72,6 +75,25 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "hard_days": (POSTGRESQL,),
 }
 NAMES = tuple(NEEDS)
+# They time something, or use all cores: nothing else may run beside them.
+ALONE = frozenset(
+    {
+        "bulk_put",
+        "facts_cost",
+        "first_question",
+        "hard_days",
+        "history_cost",
+        "import_time",
+        "long_session",
+        "many_sessions",
+        "other_words",
+        "pauses",
+        "ranking_speed",
+        "real_engine",
+        "restore",
+        "turn_cost",
+    }
+)
 
 
 def arguments_of(name: str, data: Path) -> list[str]:
@@ -105,32 +127,69 @@ def stale_benchmarks() -> list[str]:
     ]
 
 
+def last_seconds(results: dict[str, Any]) -> int | None:
+    """The seconds of the last run of a benchmark; None if they are not known."""
+    seconds = [result["seconds"] for result in results.values() if "seconds" in result]
+    return max(seconds, default=None)
+
+
 def listed() -> str:
     """A line for each benchmark: the seconds of its last run, and what it needs."""
     lines = []
     for name, results in results_by_benchmark().items():
-        seconds = [
-            result["seconds"] for result in results.values() if "seconds" in result
-        ]
-        took = (
-            f"{max(seconds):,} s"
-            if seconds
-            else "not known"
-            if results
-            else "not yet run"
-        )
+        seconds = last_seconds(results)
+        took = f"{seconds:,} s"
+        if seconds is None:
+            took = "not known" if results else "not yet run"
         lines.append(f"{name:20} {took:>11}  {', '.join(NEEDS.get(name, ()))}".rstrip())
     return "\n".join(lines)
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
-    """The exit code of one benchmark; how long it took is printed."""
+def run(name: str, arguments: Sequence[str], *, is_beside: bool = False) -> int:
+    """The exit code of one benchmark; how long it took is printed.
+
+    What a benchmark prints beside others is shown when it has ended.
+    """
     start = perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments], check=False
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        check=False,
+        stdout=subprocess.PIPE if is_beside else None,
+        text=True,
     )
-    print(f"{name}: {perf_counter() - start:.0f} s\n", flush=True)
+    print(f"{done.stdout or ''}{name}: {perf_counter() - start:.0f} s\n", flush=True)
     return done.returncode
+
+
+def side_by_side(names: Sequence[str]) -> list[str]:
+    """Those that may run beside others, the longest first; what was never run may be long."""
+    results = results_by_benchmark()
+    seconds = {name: last_seconds(results[name]) for name in names if name not in ALONE}
+    return sorted(
+        seconds,
+        key=lambda name: sys.maxsize if seconds[name] is None else seconds[name],
+        reverse=True,
+    )
+
+
+def run_all(names: Sequence[str], asked: argparse.Namespace) -> dict[str, int]:
+    """The exit code of each benchmark."""
+    progress = [SHOW_PROGRESS] if asked.show_progress else []
+    arguments = {name: [*arguments_of(name, asked.data), *progress] for name in names}
+    beside = side_by_side(names) if asked.jobs > 1 else []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        run_beside = partial(run, is_beside=True)
+        codes = dict(
+            zip(
+                beside,
+                pool.map(run_beside, beside, [arguments[name] for name in beside]),
+                strict=True,
+            )
+        )
+    alone = [name for name in names if name not in codes]
+    for name in shown(alone, "benchmarks"):
+        codes[name] = run(name, arguments[name])
+    return codes
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -152,6 +211,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="run nothing; print the seconds of the last run, and needs",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run so many at a time that time nothing; the others follow alone",
+    )
     parser.add_argument(SHOW_PROGRESS, action="store_true")
     return parser.parse_args(arguments)
 
@@ -167,11 +233,7 @@ def main() -> int:
         for name in (stale_benchmarks() if asked.stale else NAMES)
         if name in asked.only
     ]
-    progress = [SHOW_PROGRESS] if asked.show_progress else []
-    codes = {
-        name: run(name, [*arguments_of(name, asked.data), *progress])
-        for name in shown(names, "benchmarks")
-    }
+    codes = run_all(names, asked)
     without = [
         name for name, code in codes.items() if code in (NOT_MEASURED, NOT_MEASURED | 1)
     ]

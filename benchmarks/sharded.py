@@ -26,6 +26,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,9 +39,10 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.memory import Memory
 
 from benchmarks.command import shown
+from benchmarks.contenders import RememberingRecipeBlock, remembering_tokenizer
 from benchmarks.locomo import text_of
 from benchmarks.messages import sample_messages
-from benchmarks.recipe import IN_MEMORY, SESSION, RecipeBlock, host_memory, plain_memory
+from benchmarks.recipe import IN_MEMORY, SESSION, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.text.messages import (
@@ -188,8 +190,8 @@ async def killed(uri: str) -> AsyncIterator[CondensedMemory]:
 
 SIDES: dict[str, Open] = {
     OURS: ours,
-    HOST: plain_memory,
-    RECIPE: lambda uri: host_memory(uri, RecipeBlock()),
+    HOST: partial(plain_memory, tokenizer_fn=remembering_tokenizer()),
+    RECIPE: lambda uri: host_memory(uri, RememberingRecipeBlock()),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import (
@@ -21,9 +22,13 @@ class TextVectorStore(SimpleVectorStore):
     nodes: dict[str, BaseNode] = Field(default_factory=dict)
 
     def add(self, nodes: Sequence[BaseNode], **add_kwargs: Any) -> list[str]:
-        """Keep the nodes too."""
+        """Keep the nodes too, and the vectors as arrays, which a query need not make of lists."""
         self.nodes.update({node.node_id: node for node in nodes})
-        return super().add(nodes, **add_kwargs)
+        names = super().add(nodes, **add_kwargs)
+        vectors: dict[str, Any] = self.data.embedding_dict
+        for name in names:
+            vectors[name] = np.array(vectors[name])
+        return names
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nearest nodes, not only their names."""

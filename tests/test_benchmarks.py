@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import aclosing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from socket import socket
 from time import perf_counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    TextBlock,
+)
 
 from llama_index_memory_ext import MemoryStore
 
@@ -32,7 +40,10 @@ many_sessions = import_module("benchmarks.many_sessions")
 locomo = import_module("benchmarks.locomo")
 real_facts = import_module("benchmarks.real_facts")
 scores = import_module("benchmarks.scores")
+contenders = import_module("benchmarks.contenders")
+recipe = import_module("benchmarks.recipe")
 
+MARK = CacheControl(type="ephemeral")
 FILES = sorted(report.RESULTS.glob("*.json"))
 
 
@@ -515,3 +526,57 @@ def test_answers_of_a_model_are_counted_with_and_without_each_check(
     real_facts.report(total, scores, file)
     assert file.with_suffix(".png").stat().st_size > 0
     assert json.loads(file.with_suffix(".json").read_text())["stored"] == {"true": 1}
+
+
+def test_a_server_that_never_answers_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        dialogues = tmp_path / "dialogues.json"
+        dialogues.write_text(json.dumps([GOLD]), encoding="utf-8")
+        answers = str(tmp_path / "answers.jsonl")
+        command_line = ["x", answers, str(dialogues), address, "model"]
+        monkeypatch.setattr(sys, "argv", command_line)
+        model = partial(real_facts.Model, max_retries=0)
+        monkeypatch.setattr(real_facts, "Model", model)
+        assert real_facts.main() == command.NOT_MEASURED
+    error = capsys.readouterr().err
+    assert f"Expected an answer of the server at {address}; got none" in error
+    assert "Start the server" in error
+
+
+async def test_messages_that_are_not_copied_are_sent_as_those_that_are() -> None:
+    said = [
+        ChatMessage("Be brief.", role="system"),
+        ChatMessage(blocks=[TextBlock(text="One"), CachePoint(cache_control=MARK)]),
+        ChatMessage("Two", role="assistant"),
+        ChatMessage("Three"),
+    ]
+    with wire.listening() as server:
+        for model in (server.openai(), server.caching_openai(), server.anthropic()):
+            await model.achat(said)
+            copied = server.body
+            with wire.messages_as_they_are():
+                await model.achat(said)
+            assert server.body == copied
+            assert len(copied["messages"]) >= 3
+
+
+@pytest.mark.parametrize("name", ["the plain list", "the recipe"])
+async def test_a_memory_in_the_process_gives_the_prompts_of_one_in_a_database(
+    name: str,
+) -> None:
+    def opened() -> Any:
+        if name == "the plain list":
+            return recipe.plain_memory(
+                recipe.IN_MEMORY, token_limit=200, token_flush_size=50
+            )
+        return recipe.host_memory(recipe.IN_MEMORY, recipe.RecipeBlock(token_limit=150))
+
+    async with opened() as memory, contenders.in_process(opened()) as in_process:
+        for message in messages.sample_messages(24):
+            await memory.aput(message)
+            await in_process.aput_messages([message])
+            assert await in_process.aget() == await memory.aget()

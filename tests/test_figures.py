@@ -224,6 +224,28 @@ def test_only_those_that_are_named_are_run(monkeypatch: pytest.MonkeyPatch) -> N
         run_all.parsed(["--only", "nothing"])
 
 
+def test_the_longest_benchmarks_run_first_side_by_side_and_those_with_times_alone() -> (
+    None
+):
+    beside = run_all.side_by_side(run_all.NAMES)
+    results = run_all.results_by_benchmark()
+    seconds = [run_all.last_seconds(results[name]) for name in beside]
+    assert set(beside) == set(run_all.NAMES) - run_all.ALONE
+    known = [count for count in seconds if count is not None]
+    assert seconds == [None] * (len(seconds) - len(known)) + sorted(known, reverse=True)
+
+
+def test_benchmarks_side_by_side_return_their_codes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["growing", "named_times"]
+    asked = run_all.parsed(["--jobs", "2", "--data", "nowhere"])
+    codes = run_all.run_all(names, asked)
+    assert codes == dict.fromkeys(names, run_all.NOT_MEASURED)
+    printed = capsys.readouterr().out
+    assert re.search(r"^growing: \d+ s$", printed, flags=re.MULTILINE)
+
+
 def test_a_package_that_is_not_installed_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text(
         "raise ModuleNotFoundError('none', name='sklearn')\n", encoding="utf-8"

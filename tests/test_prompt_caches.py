@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 caches = import_module("benchmarks.prompt_caches")
 Part, Usage = caches.Part, caches.Usage
@@ -125,3 +128,17 @@ def test_the_tokens_of_a_part_are_those_of_its_whole_text() -> None:
     usage = caches.TokenPrefix().serve([Part(text)])
     assert usage.prompt == len(caches.o200k().encode_ordinary(text))
     assert caches.Marks(managed=False).serve([Part(text)]).prompt == usage.prompt
+
+
+@given(st.text("ab \n\r\t/<>'1.é要🙂", max_size=60))
+def test_the_tokens_of_lines_are_those_of_the_whole_text(text: str) -> None:
+    assert caches.count_tokens(text) == len(caches.o200k().encode_ordinary(text))
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=6))
+def test_the_longest_beginning_that_earlier_prompts_have_is_found(
+    prompts: list[list[int]],
+) -> None:
+    tokens, *sent = [np.array(prompt, np.int32) for prompt in prompts]
+    longest = max((caches._shared(tokens, one) for one in sent), default=0)
+    assert caches._most_shared(tokens, sent) == longest
