@@ -73,9 +73,11 @@ def _height_of(share: float) -> float:
 
 def _axes(most: float) -> list[str]:
     """Return the beginning of the picture: the frame, the lines of the grid and the names of the axes."""
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    name = "Needed messages in the prompt against the price of the prompt"
+    font = 'font-family="sans-serif" font-size="14"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        'aria-label="Needed messages in the prompt against the price of the prompt" font-family="sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{name}" {font}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
     ]
     for share in range(0, 101, 25):

@@ -139,7 +139,10 @@ def as_measured(path: Path) -> str:
 
 
 def main() -> int:
-    """Write the pages and the picture, or with ``--check`` print what would change and return 1; 2 if a figure is missing."""
+    """Write the pages and the picture; with ``--check`` print what would change.
+
+    Returns 1 if something would change, 2 if a figure is missing.
+    """
     differ = False
     pictures = sorted((ROOT / "docs").glob(evidence_picture.NAME))
     for path in [*pages(), *pictures]:
