@@ -151,10 +151,7 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn,
-  so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default,
-  {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)).
-  Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points=True`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
 """
