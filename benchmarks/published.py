@@ -8,6 +8,9 @@ counts of messages and other settings are words. ``{by}`` stands for the benchma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from benchmarks.measured import changed_since
 from benchmarks.prices import cost_table, list_price_table, stale_sources
 
 # Results of which no number stands in a page, and where they are shown.
@@ -127,6 +130,14 @@ Where LlamaIndex's `Memory`, a list of messages, does better:
 - **Time with recall.** With 10,000 messages that all match the question, a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms. A `Memory` without blocks takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages.
 """
 
+
+def _older_than_the_code(*names: str) -> str:
+    """Return a sentence about results that were measured before the last change of the code; "" if none was."""
+    if not any(changed_since(name) for name in names):
+        return ""
+    return "\nThe code has changed since these numbers were measured.\n"
+
+
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
@@ -137,14 +148,12 @@ READ_FIRST = """
 | after a restart, with a database, the memory uses | recent messages | all messages and facts |
 | price of prompts of the same length, with OpenAI's prompt cache | **1** | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} |
 | time that the memory takes in a turn, with 100 and with 10,000 stored messages | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | **{history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms** |
-
+OLDER
 **When not to use it:**
 
-- **Cost is everything.** Providers cache the conversation, and a cached token is cheap. Recalled messages and facts for a question change with it and are
-  paid in full. Measured before facts stood in a profile that a cache finds, the prompts of a long conversation cost {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} times as much as with `Memory`, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`extract_facts=False`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`).
-  The call per turn that learns facts comes on top. Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache the conversation only with [`cache_points=True`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points=True`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
-- **You need proof of better answers.** The table counts messages in the prompt, not right answers. How one small model answered is [measured](docs/figures.md). [All figures](docs/figures.md).
+- **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
 """
 
 DEFAULTS = """
@@ -159,7 +168,13 @@ A turn, in tokens (`equal_room`: the same conversations, facts as LoCoMo notes t
 | LlamaIndex's `Memory`, as long as the record | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long as the record|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long as the record|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long as the record|,.0f} |  | 1 |
 """
 
-CACHE_RULES = ("R1", "R2", "R3", "R4", "R5")
+# The rule of each provider without marks, and with them; "" where marks change nothing.
+PROVIDERS = {
+    "OpenAI up to GPT-5.5, vLLM, llama.cpp": ("R1", ""),
+    "OpenAI GPT-5.6 and later": ("R2", "R3"),
+    "Anthropic, Bedrock": ("R4", "R4"),
+    "DeepSeek": ("R5", ""),
+}
 CACHES, BY_DEFAULT = "cached_prefix", "cached_prefix_by_default"
 # Label, file, side without marks or None, side with marks or None.
 RECALLING = (
@@ -201,28 +216,26 @@ ENGINE = (
 )
 
 
-def _by_rule() -> str:
-    """Return a table with a column for each rule, and a row for each side, without marks and with them."""
-    lines = [f"| | {' | '.join(CACHE_RULES)} |", "|" + "---|" * (1 + len(CACHE_RULES))]
+def _by_provider() -> str:
+    """Return a table with a column for each provider, and a row for each side, without marks and with them."""
+    lines = [f"| | {' | '.join(PROVIDERS)} |", "|" + "---|" * (1 + len(PROVIDERS))]
 
-    def add(label: str, file: str, side: str, rules: tuple[str, ...]) -> None:
+    def add(label: str, file: str, side: str, rules: Iterable[str]) -> None:
         cells = []
-        for rule in CACHE_RULES:
+        for rule in rules:
             what = f"{rule}, {side}, 8,000"
             found = f"{{{file}|share found, {what}|.0%}}"
             price = f"{{{file}|price relative to the plain list, {what}|.1f}}"
-            cells.append(f"{found}, {price}" if rule in rules else "")
+            cells.append(f"{found}; {price}" if rule else "")
         lines.append(f"| {label} | {' | '.join(cells)} |")
 
+    without_marks = [rules[0] for rules in PROVIDERS.values()]
+    with_marks = [rules[1] for rules in PROVIDERS.values()]
     for label, file, side in (*RECALLING, *WITHOUT_MARKS):
-        add(label, file, side, ("R1", "R2", "R4", "R5"))
+        add(label, file, side, without_marks)
         if (label, file, side) in RECALLING:
-            add(
-                "the same with `cache_points=True`",
-                file,
-                f"{side}, marked",
-                ("R3", "R4"),
-            )
+            marked = f"{side}, marked"
+            add("the same with `cache_points=True`", file, marked, with_marks)
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -230,7 +243,7 @@ def _tools() -> str:
     ends = ("R3, {}", "R4, {}", "R4, {}, end of the prompt too")
     lines = [
         "",
-        "| | R3 | R4 | R4, and the end of each prompt is marked |",
+        "| | OpenAI GPT-5.6 and later | Anthropic, Bedrock | Anthropic, and the end of each prompt is marked |",
         "|---|---|---|---|",
     ]
     for label, side in TOOLS:
@@ -265,7 +278,9 @@ def _engine() -> str:
 
 TEXTS: dict[str, str] = {
     "all": ALL_FIGURES,
-    "readme": READ_FIRST,
+    "readme": READ_FIRST.replace(
+        "OLDER\n", _older_than_the_code("equal_room", "history_cost") + "\n"
+    ),
     "in-short": IN_SHORT,
     "defaults": DEFAULTS,
     "cost": cost_table(),
@@ -274,17 +289,17 @@ TEXTS: dict[str, str] = {
     "background-tokens": "{background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
     "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
-    "caches": _by_rule(),
+    "caches": _by_provider(),
     "tools": _tools(),
     "engine": _engine(),
     "other-limits": """
 Without recall:
 
-| limit | R1: found, price | R3 and R4 with marks | R5 |
+| limit | OpenAI up to GPT-5.5 | GPT-5.6, Anthropic and Bedrock, with marks | DeepSeek |
 |---|---|---|---|
-| 50,000 tokens (no conversation is as long) | {cached_prefix|share found, R1, CondensedMemory, 50,000|.0%}, {cached_prefix|price relative to the plain list, R1, CondensedMemory, 50,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 50,000|.0%}, {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 50,000|.2f} | |
-| 4,000 tokens, prompts of {cached_prefix|tokens of a prompt, CondensedMemory, 4,000|,.0f} tokens | {cached_prefix|share found, R1, CondensedMemory, 4,000|.0%}, {cached_prefix|price relative to the plain list, R1, CondensedMemory, 4,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 4,000|.0%}, {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 4,000|.2f} | {cached_prefix|share found, R5, CondensedMemory, 4,000|.0%}, {cached_prefix|price relative to the plain list, R5, CondensedMemory, 4,000|.2f} |
-| LlamaIndex's `Memory` at 4,000 | {cached_prefix|share found, R1, LlamaIndex's Memory, 4,000|.0%}, 1 | | |
+| 50,000 tokens (no conversation is as long) | {cached_prefix|share found, R1, CondensedMemory, 50,000|.0%}; {cached_prefix|price relative to the plain list, R1, CondensedMemory, 50,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 50,000|.0%}; {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 50,000|.2f} | |
+| 4,000 tokens, prompts of {cached_prefix|tokens of a prompt, CondensedMemory, 4,000|,.0f} tokens | {cached_prefix|share found, R1, CondensedMemory, 4,000|.0%}; {cached_prefix|price relative to the plain list, R1, CondensedMemory, 4,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 4,000|.0%}; {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 4,000|.2f} | {cached_prefix|share found, R5, CondensedMemory, 4,000|.0%}; {cached_prefix|price relative to the plain list, R5, CondensedMemory, 4,000|.2f} |
+| LlamaIndex's `Memory` at 4,000 | {cached_prefix|share found, R1, LlamaIndex's Memory, 4,000|.0%}; 1 | | |
 """,
     "local-time": "{other_words_e5|time of the processor for a fact or a question|.0f} ms",
     "before-recall": "{cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, before what is recalled|.0%}",

@@ -56,6 +56,13 @@ def test_a_page_has_the_figures_of_the_results(name: str) -> None:
     assert figures.page_with_figures(PAGES[name]) == PAGES[name]
 
 
+def test_the_picture_has_the_figures_of_the_results() -> None:
+    """If this fails, run ``python -m benchmarks.figures``."""
+    picture = figures.ROOT / "docs" / figures.evidence_picture.NAME
+    assert figures.as_measured(picture) == picture.read_text(encoding="utf-8")
+    assert picture.name in PAGES["prompt-caches.md"]
+
+
 def test_every_text_with_figures_stands_in_a_page() -> None:
     asked = {
         found[2] for page in PAGES.values() for found in figures.MARKED.finditer(page)

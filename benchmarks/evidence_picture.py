@@ -1,0 +1,105 @@
+"""The picture of docs/prompt-caches.md: the evidence in a prompt against the price of the prompt.
+
+``figures.py`` writes it as SVG, without a library for drawing. ``tests/test_pictures.py`` looks whether its texts fit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measured import RESULTS
+
+NAME = "evidence-and-price.svg"
+# The picture and the axes within it, in pixels.
+WIDTH, HEIGHT = 520, 460
+LEFT, RIGHT, TOP, BOTTOM = 70, 490, 90, 390
+TICK_TOKENS = 500
+BEGINNING = f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" \
+aria-label="The share of the needed messages in the prompt against the price of the prompt, for five memories.">
+  <style>
+    text {{ font: 15px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2328; }}
+    .head {{ font-size: 19px; font-weight: 600; }}
+    .small {{ font-size: 15px; fill: #59636e; }}
+    .page {{ fill: #ffffff; stroke: #d1d9e0; }}
+    .ours {{ fill: #0969da; }}
+    .theirs {{ fill: #59636e; }}
+    .line {{ stroke: #d1d9e0; fill: none; }}
+    @media (prefers-color-scheme: dark) {{
+      text {{ fill: #e6edf3; }}
+      .small {{ fill: #9198a1; }}
+      .page {{ fill: #0d1117; stroke: #3d444d; }}
+      .ours {{ fill: #58a6ff; }}
+      .theirs {{ fill: #9198a1; }}
+      .line {{ stroke: #3d444d; }}
+    }}
+  </style>
+  <rect class="page" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="12"/>
+  <text x="24" y="36" class="head">Needed messages in the prompt</text>
+  <text x="24" y="62" class="small">blue: CondensedMemory; grey: LlamaIndex's Memory</text>
+"""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A memory of ``equal_room``: its label, and how far the label stands from the point."""
+
+    name: str
+    label: str
+    kind: str
+    anchor: str = "start"
+    right: int = 12
+    down: int = 5
+
+
+SIDES = (
+    Side("with all defaults", "all defaults", "ours", "end", right=4, down=-14),
+    Side("without facts", "no facts", "ours"),
+    Side("without facts and recall", "no facts, no recall", "ours"),
+    Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),
+    Side(
+        "LlamaIndex's Memory, as long as the record", "as much conversation", "theirs"
+    ),
+)
+
+
+def draw(results: Path = RESULTS) -> str:
+    """Return the picture as SVG: a point for each side, and its share beside it."""
+    result = json.loads((results / "equal_room.json").read_text(encoding="utf-8"))
+    values = {one["what"]: one["value"] for one in result["measures"]}
+    paid = {side: values[f"paid for a prompt, {side.name}"] for side in SIDES}
+    most = int(TICK_TOKENS * (1 + max(paid.values()) // TICK_TOKENS))
+    parts = _axes(most)
+    for side in SIDES:
+        share = values[f"mean over the questions, {side.name}"]
+        x = round(LEFT + (RIGHT - LEFT) * paid[side] / most)
+        y = _height_of(share)
+        parts.append(f'  <circle class="{side.kind}" cx="{x}" cy="{y}" r="6"/>')
+        place = f'x="{x + side.right}" y="{y + side.down}" text-anchor="{side.anchor}"'
+        parts.append(f"  <text {place}>{side.label}: {share:.0f} %</text>")
+    return BEGINNING + "\n".join([*parts, "</svg>", ""])
+
+
+def _height_of(share: float) -> int:
+    """Return how far down a share of 0 to 100 % stands."""
+    return round(BOTTOM - (BOTTOM - TOP) * share / 100)
+
+
+def _axes(most: int) -> list[str]:
+    """Return the lines of the grid, the numbers of both axes and the name of the lower one."""
+    parts = []
+    for share in range(0, 101, 25):
+        y = _height_of(share)
+        parts.append(f'  <path class="line" d="M{LEFT} {y}H{RIGHT}"/>')
+        place = f'x="{LEFT - 8}" y="{y + 5}" text-anchor="end"'
+        parts.append(f'  <text class="small" {place}>{share} %</text>')
+    for tokens in range(0, most + 1, 2 * TICK_TOKENS):
+        x = round(LEFT + (RIGHT - LEFT) * tokens / most)
+        place = f'x="{x}" y="{BOTTOM + 24}" text-anchor="middle"'
+        parts.append(f'  <text class="small" {place}>{tokens:,}</text>')
+    place = f'x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 50}" text-anchor="middle"'
+    name = "price of a prompt, in tokens at the full price"
+    parts.append(f'  <text class="small" {place}>{name}</text>')
+    return parts
