@@ -188,9 +188,9 @@ class _Validation:
         self, new: NewFact, checks: Sequence[Check], min_confidence: float
     ) -> Rejection | None:
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        quote = place.quote if place else ""
-        new = _without_questions(new, quote)
-        candidate = Candidate(new, place or NOWHERE, min_confidence)
+        candidate_place = place or NOWHERE
+        new = _without_questions(new, candidate_place.quote)
+        candidate = Candidate(new, candidate_place, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
         doubt = rejection or first_rejection(candidate, self.source, DOUBTS)
         if place and doubt is None:
