@@ -653,7 +653,10 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
     if correction and correction in statement:
         return False
     *_, sentence = filter(str.strip, sentences_of(text[:end]))
-    if _matches("untrue", sentence) or _matches("taken_back", behind):
+    untrue = phrases("clauses", "untrue").search(sentence)
+    if untrue and not _matches("contrast", sentence[untrue.end() :]):
+        return True
+    if _matches("taken_back", behind):
         return True
     return _denied_word(clause) in keywords(statement)
 
