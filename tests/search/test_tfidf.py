@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
-    CountVectorizer,
-    HashingVectorizer,
-    TfidfVectorizer,
-)
 
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.search.tfidf import (
@@ -32,6 +28,11 @@ WORDS = str.split(
 )
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 STACK = ("Deploys with Docker", "Works mostly in Python", "Prefers pytest for testing")
+
+
+def vectorizer_class(name: str) -> Any:
+    """Import a vectorizer of scikit-learn: most processes of a run never need one, and it loads for seconds."""
+    return getattr(import_module("sklearn.feature_extraction.text"), name)
 
 
 def documents(texts: Iterable[str]) -> list[Document]:
@@ -52,11 +53,14 @@ def similarities(ranker: TfidfRanker, count: int, query: str) -> list[float]:
 
 def by_formula(texts: Sequence[str], query: str) -> list[float]:
     """The documented formula, with scikit-learn's counts and idf; it refuses texts without a single word."""
+    vectorizer = vectorizer_class("TfidfVectorizer")(analyzer=terms_in, norm=None)
     try:
-        vectorizer = TfidfVectorizer(analyzer=terms_in, norm=None).fit(texts)
+        vectorizer.fit(texts)
     except ValueError:
         return [0.0] * len(texts)
-    counts = CountVectorizer(analyzer=terms_in, vocabulary=vectorizer.vocabulary_)
+    counts = vectorizer_class("CountVectorizer")(
+        analyzer=terms_in, vocabulary=vectorizer.vocabulary_
+    )
     counted = np.asarray(counts.transform(texts).todense(), dtype=float)
     lengths = counted.sum(1, keepdims=True)
     weights = counted * 2 / (counted + 0.6 + 0.4 * lengths / lengths.mean())
@@ -179,9 +183,12 @@ def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
     assert similarities_with_context(ranker, ids, "?", [], 0.2).tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", [CountVectorizer, TfidfVectorizer, HashingVectorizer])
-def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(kind: type) -> None:
-    ranker = TfidfRanker(vectorizer=kind(analyzer="char_wb", ngram_range=(3, 3)))
+@pytest.mark.parametrize(
+    "name", ["CountVectorizer", "TfidfVectorizer", "HashingVectorizer"]
+)
+def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(name: str) -> None:
+    vectorizer = vectorizer_class(name)(analyzer="char_wb", ngram_range=(3, 3))
+    ranker = TfidfRanker(vectorizer=vectorizer)
     ranker.add(documents(STACK))
     assert (
         max(ranker.similarities("dockerized").items(), key=lambda pair: pair[1])[0]
@@ -190,13 +197,14 @@ def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(kind: type) -> 
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["tfidf", 7, TfidfVectorizer, object()],
+    "wrong_of",
+    [lambda: "tfidf", lambda: 7, lambda: vectorizer_class("TfidfVectorizer"), object],
     ids=["name", "number", "class", "object"],
 )
 def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
-    wrong: Any,
+    wrong_of: Callable[[], Any],
 ) -> None:
+    wrong = wrong_of()
     with pytest.raises(
         SettingError,
         match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]",
@@ -205,7 +213,7 @@ def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
 
 
 def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
-    vectorizer = TfidfVectorizer(stop_words=["with"])
+    vectorizer = vectorizer_class("TfidfVectorizer")(stop_words=["with"])
     rankers = [
         TfidfRanker(vectorizer=vectorizer),
         TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"])),
