@@ -24,10 +24,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.loop import in_sync, lock_for, one_run
 from llama_index_memory_ext.blocks import Counter, LogBlock
-from llama_index_memory_ext.blocks.facts import (
-    FactsOptions,
-    RelevantFactsBlock,
-)
+from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
     MessageError,
