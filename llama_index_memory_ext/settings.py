@@ -17,7 +17,7 @@ from pydantic import (
     StrictBool,
     ValidationError,
 )
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from llama_index_memory_ext.errors import MemoryExtError, SettingError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pydantic.fields import FieldInfo
-    from pydantic_core import ErrorDetails
 
 
 # A boolean field that refuses "yes" and 1.

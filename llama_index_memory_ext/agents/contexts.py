@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.workflow import Context, JsonSerializer
+from llama_index.core.workflow import Context, JsonSerializer, Workflow
 from workflows.context.serializers import BaseSerializer
 
 from llama_index_memory_ext.errors import StoreError
@@ -13,8 +13,6 @@ from llama_index_memory_ext.memory.search import check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from llama_index.core.workflow import Workflow
 
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
@@ -17,7 +17,7 @@ from llama_index_memory_ext.errors import FactError, LimitError, StoreError
 from llama_index_memory_ext.facts.book import FactFilter
 from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
-from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS
+from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from llama_index.core.callbacks import CallbackManager
-    from llama_index.core.schema import QueryBundle
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-    from llama_index_memory_ext.record.recall import FoundMessage
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.tokens import keywords, shared
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-    from llama_index_memory_ext.text.messages import Utterance
 
 
 # "Forget it" points to the lines right before it.

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
 from llama_index_memory_ext.background.loop import (
@@ -27,9 +27,6 @@ from llama_index_memory_ext.events import (
     send,
     span,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -33,7 +33,6 @@ from llama_index_memory_ext.words.tokens import checked_languages
 if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
-    from llama_index.core.base.llms.types import ChatMessage
     from typing_extensions import Self
 
 

@@ -41,6 +41,9 @@ from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
     PROFILE_NAME,
+    Explanation,
+    RankedFact,
+    Ranking,
     RecordInPrompt,
     ShowableFacts,
     Surroundings,
@@ -76,11 +79,6 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.facts.consolidation import Proposal
-    from llama_index_memory_ext.facts.ranking import (
-        Explanation,
-        RankedFact,
-        Ranking,
-    )
     from llama_index_memory_ext.learning.extractor import Extractor
 
 

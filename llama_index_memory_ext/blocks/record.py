@@ -48,6 +48,7 @@ from llama_index_memory_ext.record.window import (
     CachePoints,
     RecallWhen,
     RecordReader,
+    Window,
     cache_points_in,
 )
 from llama_index_memory_ext.settings import Switch
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.tables import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000

@@ -19,7 +19,7 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, sparing
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 from llama_index_memory_ext.text.messages import in_zone, now_in
-from llama_index_memory_ext.words.dates import period_asked
+from llama_index_memory_ext.words.dates import Period, period_asked
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import AgentView, Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import CountedText
-    from llama_index_memory_ext.words.dates import Period
 
 
 class _Choice(NamedTuple):

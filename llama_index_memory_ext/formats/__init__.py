@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.utils import get_tqdm_iterable
@@ -16,14 +16,12 @@ from pydantic import BaseModel, ValidationError
 from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
 from llama_index_memory_ext.text.messages import (
+    Json,
     checked_messages,
     cleaned,
     storable,
     times_in,
 )
-
-if TYPE_CHECKING:
-    from llama_index_memory_ext.text.messages import Json
 
 Layout = Literal["llama_index", "openai"]
 

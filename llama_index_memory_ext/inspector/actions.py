@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import ALL, Fact, utc_now
 from llama_index_memory_ext.facts.book import FactBook, known_as
-from llama_index_memory_ext.facts.consolidation import proposals
+from llama_index_memory_ext.facts.consolidation import Proposal, proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
 from llama_index_memory_ext.store.tables import display_name, namespace_of_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
 _ADDED = "The fact is stored, and all agents of this user share it. Write one sentence."

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -24,10 +24,7 @@ from typing_extensions import Self, Unpack
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.loop import in_sync, lock_for, one_run
 from llama_index_memory_ext.blocks import Counter, LogBlock
-from llama_index_memory_ext.blocks.facts import (
-    FactsOptions,
-    RelevantFactsBlock,
-)
+from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
     MessageError,
@@ -37,8 +34,12 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
-from llama_index_memory_ext.formats import messages_from_json, messages_to_json
+from llama_index_memory_ext.facts.ranking import (
+    PROFILE_NAME,
+    RankedFact,
+    RecordInPrompt,
+)
+from llama_index_memory_ext.formats import Layout, messages_from_json, messages_to_json
 from llama_index_memory_ext.memory import template
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
@@ -63,9 +64,10 @@ from llama_index_memory_ext.settings import (
     unpacked,
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
-from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess
+from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Snapshot
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
+    Plan,
     body_of,
     characters_of,
     checked_messages,
@@ -79,7 +81,6 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import tzinfo
 
@@ -89,13 +90,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.facts.ranking import RankedFact
-    from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
-    from llama_index_memory_ext.store.tables import Snapshot
-    from llama_index_memory_ext.text.messages import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.book import check_top_k
-from llama_index_memory_ext.facts.ranking import IN_PROFILE, days_of
+from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact, days_of
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.record.recall import FoundMessage
 
 

@@ -15,10 +15,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
-from llama_index_memory_ext.models.ask import (
-    name_of,
-    warn_without_cache_points,
-)
+from llama_index_memory_ext.models.ask import name_of, warn_without_cache_points
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore

@@ -30,12 +30,10 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
     has_content,
 )
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 # Whose message holds the memory for a chat engine that puts its question later.

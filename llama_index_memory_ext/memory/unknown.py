@@ -5,7 +5,12 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from llama_index.core.base.llms.types import ContentBlock, MessageRole, TextBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+)
 
 from llama_index_memory_ext.checks.people import clauses_in
 from llama_index_memory_ext.memory.template import UNKNOWN
@@ -16,8 +21,6 @@ from llama_index_memory_ext.words.tokens import keywords, overlaps, related_term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from llama_index.core.base.llms.types import ChatMessage
 
 
 def add_line(content: list[ContentBlock], turn: Sequence[ChatMessage]) -> None:

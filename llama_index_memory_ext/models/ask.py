@@ -13,7 +13,7 @@ from importlib import import_module
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from llama_index_memory_ext.errors import is_about_words, status_of
@@ -22,7 +22,6 @@ from llama_index_memory_ext.text.messages import is_longer, message_tokens
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage, ChatResponse
     from llama_index.core.llms.llm import LLM
 
     from llama_index_memory_ext.text.tokens import TokenCounter

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
+    ChatResponse,
     LLMMetadata,
     MessageRole,
     TextBlock,
@@ -31,8 +32,6 @@ from llama_index_memory_ext.models.ask import takes_cache_points
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-
-    from llama_index.core.base.llms.types import ChatResponse
 
 
 _MARK = "prompt_cache_breakpoint"

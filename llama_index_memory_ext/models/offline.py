@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
+    ChatResponseGen,
     CompletionResponse,
+    CompletionResponseGen,
     LLMMetadata,
     ToolCallBlock,
 )
@@ -25,7 +27,6 @@ from llama_index_memory_ext.text.messages import body_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from llama_index.core.base.llms.types import ChatResponseGen, CompletionResponseGen
     from llama_index.core.tools import BaseTool
 
 

@@ -33,11 +33,7 @@ from llama_index_memory_ext.store.database import (
     mark,
 )
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
-from llama_index_memory_ext.store.encryption import (
-    Cipher,
-    EncryptionKey,
-    TextFunction,
-)
+from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.owners import Owners

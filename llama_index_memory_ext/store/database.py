@@ -9,12 +9,7 @@ import time
 import warnings
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import lru_cache, partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -37,12 +32,7 @@ from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.tables import Row, Tables, Transaction, tables_for
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Hashable,
-        Iterator,
-    )
+    from collections.abc import Callable, Collection, Hashable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 

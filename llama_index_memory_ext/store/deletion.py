@@ -13,6 +13,8 @@ from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     PROFILE_READER,
+    Readers,
+    Transaction,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import spoken
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
     from llama_index_memory_ext.store.log import Log
     from llama_index_memory_ext.store.owners import Owners
-    from llama_index_memory_ext.store.tables import Readers, Transaction
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
+    Readers,
     Row,
     Transaction,
     reads,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.tables import Readers
     from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]

@@ -26,6 +26,7 @@ from llama_index_memory_ext.store.tables import (
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
+    Json,
     as_taken,
     cleaned,
     is_printed,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.text.messages import Json
 
     # Takes messages, oldest first, and returns how many of the oldest go into the log;
     # None: none.

@@ -12,6 +12,8 @@ from llama_index_memory_ext.store.tables import (
     OWN,
     ROWS,
     SHARED,
+    Readers,
+    SessionAccess,
     Transaction,
     namespace_of_session,
     reads,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.tables import Readers, SessionAccess
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"

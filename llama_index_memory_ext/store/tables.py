@@ -32,6 +32,7 @@ from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 from llama_index_memory_ext.text.messages import (
     RESULT_ROLES,
+    Json,
     in_zone,
     spoken,
     times_in,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.schema import SchemaItem
 
-    from llama_index_memory_ext.text.messages import Json
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
+    ContentBlock,
     ImageBlock,
     MessageRole,
     TextBlock,
@@ -30,10 +31,6 @@ from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.words import CONTROLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from llama_index.core.base.llms.types import ContentBlock
-
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 

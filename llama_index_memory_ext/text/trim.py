@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CachePoint,
+    ChatMessage,
+    ContentBlock,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
@@ -25,15 +27,10 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     tool_call_groups,
 )
-from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
+from llama_index_memory_ext.text.tokens import TokenCounter, Tokenizer, as_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import TypeAlias
-
-    from llama_index.core.base.llms.types import ChatMessage, ContentBlock
-
-    from llama_index_memory_ext.text.tokens import Tokenizer
 
     Group: TypeAlias = Sequence["_Counted"]
     Groups: TypeAlias = Sequence[Group]
