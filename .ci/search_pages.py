@@ -91,6 +91,14 @@ EXPECTED = {
     "multiple workers": "production",
     "lm studio": "local-models",
     "asyncio.run notebook": "jupyter",
+    # What an operator asks.
+    "what to watch in production": "seeing-what-happens",
+    "monitoring": "seeing-what-happens",
+    "prove deletion": "deleting-a-person",
+    "flask": "production",
+    "below 4,000 tokens": "keeping-it-short",
+    "rotate the key": "encryption",
+    "only the facts": "quickstart",
 }
 
 index = json.loads(
