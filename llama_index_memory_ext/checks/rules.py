@@ -658,7 +658,9 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
         return True
     if _matches("taken_back", behind):
         return True
-    return _denied_word(clause) in keywords(statement)
+    telling = keywords(statement)
+    shared_words = shared(telling, keywords(clause))
+    return _denied_word(clause) in telling and 2 * len(shared_words) >= len(telling)
 
 
 def _denied_word(clause: str) -> str:
