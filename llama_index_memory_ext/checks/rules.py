@@ -658,7 +658,7 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
         return True
     if _matches("taken_back", behind):
         return True
-    telling = keywords(statement)
+    telling = keywords(statement) - _LIGHT - _words("has")
     shared_words = shared(telling, keywords(clause))
     return _denied_word(clause) in telling and 2 * len(shared_words) >= len(telling)
 
