@@ -6,7 +6,7 @@ The conversations are LoCoMo's. Each message of the user starts a turn: it is pu
 through LlamaIndex's own model classes to a server on this machine. What goes over the wire is given to the rules of
 ``prompt_caches.py``, R1 to R5; of each conversation the first prompt finds an empty cache, and nothing expires. Then
 the messages that follow are put. Tokens are those of o200k_base, for every rule. Nothing is timed, so the in-memory
-database serves. Only counts are kept: the texts are not free for every use.
+database serves, and for LlamaIndex's ``Memory`` a list. Only counts are kept: the texts are not free for every use.
 
 - R1, R2 and R5 are measured on requests of ``OpenAI`` without marks. R3 is measured with ``CachingOpenAI`` where a side
   has marks; without marks it is R2.

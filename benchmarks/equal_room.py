@@ -18,7 +18,8 @@ The sides:
   evidence, as long as ours when the questions are asked.
 
 What is paid is counted in tokens at the full price: a token from the cache counts a tenth. Nothing is timed, so the
-in-memory database serves. Only counts are kept: the texts are not free for every use.
+in-memory database serves, and for LlamaIndex's ``Memory`` a list. Only counts are kept: the texts are not free for
+every use.
 """
 
 from __future__ import annotations

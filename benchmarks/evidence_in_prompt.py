@@ -7,8 +7,8 @@ the prompt is what ``aget(input=question)`` gives, and the question itself is pu
 counts if its text is in the prompt as it was said. The figure is the share of a question's evidence, averaged over the
 questions, as ``recall.py`` measures it (newest first within 4,000 tokens: 18.8 %); next to it stand the share of
 all evidence of all questions, where a question with much evidence counts more, and the mean tokens of the prompts in
-o200k_base. Nothing is timed, so the in-memory database serves. Only counts are kept: the texts are not free for every
-use.
+o200k_base. Nothing is timed, so the in-memory database serves, and for LlamaIndex's ``Memory`` a list. Only counts
+are kept: the texts are not free for every use.
 
 Every side may show 4,000 tokens of what was said before the last turn, which is in the prompt besides:
 

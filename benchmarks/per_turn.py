@@ -5,7 +5,8 @@ which is put, and an answer; the prompt is what ``aget`` gives between them. All
 measured, as they come and with a limit of 8,000 tokens. Ours learns a fact from each question: its first ten words.
 Tokens are those of o200k_base, and what a cache serves is counted as the rule R1 of ``prompt_caches.py`` does it. A
 series has the tokens of every second prompt, and the share from the cache over each ten prompts. Where a model is
-needed it is the one of ``stand_in.py``. Nothing is timed, so the in-memory database serves.
+needed it is the one of ``stand_in.py``. Nothing is timed, so the in-memory database serves, and
+for LlamaIndex's ``Memory`` a list.
 """
 
 from __future__ import annotations

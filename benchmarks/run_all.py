@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -138,9 +139,9 @@ def listed() -> str:
     lines = []
     for name, results in results_by_benchmark().items():
         seconds = last_seconds(results)
-        took = f"{seconds:,} s"
-        if seconds is None:
-            took = "not known" if results else "not yet run"
+        took = "not known" if results else "not yet run"
+        if seconds is not None:
+            took = f"{seconds:,} s"
         lines.append(f"{name:20} {took:>11}  {', '.join(NEEDS.get(name, ()))}".rstrip())
     return "\n".join(lines)
 
@@ -164,15 +165,15 @@ def run(name: str, arguments: Sequence[str], *, is_beside: bool = False) -> int:
 def side_by_side(names: Sequence[str]) -> list[str]:
     """Those that may run beside others, the longest first; what was never run may be long."""
     results = results_by_benchmark()
-    seconds = {name: last_seconds(results[name]) for name in names if name not in ALONE}
-    return sorted(
-        seconds,
-        key=lambda name: sys.maxsize if seconds[name] is None else seconds[name],
-        reverse=True,
-    )
+    seconds: dict[str, float] = {}
+    for name in names:
+        if name not in ALONE:
+            took = last_seconds(results[name])
+            seconds[name] = inf if took is None else took
+    return sorted(seconds, key=seconds.__getitem__, reverse=True)
 
 
-def run_all(names: Sequence[str], asked: argparse.Namespace) -> dict[str, int]:
+def run_each(names: Sequence[str], asked: argparse.Namespace) -> dict[str, int]:
     """The exit code of each benchmark."""
     progress = [SHOW_PROGRESS] if asked.show_progress else []
     arguments = {name: [*arguments_of(name, asked.data), *progress] for name in names}
@@ -233,7 +234,7 @@ def main() -> int:
         for name in (stale_benchmarks() if asked.stale else NAMES)
         if name in asked.only
     ]
-    codes = run_all(names, asked)
+    codes = run_each(names, asked)
     without = [
         name for name, code in codes.items() if code in (NOT_MEASURED, NOT_MEASURED | 1)
     ]

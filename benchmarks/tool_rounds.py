@@ -35,7 +35,7 @@ from benchmarks.command import shown
 from benchmarks.messages import conversation
 from benchmarks.prompt_caches import Marks
 from benchmarks.report import Measure, Promise, publish
-from benchmarks.wire import Wire, listening, parts_of
+from benchmarks.wire import Wire, listening, messages_as_they_are, parts_of
 
 TURNS, ROUNDS = 100, 3
 OURS, HOST, ENDED = (
@@ -95,7 +95,7 @@ async def measure_all() -> tuple[list[Measure], list[Promise]]:
         OURS + WITH_RECALL: ours(LIMIT, recall=RECALLED, marked=True),
     }
     measured: dict[str, dict[str, Total]] = {}
-    with listening() as wire:
+    with listening() as wire, messages_as_they_are():
         ended: dict[str, LLM] = {
             "R4": wire.anthropic(cache_control={"type": "ephemeral"})
         }

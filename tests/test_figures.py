@@ -247,7 +247,7 @@ def test_benchmarks_side_by_side_return_their_codes(
 ) -> None:
     names = ["growing", "named_times"]
     asked = run_all.parsed(["--jobs", "2", "--data", "nowhere"])
-    codes = run_all.run_all(names, asked)
+    codes = run_all.run_each(names, asked)
     assert codes == dict.fromkeys(names, run_all.NOT_MEASURED)
     printed = capsys.readouterr().out
     assert re.search(r"^growing: \d+ s$", printed, flags=re.MULTILINE)
