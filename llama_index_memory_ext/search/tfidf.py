@@ -332,6 +332,8 @@ class TfidfRanker:
         self._places = _Places()
         # Tuples of different words: sets would take ten times the memory.
         self._row_words: list[tuple[Word, ...]] = []
+        # How often each row has each of its terms.
+        self._row_counts: list[array[float]] = []
         self._lengths = array("d")
         # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
@@ -393,7 +395,7 @@ class TfidfRanker:
             context_counts = Counter(word.term for word in context_words)
             for term, count in context_counts.items():
                 weights[term] += share * (1 + log(count))
-        return _Analysis(weights, tuple(set(words)))
+        return _Analysis(weights, tuple(dict.fromkeys(words)))
 
     def _append_row(self, document_id: str, analysis: _Analysis) -> None:
         row = len(self._row_words)
@@ -407,6 +409,7 @@ class TfidfRanker:
         self._places.rows[document_id] = row
         self._places.ids.append(document_id)
         self._row_words.append(analysis.words)
+        self._row_counts.append(array("d", analysis.weights.values()))
         self._lengths.append(sum(analysis.weights.values()))
 
     def _remove_from_postings(self, rows: Sequence[int]) -> None:
@@ -427,10 +430,12 @@ class TfidfRanker:
             if not self._documents[word]:
                 del self._documents[word]
         self._row_words[row] = ()
+        self._row_counts[row] = array("d")
         self._lengths[row] = 0.0
 
-    def _terms_of(self, row: int) -> set[str]:
-        return {word.term for word in self._row_words[row]}
+    def _terms_of(self, row: int) -> dict[str, None]:
+        """Return the terms of a row, in the order of their counts."""
+        return dict.fromkeys([word.term for word in self._row_words[row]])
 
     def _forget_answers(self) -> None:
         self._cached_norms = None
@@ -520,15 +525,17 @@ class TfidfRanker:
             counts.append(occurrences.counts)
             sizes.append(len(occurrences.rows))
             factors.append(weight * self._idf(sizes[-1]) ** 2)
-        # All at once: of many short arrays each takes longer than its numbers.
-        all_rows = np.concatenate(rows)
+        # All at once: of many short arrays each takes longer than its numbers. In
+        # place: a new array takes longer than its numbers, too.
+        all_rows = np.concatenate(rows, dtype=np.intp)
         all_counts = np.concatenate(counts)
+        divisors = self._norms().take(all_rows)
+        divisors += all_counts
         # Each further occurrence of a term adds less.
-        norms = self._norms()[all_rows]
-        shares = all_counts * (self._saturation + 1) / (all_counts + norms)
-        scores: Values = np.bincount(
-            all_rows, weights=np.repeat(factors, sizes) * shares, minlength=size
-        ).astype(float)
+        all_counts *= self._saturation + 1
+        all_counts /= divisors
+        all_counts *= np.repeat(factors, sizes)
+        scores: Values = np.bincount(all_rows, all_counts, minlength=size)
         return scores
 
     def _occurrences(self, group: Group) -> _Occurrences:
@@ -570,11 +577,10 @@ class TfidfRanker:
         weights = defaultdict[str, float](float)
         for row in self._best_rows(scores):
             score = scores[row].item()
-            norm = norms[row].item()
-            for term in self._terms_of(row):
-                posting = self._postings[term]
-                count = posting.counts[bisect_left(posting.rows, row)]
-                weights[term] += score * count * (self._saturation + 1) / (count + norm)
+            counts = np.array(self._row_counts[row])
+            shares = score * counts * (self._saturation + 1) / (counts + norms[row])
+            for term, share in zip(self._terms_of(row), shares.tolist(), strict=True):
+                weights[term] += share
         return weights
 
     def _best_rows(self, scores: Values) -> list[int]:
@@ -613,6 +619,7 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in rows)
         self._row_words = [self._row_words[row] for row in rows]
+        self._row_counts = [self._row_counts[row] for row in rows]
         self._lengths = array("d", (self._lengths[row] for row in rows))
 
 
