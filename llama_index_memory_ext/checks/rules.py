@@ -142,7 +142,8 @@ def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
     """
     content = candidate.new.content
     quote = candidate.new.quote
-    if not any(map(str.isalnum, content)):
+    is_announcement = content.rstrip().endswith((":", "\uff1a"))
+    if is_announcement or not any(map(str.isalnum, content)):
         return Rejection("unreadable", "There is no statement in it.")
     if pattern(_INVISIBLE).search(content):
         return Rejection("invisible", "It has invisible characters.")

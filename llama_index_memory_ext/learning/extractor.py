@@ -98,6 +98,8 @@ _BATCH_ROWS = 200
 # characters of each fact with its reason.
 _MOST_REJECTED = 20
 _REJECTED_TOKENS = 400
+# With a known fact the instructions are longest.
+_ANY_FACT = Fact(content="-")
 _REJECTED_CHARACTERS = 400
 # Limits of the messages before a batch: names and questions in them count for it.
 _CONTEXT_ROWS = 10
@@ -541,7 +543,8 @@ class Extractor:
             answer = None
         fixed = 0
         if window:
-            texts = [message.content or "" for message in self._prompt(())]
+            prompt = self._prompt((), [_ANY_FACT])
+            texts = [message.content or "" for message in prompt]
             forms = asking.forms_of(tuple(self.categories))
             texts += [forms.words, forms.tool_text]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
@@ -667,6 +670,7 @@ class Extractor:
                 categories=self.categories,
                 answer_tokens=min(batch.room.answer, tokens),
                 heard=responses,
+                knows_facts=bool(related),
             )
         if was_truncated(response) and batch.turns > 1:
             raise TruncatedReplyError(

@@ -285,14 +285,15 @@ T = TypeVar("T")
 # The form is not valid JSON, so that a model that repeats its prompt reports nothing.
 # Fields stand in the order in which a small model gets most quotes right: the quote
 # first. Examples have letters in place of words, because small models report examples.
-_INSTRUCTIONS, _FORM = (
+# The last two parts tell of known facts. A small model asked about them without having
+# any makes some up.
+_INSTRUCTIONS, _FORM, _ABOUT_KNOWN, _FORM_OF_KNOWN = (
     (files(__package__) / "instructions.txt")
     .read_text("utf-8")
     .strip()
     .split("\n---\n")
 )
 _WHAT_TO_FIND = "what the user says about themselves and their work that will still matter in another conversation."
-_NO_FACTS = "(none)\n"
 _DESCRIPTIONS = {"correction": "something known was wrong"}
 
 
@@ -324,7 +325,9 @@ def extraction_prompt(
     facts = "".join(
         f"{i}. {on_one_line(fact.content)}\n" for i, fact in enumerate(known_facts, 1)
     )
-    text = f"<known_facts>\n{facts or _NO_FACTS}</known_facts>\n{rejected}"
+    text = rejected
+    if facts:
+        text = f"<known_facts>\n{facts}</known_facts>\n{rejected}"
     earlier = messages_text(before)
     if earlier:
         text += f"<said_before>\n{earlier}</said_before>\n"
@@ -334,14 +337,35 @@ def extraction_prompt(
     )
     if any(line.role == OTHER_ROLE for line in lines):
         text += f' What an "{OTHER_ROLE}" says is about somebody else.'
-    system = _INSTRUCTIONS.format(
+    system = _instructions(
         what_to_find=(instructions or "").strip() or _WHAT_TO_FIND,
         categories=_listed(categories),
+        knows_facts=bool(facts),
     )
     return [
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content=text),
     ]
+
+
+def _instructions(*, what_to_find: str, categories: str, knows_facts: bool) -> str:
+    given = " and the date"
+    lists = "new_facts"
+    known = ""
+    empty = "new_facts is empty"
+    if knows_facts:
+        given = ", the facts that are known already, and the date"
+        lists = "three lists.\n\nnew_facts"
+        known = f"{_ABOUT_KNOWN}\n\n"
+        empty = "all three lists are empty"
+    return _INSTRUCTIONS.format(
+        given=given,
+        lists=lists,
+        what_to_find=what_to_find,
+        categories=categories,
+        known=known,
+        empty=empty,
+    )
 
 
 def _dates(today: date, said_on: date | None) -> str:
@@ -532,8 +556,11 @@ async def ask_for_facts(
     categories: Categories = CATEGORIES,
     answer_tokens: int = Room().answer,
     heard: list[ChatResponse] | None = None,
+    knows_facts: bool = True,
 ) -> tuple[ExtractionReply, ChatResponse]:
     """Return the reply of a model to an ``extraction_prompt``, and the response.
+
+    ``knows_facts``: whether the prompt has known facts.
 
     A function-calling model replies through a tool, and any other model in JSON. So
     does a model with ``pydantic_program_mode="llm"``, and a model whose server takes no
@@ -550,7 +577,7 @@ async def ask_for_facts(
     request = Request(
         llm,
         forms.tool,
-        forms.words,
+        forms.words if knows_facts else forms.words_without_known,
         answer_tokens,
         [] if heard is None else heard,
         forms.response_format,
@@ -583,10 +610,14 @@ def _read_replies(
 
 
 class Forms(NamedTuple):
-    """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema."""
+    """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema.
+
+    ``words_without_known``: in words, of new facts alone.
+    """
 
     tool: FunctionTool
     words: str
+    words_without_known: str
     response_format: dict[str, Json]
 
     @property
@@ -623,10 +654,12 @@ def forms_of(categories: tuple[str, ...]) -> Forms:
         "type": "json_schema",
         "json_schema": {"name": "report_facts", "schema": schema, "strict": True},
     }
-    words = _FORM.format(
-        said_as=alternatives(get_args(SaidAs)), categories=alternatives(categories)
+    form = partial(
+        _FORM.format,
+        said_as=alternatives(get_args(SaidAs)),
+        categories=alternatives(categories),
     )
-    return Forms(tool, words, response_format)
+    return Forms(tool, form(known=_FORM_OF_KNOWN), form(known=""), response_format)
 
 
 class _Parts(NamedTuple):

@@ -127,7 +127,20 @@ def test_the_prompt_names_both_days_and_that_nothing_is_known() -> None:
     )
     assert "took place on Monday, 2025-11-03" in text
     assert "Today is Thursday, 2025-11-20" in text
-    assert "<known_facts>\n(none)\n</known_facts>" in text
+    assert "<known_facts>" not in text
+
+
+async def test_a_model_without_known_facts_is_asked_for_new_facts_alone() -> None:
+    """Small models confirm and end facts that do not exist, and quote the assistant, if they are asked."""
+    system = str(extraction_prompt(LINES, [], today=TODAY)[0].content)
+    forms = forms_of(("diet",))
+    assert "Report new_facts: " in system
+    for text in (system, forms.words_without_known):
+        assert "known facts" not in text
+        assert '"confirmed"' not in text
+        assert "retired" not in text
+    assert '"retired": [{"number": number' in forms.words
+    assert "three lists" in str(PROMPT[0].content)
 
 
 WORDS = st.sampled_from(
@@ -159,13 +172,17 @@ def test_no_text_closes_the_transcript_or_the_known_facts(
     lines = [Utterance(i, role, text) for i, text in enumerate(said)]
     text = shown(lines, [Fact(content=fact) for fact in facts])
     opened = len([line for line in lines if line.text.strip()])
-    for tag, times in (("transcript", 1), ("known_facts", 1), ("message", opened)):
+    for tag, times in (
+        ("transcript", 1),
+        ("known_facts", int(bool(facts))),
+        ("message", opened),
+    ):
         assert len(re.findall(rf"<\s*{tag}(?![\w.:-])", text, re.IGNORECASE)) == times
         assert (
             len(re.findall(rf"<\s*/\s*{tag}(?![\w.:-])", text, re.IGNORECASE)) == times
         )
     numbered = text.partition("<transcript>")[0].splitlines()[1:-1]
-    assert len(numbered) == max(len(facts), 1)
+    assert len(numbered) == len(facts)
 
 
 async def test_a_function_calling_model_reports_through_a_tool(

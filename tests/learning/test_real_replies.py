@@ -363,3 +363,9 @@ def test_a_fact_that_the_users_words_deny_is_not_stored(
 def test_a_negation_of_another_word_denies_no_fact(said: str, content: str) -> None:
     (fact,) = learned(said, "Fine.", reported(content, said)).accepted
     assert fact.content == content
+
+
+@pytest.mark.parametrize("said", ["Summarise this for me:", "帮我润色这段话:"])
+def test_an_announcement_is_no_fact(said: str) -> None:
+    outcome = learned(f"{said} I have two cats.", "Fine.", reported(said))
+    assert outcome.accepted == ()
