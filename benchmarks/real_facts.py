@@ -162,9 +162,9 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
         # An answer that cannot be read is counted as such.
         pass
     except APIConnectionError as error:
-        raise NoAnswerError(llm.api_base, str(error)) from error
+        raise NoAnswerError(str(llm.api_base), str(error)) from error
     if not heard:
-        raise NoAnswerError(llm.api_base, "no response")
+        raise NoAnswerError(str(llm.api_base), "no response")
     seconds = time.perf_counter() - started
     message = heard[-1].message
     calls = [block for block in message.blocks if hasattr(block, "tool_kwargs")]
