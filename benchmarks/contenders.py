@@ -23,7 +23,8 @@ from llama_index.core.memory import (
     Memory,
     VectorMemoryBlock,
 )
-from llama_index.core.storage.chat_store.sql import MessageStatus, SQLAlchemyChatStore
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from llama_index.core.utils import get_tokenizer
 
 from benchmarks.prompt_caches import lines_of
@@ -124,7 +125,7 @@ def _copied(message: ChatMessage) -> ChatMessage:
 
 def keep_in_process(memory: Memory) -> None:
     """Give LlamaIndex's Memory, which has no message yet, a ``ListStore`` and a tokenizer that remembers."""
-    memory.sql_store = ListStore(table_name=memory.sql_store.table_name)
+    memory.sql_store = ListStore(table_name="no table")
     memory.tokenizer_fn = remembering_tokenizer()
 
 

@@ -564,6 +564,7 @@ async def test_messages_that_are_not_copied_are_sent_as_those_that_are() -> None
                 await model.achat(prompt)
             assert server.body == copied
             assert len(copied["messages"]) == len(prompt)
+            await model._aclient.close()
 
 
 @pytest.mark.parametrize("name", ["the plain list", "the recipe"])
