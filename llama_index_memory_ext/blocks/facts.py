@@ -564,17 +564,19 @@ class RelevantFactsBlock(LogBlock):
         *,
         session_id: str | None = None,
         context: Sequence[str] = (),
+        most: int | None = None,
     ) -> Explanation:
         """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
         For a question about the past, past facts are included. ``context`` are the
         turns before, oldest first. The last prompt of the session gives the profile.
-        Default: the session of the last prompt.
+        Default: the session of the last prompt. ``most`` leaves out the facts that are
+        neither shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
         record = self._records.get(session_id)
         ranking = await self._ranked(question, session_id, context, record)
-        return await asyncio.to_thread(explain, ranking)
+        return await asyncio.to_thread(explain, ranking, most)
 
     @property
     def rejections(self) -> dict[str, int]:

@@ -918,12 +918,16 @@ class ExplainedFact:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """The facts for one question, best first, the tokens of the shown facts, and the weights of the numbers."""
+    """The facts for one question, best first, the tokens of the shown facts, and the weights of the numbers.
+
+    ``omitted``: the number of further facts, which are not explained.
+    """
 
     facts: tuple[ExplainedFact, ...]
     tokens: int
     limit: int
     weights: Weights
+    omitted: int = 0
 
     def __repr__(self) -> str:
         rows = [_COLUMNS, *map(_cells, self.facts)]
@@ -958,8 +962,12 @@ class Explanation:
         return tokens, f"score = {' + '.join(parts)}", about
 
 
-def explain(ranking: Ranking) -> Explanation:
-    """Return which of the ranked facts are shown in the prompt, and why."""
+def explain(ranking: Ranking, most: int | None = None) -> Explanation:
+    """Return which of the ranked facts are shown in the prompt, and why.
+
+    Facts that are not shown are explained if they are among the best ``most``; None:
+    all of them.
+    """
     limit = ranking.surroundings.limit
     ranked = list(ranking.best_first())
     reasons = dict.fromkeys(
@@ -972,11 +980,13 @@ def explain(ranking: Ranking) -> Explanation:
         places[entry.fact.id] = FOR_QUESTION
     facts = []
     tokens = 0
-    for entry in ranked:
+    for number, entry in enumerate(ranked):
         fact = entry.fact
+        place = places.get(fact.id, "")
+        if most is not None and number >= most and not place:
+            continue
         matches = entry.matches
         line = ranking.showable.lines[fact.id]
-        place = places.get(fact.id, "")
         if place:
             tokens += line.tokens
         if place == IN_PROFILE:
@@ -1001,7 +1011,8 @@ def explain(ranking: Ranking) -> Explanation:
                 place,
             )
         )
-    return Explanation(tuple(facts), tokens, limit, ranking.weights)
+    omitted = len(ranked) - len(facts)
+    return Explanation(tuple(facts), tokens, limit, ranking.weights, omitted)
 
 
 def _words_by_place(matches: Mapping[str, str]) -> str:

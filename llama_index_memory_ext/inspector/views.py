@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
     from llama_index_memory_ext.fact import Fact, PastRetirement, SetAside
     from llama_index_memory_ext.facts.ranking import (
         ExplainedFact,
@@ -46,6 +47,12 @@ PAGE_ROWS = 50
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
+# The facts that are explained, beside those that are shown.
+_MOST_EXPLAINED = 1_000
+# Recall without a kept index searches the newest 2,000 messages.
+_MOST_RECALLED = 2_000
+# No entry of the record has fewer tokens.
+_LEAST_TOKENS = 4
 
 # The copy needs a session_id that a memory accepts.
 _UNNAMED = "(no name)"
@@ -412,11 +419,13 @@ async def preview_prompt(
     """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
     settings = memory_on(MemoryStore(), session_id, user_id, limits)
     name = settings.session_id
+    record = settings.condensed_block
     profile_reader = settings.facts_block.profile_reader_of(name)
     cursors = {}
-    for reader in (settings.condensed_block.name, profile_reader):
+    for reader in (record.name, profile_reader):
         cursors[reader] = await store.readers.state(session_id, reader)
-    rows = await store.readers.find(session_id)
+    skipped = await _count_skipped(store, session_id, record)
+    rows = await store.readers.find(session_id, offset=skipped)
     all_facts = await read_facts(store, user_id, limits)
     copy = MemoryStore(db_data=_copy_rows(rows, name))
     async with aclosing(copy):
@@ -433,7 +442,7 @@ async def preview_prompt(
         # The copy goes before a question would find its oldest messages.
         await copy.jobs.stop()
         stats = await memory.astats()
-        messages = as_taken(await memory.aget_all())
+        messages = as_taken([row.message for row in rows[-PAGE_ROWS:]])
         if question:
             messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))
@@ -445,7 +454,9 @@ async def preview_prompt(
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
         # After the prompt, so that the explanation knows its record.
-        explanation = await facts_block.aexplain(newest_question, context=context)
+        explanation = await facts_block.aexplain(
+            newest_question, context=context, most=_MOST_EXPLAINED
+        )
         summary = await memory.condensed_block.asummary(name)
         used_facts = memory.last_used().facts
     prefix = f"{facts_block.name} "
@@ -458,10 +469,23 @@ async def preview_prompt(
         runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
         tokens=_tokens_by_kind(parts),
         all_facts=all_facts,
-        stats=stats,
+        stats=stats.model_copy(
+            update={"messages": stats.messages + skipped, "left": stats.left + skipped}
+        ),
         readers=[name for name in names if name.startswith(prefix)],
         settings=settings,
     )
+
+
+async def _count_skipped(
+    store: MemoryStore, session_id: str, record: CondensedMemoryBlock
+) -> int:
+    """Return how many of the oldest messages neither the record nor recall reads."""
+    count = store.readers.count_messages
+    behind_cursor = await count(session_id, reader=record.name)
+    in_record = min(behind_cursor, record.token_limit // _LEAST_TOKENS)
+    copied = max(in_record, _MOST_RECALLED) + PAGE_ROWS
+    return max(await count(session_id) - copied, 0)
 
 
 def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:

@@ -535,8 +535,8 @@ class TfidfRanker:
         all_counts *= self._saturation + 1
         all_counts /= divisors
         all_counts *= np.repeat(factors, sizes)
-        scores: Values = np.bincount(all_rows, all_counts, minlength=size)
-        return scores
+        scores = np.bincount(all_rows, all_counts, minlength=size)
+        return np.asarray(scores, dtype=np.float64)
 
     def _occurrences(self, group: Group) -> _Occurrences:
         postings = [self._postings[term] for term in group if term in self._postings]

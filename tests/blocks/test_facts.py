@@ -510,6 +510,14 @@ async def test_where_no_fact_concerns_the_question_few_are_shown(
     assert {one.why for one in explained.facts if not one.injected} == {
         "left out: too little in common"
     }
+    best = await block.aexplain(
+        "How do I deploy on Kubernetes?", session_id="chat", most=1
+    )
+    assert [one.fact.content for one in best.facts if one.injected] == [
+        one.fact.content for one in explained.facts if one.injected
+    ]
+    assert len(best.facts) + best.omitted == len(explained.facts)
+    assert best.omitted > 0
     assert shown(await block.aget([user("How are you?")], session_id="chat")) == [
         "Is called Ann"
     ]

@@ -594,6 +594,36 @@ async def test_the_tokens_of_the_facts_fit_their_limit_with_and_without_a_profil
         assert 1_900 < explanation.limit <= 2_000
 
 
+async def test_a_long_session_is_shown_as_whole_though_its_newest_messages_are_read_alone(
+    tmp_path: Path, inspect: Inspect
+) -> None:
+    """Recall and the record need no older ones; the numbers count all."""
+    file = tmp_path / "memory.db"
+    async with CondensedMemory.from_defaults(
+        "birds",
+        user_id="ann",
+        async_database_uri=f"sqlite+aiosqlite:///{file}",
+        extract_facts=False,
+    ) as memory:
+        messages = []
+        for i in range(1_200):
+            messages += [user(f"I have seen bird number {i}."), assistant("Which?")]
+        await memory.aput_messages(messages)
+        facts = [Fact(content=f"Has seen bird number {i}") for i in range(1_300)]
+        await memory.facts.aimport("\n".join(fact.model_dump_json() for fact in facts))
+    client = await inspect(file, limits={"condensed_token_limit": 1_000})
+    for params in ({"id": "birds"}, {"id": "birds", "q": "Which bird?"}):
+        page = (await client.get("session", params=params)).text
+        numbers = {
+            label: int(number.replace(",", "")) for number, label in numbers_in(page)
+        }
+        kept = numbers["shown in the record"] + numbers["in the current turn"]
+        assert numbers["messages"] == 2_400
+        assert numbers["have left the record"] == 2_400 - kept
+        omitted = re.findall(r"([\d,]+) not shown, of which the best 200", page)
+        assert 1_000 < int(omitted[0].replace(",", "")) < len(facts)
+
+
 async def test_the_numbers_of_a_session_agree(tmp_path: Path, inspect: Inspect) -> None:
     """Also for messages that no program has read since they were put."""
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
