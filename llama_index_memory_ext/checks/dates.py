@@ -8,9 +8,14 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.checks.numbers import digits_of, quantities
-from llama_index_memory_ext.words import pattern, phrases, word_lists
+from llama_index_memory_ext.words import (
+    language_of,
+    pattern,
+    phrases,
+    script_of,
+    word_lists,
+)
 from llama_index_memory_ext.words.dates import Day, Found, dates_in, period_of
-from llama_index_memory_ext.words.tokens import language_of, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

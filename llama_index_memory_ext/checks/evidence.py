@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.checks.dates import ages_in, missing_dates
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
-from llama_index_memory_ext.words import comparable
+from llama_index_memory_ext.words import comparable, is_translation, language_of
 from llama_index_memory_ext.words.dates import Period, dates_in, period_of
-from llama_index_memory_ext.words.tokens import (
-    is_translation,
-    keywords,
-    language_of,
-    shared,
-)
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

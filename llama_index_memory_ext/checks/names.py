@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.checks.dates import without_dates
 from llama_index_memory_ext.checks.quotes import tokens_in
 from llama_index_memory_ext.words import (
+    HAN,
+    KANA,
     STOP_CHARACTERS,
     STOP_WORDS,
     comparable,
+    is_translation,
+    language_of,
     pattern,
     phrases,
     relations_in,
-)
-from llama_index_memory_ext.words.tokens import (
-    HAN,
-    KANA,
-    is_translation,
-    keywords,
-    language_of,
-    overlaps,
     script_of,
 )
+from llama_index_memory_ext.words.tokens import keywords, overlaps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

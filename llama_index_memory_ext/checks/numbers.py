@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.words import (
     STOP_WORDS,
     are_forms,
+    language_of,
     pattern,
     phrases,
     word_lists,
 )
-from llama_index_memory_ext.words.tokens import language_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -11,14 +11,10 @@ from llama_index_memory_ext.words import (
     pattern,
     phrases,
     relations_in,
+    script_of,
     words_of_section,
 )
-from llama_index_memory_ext.words.tokens import (
-    keywords,
-    languages_of,
-    script_of,
-    shared,
-)
+from llama_index_memory_ext.words.tokens import keywords, languages_of, shared
 
 if TYPE_CHECKING:
     import re

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.checks.numbers import has_numbers
 from llama_index_memory_ext.checks.quotes import TOKEN, tokens_in
-from llama_index_memory_ext.words import FUNCTION_WORDS, pattern, phrases
-from llama_index_memory_ext.words.tokens import (
+from llama_index_memory_ext.words import (
+    FUNCTION_WORDS,
     is_translation,
-    keywords,
+    pattern,
+    phrases,
     script_of,
-    shared,
 )
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

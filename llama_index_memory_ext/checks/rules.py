@@ -38,20 +38,15 @@ from llama_index_memory_ext.words import (
     IRREGULAR,
     STOP_WORDS,
     comparable,
+    is_translation,
+    may_be_english,
     pattern,
     phrases,
     relations_in,
+    script_of,
     words_of_section,
 )
-from llama_index_memory_ext.words.tokens import (
-    is_translation,
-    keywords,
-    may_be_english,
-    overlaps,
-    script_of,
-    shared,
-    term_of,
-)
+from llama_index_memory_ext.words.tokens import keywords, overlaps, shared, term_of
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact

@@ -29,13 +29,13 @@ from llama_index_memory_ext.fact import (
     Scope,
     approved,
     edited,
+    history_of,
     normalised,
     restored,
     retire,
     utc_now,
     view_of,
 )
-from llama_index_memory_ext.facts.known import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.tables import display_name

@@ -1,14 +1,14 @@
-"""The facts of a user in this process: follows the store, keeps lines and rankers ready, and finds past facts."""
+"""The facts of a user in this process: follows the store, and keeps lines and rankers ready."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
-from llama_index_memory_ext.errors import FactError
+from llama_index_memory_ext.fact import past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterable,
-        Iterator,
-        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
@@ -329,59 +327,3 @@ def _follow(
     ranker.add(
         [document_of(fact) for fact in now if fact.id in changed or fact.id not in held]
     )
-
-
-def past_facts(facts: Mapping[str, Fact], now: datetime) -> Iterator[Fact]:
-    """Yield the facts that were true before, by id.
-
-    A fact is left out if the user wants a successor of it forgotten.
-    """
-    for fact in facts.values():
-        if fact.state(now) == "past":
-            ids = _reached(fact.id, lambda fact_id: _successors(facts.get(fact_id)))
-            is_forgotten = any(
-                facts[fact_id].retired_by == "request"
-                for fact_id in ids
-                if fact_id in facts
-            )
-            if not is_forgotten:
-                yield fact
-
-
-def history_of(facts: Iterable[Fact], fact_id: str, namespace: str) -> list[Fact]:
-    """Return a fact with its predecessors and its successors, oldest first.
-
-    Replacements that were undone count, too. Raises a FactError for an unknown id.
-    """
-    by_id = {fact.id: fact for fact in facts}
-    if fact_id not in by_id:
-        raise FactError(
-            f"There is no fact {fact_id!r} of {namespace!r} among {len(by_id)}. List them first."
-        )
-    replaced = defaultdict[str, list[str]](list)
-    for fact in by_id.values():
-        for successor in _successors(fact):
-            replaced[successor].append(fact.id)
-    before = _reached(fact_id, lambda linked_id: replaced[linked_id])
-    after = _reached(fact_id, lambda linked_id: _successors(by_id.get(linked_id)))
-    chain = dict.fromkeys([*reversed(before), fact_id, *after])
-    history = [by_id[linked_id] for linked_id in chain if linked_id in by_id]
-    return sorted(history, key=lambda fact: fact.created_at)
-
-
-def _reached(start: str, links: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the ids that are reached from an id, link by link, nearest first."""
-    ids = [start]
-    for fact_id in ids:
-        for linked_id in links(fact_id):
-            if linked_id not in ids:
-                ids.append(linked_id)
-    return ids[1:]
-
-
-def _successors(fact: Fact | None) -> list[str]:
-    """Return the ids of the facts that have replaced a fact, also of undone replacements."""
-    if fact is None:
-        return []
-    ids = [past.replaced_by for past in fact.past_retirements]
-    return list(filter(None, (*ids, fact.replaced_by)))

@@ -38,9 +38,9 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
     unescape_tags,
 )
-from llama_index_memory_ext.words import sentences_in, visible
+from llama_index_memory_ext.words import language_of, sentences_in, visible
 from llama_index_memory_ext.words.dates import MONTH_PATTERN, with_english_days
-from llama_index_memory_ext.words.tokens import keywords, language_of, term_of
+from llama_index_memory_ext.words.tokens import keywords, term_of
 
 if TYPE_CHECKING:
     from collections import Counter

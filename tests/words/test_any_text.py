@@ -16,14 +16,13 @@ from llama_index_memory_ext.checks.numbers import missing_numbers
 from llama_index_memory_ext.checks.quotes import Span, find_quote
 from llama_index_memory_ext.checks.rules import unsaid_reason
 from llama_index_memory_ext.checks.secrets import holds_secret
-from llama_index_memory_ext.words import comparable
-from llama_index_memory_ext.words.tokens import (
+from llama_index_memory_ext.words import (
+    comparable,
     is_translation,
-    keywords,
     language_of,
     script_of,
-    shared,
 )
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 DAY = date(2025, 11, 20)
 LENGTH = 50_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.words.tokens import is_translation, language_of, script_of
+from llama_index_memory_ext.words import is_translation, language_of, script_of
 from tests.words import LANGUAGES, rows
 
 

@@ -13,11 +13,7 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.search.tfidf import Document
 from llama_index_memory_ext.words import FUNCTION_WORDS, word_lists
-from llama_index_memory_ext.words.tokens import (
-    languages_of,
-    term_of,
-    without_accents,
-)
+from llama_index_memory_ext.words.tokens import languages_of, term_of, without_accents
 from tests.words import LANGUAGES, cases, rows
 
 
