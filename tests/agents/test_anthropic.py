@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
@@ -17,7 +17,6 @@ from llama_index.core.base.llms.types import (
     TextBlock,
     ToolCallBlock,
 )
-from llama_index.llms.anthropic import Anthropic
 
 from benchmarks.prompt_caches import Blocks
 from tests.anthropic_server import AnthropicServer, marks_of, serve
@@ -25,7 +24,10 @@ from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, say
 from tests.record.test_limits import PIXEL
 
-StartClaude = Callable[..., tuple[Anthropic, AnthropicServer]]
+if TYPE_CHECKING:
+    from llama_index.llms.anthropic import Anthropic
+
+StartClaude = Callable[..., "tuple[Anthropic, AnthropicServer]"]
 
 MARK = CachePoint(cache_control=CacheControl(type="ephemeral"))
 # Enough for a first entry of the cache, which begins at 1,024 tokens.
@@ -35,6 +37,9 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 130
 @pytest.fixture
 async def start_claude() -> AsyncIterator[StartClaude]:
     """Starts an Anthropic server around a model, and gives LlamaIndex's own class for it."""
+    # A thousand modules, which other tests do not need.
+    from llama_index.llms.anthropic import Anthropic  # noqa: PLC0415
+
     async with AsyncExitStack() as stack:
 
         def start(

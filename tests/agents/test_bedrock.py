@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import CacheControl, ChatMessage, ToolCallBlock
-from llama_index.llms.bedrock_converse.utils import messages_to_converse_messages
 
 from tests.conversation import BEFORE_QUESTION
 from tests.memories import OpenMemory
@@ -36,6 +35,11 @@ async def test_cache_points_stand_between_the_texts_of_the_record(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """None is within a result, and none follows another or stands first; the control that was lent stays as it is."""
+    # The library of AWS, which no other test needs.
+    from llama_index.llms.bedrock_converse.utils import (  # noqa: PLC0415
+        messages_to_converse_messages,
+    )
+
     control = CacheControl(type="default")
     memory = open_memory(cache_points=control, condensed_token_limit=3_000)
     for number in range(4):

@@ -480,17 +480,22 @@ async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> 
         )
 
 
-@pytest.mark.parametrize(
-    ("program", "top"),
-    [("claude-desktop", "mcpServers"), ("cursor", "mcpServers"), ("vscode", "servers")],
-)
 async def test_a_printed_config_starts_the_server_from_any_folder(
-    command: Here, database: Path, program: str, top: str, tmp_path: Path
+    command: Here, database: Path, tmp_path: Path
 ) -> None:
-    options = ("--user", "ann", "--db", str(database), "--print-config", program)
-    printed = command("--table", "notes", "mcp", *options)
-    assert "belongs into" in printed.stderr
-    server = json.loads(printed.stdout)[top]["memory"]
+    """Each program has a name of its own for the same command."""
+    servers = []
+    for program, top in (
+        ("claude-desktop", "mcpServers"),
+        ("cursor", "mcpServers"),
+        ("vscode", "servers"),
+    ):
+        options = ("--user", "ann", "--db", str(database), "--print-config", program)
+        printed = command("--table", "notes", "mcp", *options)
+        assert "belongs into" in printed.stderr
+        servers.append(json.loads(printed.stdout)[top]["memory"])
+    server = servers[0]
+    assert servers == [server] * 3
     assert "--table=notes" in server["args"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

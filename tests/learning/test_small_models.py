@@ -10,7 +10,7 @@ import pytest
 from llama_index.core.llms import LLMMetadata
 from llama_index.llms.openai import OpenAI
 
-from llama_index_memory_ext import TokenCounter
+from llama_index_memory_ext import Fact, TokenCounter
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.learning.prompt import ask_for_facts
 from tests.conversation import assistant, user
@@ -68,10 +68,13 @@ async def test_batches_fit_into_the_window_of_the_model(learns: Learns) -> None:
     """With the known facts, the instructions and the answer: nothing is refused, and nothing is left out."""
     memory, server = learns(client=Small)
     refuse_longer_than(server, 8_192)
-    for i in range(150):
-        await memory.facts.aadd(
-            f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north"
+    facts = [
+        Fact(
+            content=f"Has visited the {COUNTER.clip(f'town{i} ' * 40, 40)} of the north"
         )
+        for i in range(150)
+    ]
+    await memory.sql_store.facts.write(memory.facts.namespace, facts)
     turns = [
         (user(f"I like drink{i}. {'And so on. ' * 150}"), assistant("Fine. " * 100))
         for i in range(40)

@@ -30,7 +30,7 @@ from llama_index_memory_ext.record.window import RecordReader, Window, entries_o
 from llama_index_memory_ext.store.tables import LogRow, ReadPosition, times_of
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import Utterance, in_zone
-from llama_index_memory_ext.words.dates import period_asked
+from llama_index_memory_ext.words.dates import Period, period_asked
 from tests.conversation import assistant, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, say
@@ -94,6 +94,19 @@ def unproven_dates(said_on: date) -> list[str]:
     return missing_dates(f"In Oslo, Bergen, Rome: {', '.join(days)}", said, said_on)
 
 
+@cache
+def yesterday_asked(today: date) -> Period | None:
+    """The period of a question about yesterday: of the days only, and so read once for each."""
+    return period_asked("Where was I yesterday?", today)
+
+
+@cache
+def extraction_prompt_of(today: date) -> str:
+    """The prompt of an extraction of that day: of the day only, too."""
+    lines = [Utterance(1, "user", "Hi.")]
+    return extraction_prompt(lines, [], today=today, said_on=today)[-1].content or ""
+
+
 @settings(max_examples=2_000)
 @given(moments())
 def test_today_yesterday_and_tomorrow_are_days_of_the_user(
@@ -122,7 +135,7 @@ def test_today_yesterday_and_tomorrow_are_days_of_the_user(
         index.take([row])
         assert index.today == today
         assert index.ranked("Hi.")[0].message.day == today.isoformat()
-        asked = period_asked("Where was I yesterday?", BLOCK.now().date())
+        asked = yesterday_asked(BLOCK.now().date())
         assert asked == (today - day, today - day)
     # An extraction.
     (said_at,) = times_of([row], zone)
@@ -131,9 +144,7 @@ def test_today_yesterday_and_tomorrow_are_days_of_the_user(
     # To read dates takes long, and only the day counts: two days of each month.
     if today.day <= 2:
         assert unproven_dates(today) == []
-    lines = [Utterance(1, "user", "Hi.")]
-    prompt = extraction_prompt(lines, [], today=said_at.date(), said_on=said_at.date())
-    assert f"{today:%A, %Y-%m-%d}" in (prompt[-1].content or "")
+    assert f"{today:%A, %Y-%m-%d}" in extraction_prompt_of(said_at.date())
     # A fact that is true until today holds all day, and keeps its day when it is read again.
     fact = Fact(content="Likes tea", created_at=said_at, valid_until=today)
     assert fact.began == today == Fact(**fact.model_dump(mode="json")).began

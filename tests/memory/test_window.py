@@ -16,7 +16,7 @@ from llama_index.llms.openai import OpenAI
 from openai import BadRequestError
 from workflows.errors import WorkflowRuntimeError
 
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, Fact
 from tests.conversation import assistant, calling, result, user
 from tests.memories import OpenMemory
 from tests.openai_complaints import tokens_in
@@ -100,10 +100,13 @@ async def test_no_question_is_refused_with_a_model_whose_window_is_known(
     """With long messages, results of tools, and as many facts as are shown. The questions repeat after 21 turns."""
     llm, server = start()
     memory = open_memory(llm=llm, extract_facts=False, min_similarity=0, **options)
-    for i in range(80):
-        await memory.facts.aadd(
-            f"Knows bridge number {i}, which crosses the river {i} miles above the town"
+    facts = [
+        Fact(
+            content=f"Knows bridge number {i}, which crosses the river {i} miles above the town"
         )
+        for i in range(80)
+    ]
+    await memory.sql_store.facts.write(memory.facts.namespace, facts)
     for turn in range(turns):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
     assert server.refusals == []
