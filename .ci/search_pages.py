@@ -93,7 +93,6 @@ EXPECTED = {
     "asyncio.run notebook": "jupyter",
     # What an operator asks.
     "monitoring": "seeing-what-happens",
-    "prove deletion": "deleting-a-person",
     "flask": "production",
     "below 4,000 tokens": "keeping-it-short",
     "rotate the key": "encryption",
