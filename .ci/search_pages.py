@@ -92,9 +92,7 @@ EXPECTED = {
     "lm studio": "local-models",
     "asyncio.run notebook": "jupyter",
     # What an operator asks.
-    "what to watch in production": "seeing-what-happens",
     "monitoring": "seeing-what-happens",
-    "prove deletion": "deleting-a-person",
     "flask": "production",
     "below 4,000 tokens": "keeping-it-short",
     "rotate the key": "encryption",
