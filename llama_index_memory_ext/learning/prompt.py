@@ -351,19 +351,19 @@ def extraction_prompt(
 def _instructions(*, what_to_find: str, categories: str, knows_facts: bool) -> str:
     given = " and the date"
     lists = "new_facts"
-    known = ""
+    about_known = ""
     empty = "new_facts is empty"
     if knows_facts:
         given = ", the facts that are known already, and the date"
         lists = "three lists.\n\nnew_facts"
-        known = f"{_ABOUT_KNOWN}\n\n"
+        about_known = f"{_ABOUT_KNOWN}\n\n"
         empty = "all three lists are empty"
     return _INSTRUCTIONS.format(
         given=given,
         lists=lists,
         what_to_find=what_to_find,
         categories=categories,
-        known=known,
+        about_known=about_known,
         empty=empty,
     )
 
@@ -659,7 +659,12 @@ def forms_of(categories: tuple[str, ...]) -> Forms:
         said_as=alternatives(get_args(SaidAs)),
         categories=alternatives(categories),
     )
-    return Forms(tool, form(known=_FORM_OF_KNOWN), form(known=""), response_format)
+    return Forms(
+        tool,
+        form(form_of_known=_FORM_OF_KNOWN),
+        form(form_of_known=""),
+        response_format,
+    )
 
 
 class _Parts(NamedTuple):
