@@ -8,7 +8,7 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.loop import Recent, thread_lock
-from llama_index_memory_ext.fact import past_facts
+from llama_index_memory_ext.fact import AgentView, Fact, past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from llama_index_memory_ext.fact import AgentView, Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import CountedText
 

@@ -980,11 +980,9 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
         places[entry.fact.id] = FOR_QUESTION
     facts = []
     tokens = 0
-    for number, entry in enumerate(ranked):
+    for entry in _entries_to_explain(ranked, places, most):
         fact = entry.fact
         place = places.get(fact.id, "")
-        if most is not None and number >= most and not place:
-            continue
         matches = entry.matches
         line = ranking.showable.lines[fact.id]
         if place:
@@ -1013,6 +1011,16 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
         )
     omitted = len(ranked) - len(facts)
     return Explanation(tuple(facts), tokens, limit, ranking.weights, omitted)
+
+
+def _entries_to_explain(
+    ranked: Sequence[RankedFact], places: Mapping[str, str], most: int | None
+) -> list[RankedFact]:
+    """Return the best ``most`` entries, and the entries that have a place in the prompt."""
+    best = list(ranked[:most])
+    if most is not None:
+        best += [entry for entry in ranked[most:] if entry.fact.id in places]
+    return best
 
 
 def _words_by_place(matches: Mapping[str, str]) -> str:

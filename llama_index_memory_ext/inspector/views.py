@@ -6,19 +6,26 @@ import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass, fields
-from datetime import timezone
+from datetime import datetime, timezone
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.fact import ALL, history_of, utc_now
+from llama_index_memory_ext.fact import (
+    ALL,
+    Fact,
+    PastRetirement,
+    SetAside,
+    history_of,
+    utc_now,
+)
 from llama_index_memory_ext.inspector.actions import digest_of, tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.store import MemoryStore, SessionInfo
 from llama_index_memory_ext.store.tables import (
     LogRow,
     display_name,
@@ -28,17 +35,14 @@ from llama_index_memory_ext.text.messages import as_taken, body_of, in_zone, que
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
-    from llama_index_memory_ext.fact import Fact, PastRetirement, SetAside
     from llama_index_memory_ext.facts.ranking import (
         ExplainedFact,
         Explanation,
         RankedFact,
     )
     from llama_index_memory_ext.memory.stats import MemoryStats
-    from llama_index_memory_ext.store import SessionInfo
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -46,7 +50,7 @@ PAGE_ROWS = 50
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
-# The facts that are explained, beside those that are shown.
+# The most facts that a preview explains if they are not shown.
 _MOST_EXPLAINED = 1_000
 # Recall without a kept index searches the newest 2,000 messages.
 _MOST_RECALLED = 2_000
@@ -428,11 +432,7 @@ async def preview_prompt(
     all_facts = await read_facts(store, user_id, limits)
     copy = MemoryStore(db_data=_copy_rows(rows, name))
     async with aclosing(copy):
-        for reader, (position, state) in cursors.items():
-            if position:
-                await copy.readers.move(
-                    name, reader, epoch=0, old=0, new=position, state=state
-                )
+        await _move_cursors(copy, name, cursors)
         memory = memory_on(copy, session_id, user_id, limits)
         copied_facts = [fact for fact, _ in all_facts]
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
@@ -474,6 +474,16 @@ async def preview_prompt(
         readers=[name for name in names if name.startswith(prefix)],
         settings=settings,
     )
+
+
+async def _move_cursors(
+    copy: MemoryStore, session_id: str, cursors: Mapping[str, tuple[int, str]]
+) -> None:
+    for reader, (position, state) in cursors.items():
+        if position:
+            await copy.readers.move(
+                session_id, reader, epoch=0, old=0, new=position, state=state
+            )
 
 
 async def _count_skipped(

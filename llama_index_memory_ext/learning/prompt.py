@@ -45,7 +45,7 @@ from llama_index_memory_ext.models.ask import (
     was_refused,
     was_truncated,
 )
-from llama_index_memory_ext.search.tfidf import values_of
+from llama_index_memory_ext.search.tfidf import Similar, values_of
 from llama_index_memory_ext.text.messages import (
     MOST_CHARACTERS,
     OTHER_ROLE,
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 

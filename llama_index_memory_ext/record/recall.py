@@ -26,16 +26,28 @@ from llama_index_memory_ext.record.text import (
     clip_entries,
     earlier_element,
 )
-from llama_index_memory_ext.record.window import entries_of
+from llama_index_memory_ext.record.window import (
+    RecallWhen,
+    RecordReader,
+    Window,
+    entries_of,
+)
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import ReadPosition, day_of, times_of
+from llama_index_memory_ext.store.tables import (
+    LogRow,
+    ReadPosition,
+    Snapshot,
+    day_of,
+    times_of,
+)
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
     ID_KEY,
     INSTRUCTION_ROLES,
+    Entry,
     body_of,
     calls_of,
     now_in,
@@ -46,7 +58,7 @@ from llama_index_memory_ext.text.messages import (
     turns_in,
 )
 from llama_index_memory_ext.words.asking import asks, is_statement
-from llama_index_memory_ext.words.dates import date_words, relative_periods
+from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
@@ -55,13 +67,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from numpy.typing import NDArray
 
-    from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow, Snapshot
-    from llama_index_memory_ext.text.messages import (
-        Entry,
-    )
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
-    from llama_index_memory_ext.words.dates import Period
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"

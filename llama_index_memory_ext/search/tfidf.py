@@ -6,11 +6,11 @@ import logging
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from math import log
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,6 @@ from llama_index_memory_ext.words.tokens import (
     related_terms,
     term_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
 
 logger = logging.getLogger(__name__)
 
