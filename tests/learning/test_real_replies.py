@@ -327,6 +327,8 @@ def test_a_text_behind_a_colon_is_somebody_elses(
         ("My boss says: work more. I like tea.", "Likes tea"),
         ("I said: I live in Rome.", "Lives in Rome"),
         ("Correct: I live in Rome.", "Lives in Rome"),
+        ("Edit: I live in Rome.", "Lives in Rome"),
+        ("Polish food: I love soup.", "Loves soup"),
     ],
 )
 def test_the_users_own_words_may_stand_behind_a_colon(said: str, content: str) -> None:
