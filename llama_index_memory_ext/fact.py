@@ -1,4 +1,4 @@
-"""A fact about a user: which facts an agent sees, and which facts were true before."""
+"""A fact about a user: its fields, states and changes, which agents see it, and the facts before and after it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECENCY_WEIGHT = 0.4
 
 # Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
 _DISTINGUISHING = frozenset("#%&@/*")
-# Any mark, but no minus before a number.
+# Any mark but a minus before a number.
 _MARK = re.compile(r"(?!(?<!\S)-\d)[^\w\s]|_")
 
 
@@ -66,14 +66,14 @@ def _not_blank(value: str) -> str:
     return value
 
 
-# Why a fact is retired. "change": it was true until then. "correction": it never was
+# Why a fact is retired. "change": it was true before. "correction": it never was
 # true. "request": the user wants it forgotten. "hand": a person or a program decided.
 # "limit": there were too many facts. "rejected": a person rejected it.
 RetiredBy: TypeAlias = Literal[
     "change", "correction", "request", "hand", "limit", "rejected"
 ]
-# How the user said it, in the judgement of the model. Facts of the last four are not
-# stored.
+# How the user said a fact, in the judgement of the model. Facts of the last four kinds
+# are not stored.
 SaidAs: TypeAlias = Literal[
     "stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"
 ]
@@ -95,11 +95,11 @@ Content = Annotated[
 def _with_offset(moment: datetime) -> datetime:
     if moment.utcoffset():
         return in_zone(moment)
-    # Most are in UTC, and each stored fact has several.
+    # Most times are in UTC, and each stored fact has several times.
     return moment.astimezone(timezone.utc)
 
 
-# It keeps its offset, and so the day on which it was for the user.
+# A moment keeps its offset, and so the day that it was for the user.
 Moment = Annotated[AwareDatetime, AfterValidator(_with_offset)]
 Tag = Annotated[
     Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)
@@ -111,7 +111,7 @@ _REMOVED_FIELDS = frozenset({"review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
-    """Return metadata as a database returns them; a ValueError if they are no JSON, or too long."""
+    """Return metadata as a database returns them; raise a ValueError if they are no JSON, or too long."""
     if not value:
         return value
     try:
@@ -300,8 +300,8 @@ class Fact(BaseModel):
         def __init__(self, **values: Any) -> None:
             build_checked(type(self), super().__init__, FactError, **values)
 
-        # Without it, pydantic reads each stored fact by this method, which takes half as
-        # long again.
+        # Without this mark, pydantic reads each stored fact by this method, which takes
+        # half as long again.
         __init__.__pydantic_base_init__ = True
 
     @model_validator(mode="before")
@@ -325,30 +325,31 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether it is retired. A retired fact is kept for ``arestore``, and is never shown as if it held."""
+        """Whether the fact is retired: kept for ``arestore``, and never shown as if it held."""
         return self.retired_at is not None
 
     @property
     def began(self) -> date:
-        """The first day on which it is known to be true."""
+        """The first day on which the fact is known to be true."""
         return self.valid_from or self.created_at.date()
 
     @property
     def ends(self) -> date | None:
-        """The last day on which it is true: ``valid_until`` or the day of its retirement; None for no known end."""
+        """The last day on which the fact is true: ``valid_until`` or its retirement; None for no known end."""
         days = [self.valid_until, self.retired_at and self.retired_at.date()]
         return min(filter(None, days), default=None)
 
     def expired(self, now: datetime) -> bool:
-        """Return whether ``expires_at`` has come. From then on it is neither shown nor searched."""
+        """Return whether ``expires_at`` has come. From then on the fact is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
     def state(self, now: datetime) -> FactState:
-        """Return its state at a time: "present", "past", "retired", "expired" or "pending".
+        """Return the state of the fact at a time: "present", "past", "retired", "expired" or "pending".
 
-        The zone of ``now`` tells today. It is past after the day ``valid_until``, and if a change has ended it: another
-        fact has replaced it, or the user has said that it is over. It is retired if it
-        was forgotten, never true, retired by hand, or not approved.
+        The zone of ``now`` tells today. A fact is past after the day ``valid_until``,
+        and after a change: another fact has replaced the fact, or the user has said
+        that it is over. A fact is retired if it was forgotten, never true, retired by
+        hand, or not approved.
         """
         if self.expired(now):
             return "expired"
@@ -409,7 +410,7 @@ def restored(fact: Fact, now: datetime) -> Fact:
     )
 
 
-# Retirements without words of the user. For all others a model has written the reason.
+# Retirements whose reason has no words of the user. A model writes all other reasons.
 _WITHOUT_WORDS = ("hand", "limit", "rejected")
 
 
@@ -455,7 +456,7 @@ def _noting(fact: Fact, what: str, now: datetime) -> Fact:
 
 
 def edited(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
-    """Return the fact with other fields; ``past_changes`` names the fields that differ."""
+    """Return the fact with these fields; ``past_changes`` names the fields that differ."""
     new = Fact(**{**fact.model_dump(), "updated_at": now, **fields})
     names = [name for name in fields if getattr(new, name) != getattr(fact, name)]
     if "pinned" in names:
@@ -466,7 +467,7 @@ def edited(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
     return new
 
 
-# A pending fact that is said so only ends facts, and is no fact itself.
+# A pending fact with this ``said_as`` only ends other facts, and states nothing itself.
 ONLY_ENDS: SaidAs = "denied"
 _DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
@@ -501,10 +502,10 @@ def raised(fact: Fact, now: datetime) -> Fact:
     )
 
 
-# Each new fact is compared with all facts.
+# Cached, because each new fact is compared with all facts.
 @lru_cache(maxsize=10_000)
 def normalised(content: str) -> str:
-    """Return the key that duplicates share: NFKC, casefolded, punctuation and white space as one space.
+    """Return the key of a content, which duplicates share: NFKC, casefolded, punctuation and white space as one space.
 
     Marks such as # and a minus before a number stay. A text of punctuation alone stays
     as it is.
@@ -529,7 +530,8 @@ def _space_or_mark(match: re.Match[str]) -> str:
     return " "
 
 
-# "user": the facts that all agents share. "agent": the facts of one agent.
+# Whose facts a memory shows. "user": the facts that all agents share. "agent": the facts
+# of a single agent.
 Scope: TypeAlias = Literal["user", "agent", "both"]
 
 

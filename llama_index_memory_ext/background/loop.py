@@ -1,4 +1,4 @@
-"""The threads of a process: their locks and caches, the event loop of synchronous calls, and the threads of stores."""
+"""Event loops and threads of a process: locks, a cache, synchronous calls, the threads of stores, early imports."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ logger = logging.getLogger(__name__)
 
 # Takes functions to call around a fork; where processes cannot fork, never calls them.
 at_fork = getattr(os, "register_at_fork", lambda **_: None)
-# How long a fork waits for other threads.
+# How many seconds a fork waits for other threads.
 FORK_SECONDS = 2.0
 _TRY_SECONDS = 0.02
-# How often a state is looked at that no event reports.
+# The seconds between two looks at a state that no event reports.
 LOOK_SECONDS = 0.01
 
 K = TypeVar("K")
 V = TypeVar("V")
 Memory = TypeVar("Memory")
+
+# ---- locks of tasks and of threads ----
 
 _locks: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, asyncio.Lock]
@@ -57,7 +59,7 @@ _locks: WeakKeyDictionary[
 
 
 def lock_for(*name: Hashable) -> asyncio.Lock:
-    """Return the lock of this name: all tasks of this event loop that use it wait for each other, in their order."""
+    """Return the lock of this name in this event loop: of the tasks that use it, one runs at a time, in their order."""
     locks = _locks.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     return locks.setdefault(name, asyncio.Lock())
 
@@ -70,7 +72,7 @@ at_fork(after_in_child=_holders.clear)
 
 @asynccontextmanager
 async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
-    """Let one run of the session of this name through at a time, in this process.
+    """Yield the memory as soon as no other run of the session of this name is under way in this process.
 
     Raises:
         TurnError: The task is within a run of the session already.
@@ -142,6 +144,9 @@ at_fork(
 )
 
 
+# ---- a cache that threads share ----
+
+
 class Recent(Generic[K, V]):
     """A cache of the ``size`` most recently used entries. Threads may share it. A copy or a pickle of it is empty."""
 
@@ -177,8 +182,10 @@ class Recent(Generic[K, V]):
         return type(self), (self.size,)
 
 
-# The tasks of jobs in this process, in any event loop, that have not failed: the owner
-# of the result, and the session.
+# ---- jobs that a question waits for ----
+
+# The tasks of jobs in this process, in any event loop, that have neither ended nor
+# failed, each with the owner of its result and its session.
 at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
 # The owners whose last job has failed, or took longer than a question waits: no
 # question waits until a job has succeeded.
@@ -206,6 +213,8 @@ async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) ->
         await asyncio.sleep(LOOK_SECONDS)
 
 
+# ---- work without a caller, and synchronous calls ----
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -215,7 +224,7 @@ _spawned: set[asyncio.Task[Any]] = set()
 
 
 def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start work that no call waits for; it is cancelled when its background loop ends."""
+    """Start work that no call waits for; the work is cancelled when its background loop ends."""
     _spawned.difference_update(
         [task for task in list(_spawned) if task.get_loop().is_closed()]
     )
@@ -228,9 +237,9 @@ def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 class BackgroundLoop:
     """An event loop in a separate thread, started at once; use it as a context manager.
 
-    Tasks in the loop run beside the main thread. Ctrl-C reaches the main thread only:
-    it ends the call that the main thread waits for, and no other task. At the end of
-    the block all tasks are cancelled.
+    Tasks in the loop run beside the main thread. Ctrl-C reaches the main thread only.
+    There it ends the awaited call, and no other task. At the end of the block all
+    tasks are cancelled.
     """
 
     def __init__(self) -> None:
@@ -255,7 +264,7 @@ class BackgroundLoop:
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop, with the caller's context variables, and return its result.
 
-        Ctrl-C cancels the coroutine, and is raised when it has ended.
+        Ctrl-C cancels the coroutine. When that has ended, KeyboardInterrupt is raised.
         """
         try:
             running = asyncio.run_coroutine_threadsafe(call, self.loop)
@@ -294,9 +303,10 @@ _shared: BackgroundLoop | None = None
 _is_over = False
 # Held to begin the loop, to register threads and databases, and to count forks.
 _guard = thread_lock()
-# Whether this is a call, or a job, in that loop: nothing in it may wait for the loop.
+# Whether this is a call or a job in that loop, which must not wait for the same loop.
 _is_within: ContextVar[bool] = ContextVar("is_within", default=False)
-# To collect these objects in a child would end what its parent uses.
+# Objects of the parent process. Collected in a child, they would be closed for the
+# parent, too.
 _of_parent: list[object] = []
 
 
@@ -342,7 +352,8 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
     All calls of the process share one loop, with its connections, locks and jobs. A
     call within such a call, in a model's callback for example, has a separate loop,
-    which ends with it. Ctrl-C cancels the call, and is raised when it has ended.
+    which ends with it. Ctrl-C cancels the call. When that has ended, KeyboardInterrupt
+    is raised.
 
     Raises:
         StoreError: The interpreter is ending.
@@ -419,10 +430,15 @@ class Forkable(Protocol):
 class Job:
     """Work on a database that a caller waits for.
 
-    ``owner``: the id of the ``Database``. ``work``: runs the ``step``, a function of a
-    connection, in this thread. ``locks``: names; of the jobs with the same name, one
-    runs at a time. ``answer``: a future of the caller's loop. ``writes``: after the
-    work, whether it was stored.
+    ``owner``: the id of the ``Database``.
+    ``work``: runs the ``step`` in this thread.
+    ``step``: a function of a connection.
+    ``name``: the job in messages, as "Log.append".
+    ``locks``: of the jobs that share a lock, one runs at a time.
+    ``answer``: a future of the caller's loop.
+    ``writes``: before the work, whether it may write; after it, whether it has stored.
+    ``in_transaction``: whether a write runs in a transaction.
+    ``context``: the context variables of the caller.
     """
 
     owner: int
@@ -496,7 +512,7 @@ class Threads:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        # All threads; the threads that wait for a job; the threads that run a job.
+        # How many threads there are, how many wait for a job, and how many run a job.
         self._running = 0
         self._idle = 0
         self._working = 0
@@ -619,8 +635,8 @@ def _begin_in_child() -> None:
         _of_parent.append(engine)
 
 
-# Registered after ``thread_lock``, so that it runs before the locks are held: jobs need
-# them to end.
+# Registered after ``_hold_locks``, so that ``_prepare_fork`` runs before it: jobs that
+# end need the locks.
 at_fork(
     before=_prepare_fork,
     after_in_parent=_go_on_in_parent,
@@ -636,10 +652,10 @@ def _finish_writes() -> None:
         time.sleep(LOOK_SECONDS)
 
 
-# ---- modules that are loaded ahead ----
+# ---- modules that are imported early ----
 
-# The modules and data of the first extraction are loaded ahead, which takes a second of
-# processor time. Each module is imported by itself, so that a fork waits for one import at most.
+# The modules of the first extraction. With their data, they take a second of processor
+# time. Each module is imported by itself, so that a fork waits for one import at most.
 # py3langid and dateparser need the encodings.
 _MODULES = (
     "encodings.ascii",
@@ -665,9 +681,9 @@ at_fork(after_in_child=_loaders.clear)
 
 
 def start_loading(*modules: str) -> None:
-    """Begin to load, once in a process, in a thread that does not delay the end of the program.
+    """Start a thread, once in a process, that imports ``modules`` and the modules of the first extraction.
 
-    The thread imports ``modules`` first.
+    The thread does not delay the end of the program.
     """
     if not _loaders:
         # The thread suppresses errors, because the extraction raises them again.
@@ -694,7 +710,7 @@ def _load(modules: tuple[str, ...]) -> None:
             with _importing:
                 import_module(name)
         with _importing:
-            # By name, because these rooms import this one.
+            # By name, because these modules import this file.
             tokens = import_module("llama_index_memory_ext.words.tokens")
             dates = import_module("llama_index_memory_ext.checks.dates")
             numbers = import_module("llama_index_memory_ext.checks.numbers")

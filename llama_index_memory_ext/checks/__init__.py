@@ -1,1 +1,1 @@
-"""Facts about a user: extracted, checked, kept, ranked and shown."""
+"""The checks of learned facts: the user's own words must say a fact."""

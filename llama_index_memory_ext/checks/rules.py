@@ -1,4 +1,4 @@
-"""The checks that decide which entries of a model's reply stand on the user's own words.
+"""The checks of a model's reply: which entries the user's own words say.
 
 A check is a function that returns a ``Rejection`` or None. New facts must pass
 ``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.learning.reply import NewFact, Retirement
 
 
-# In characters.
+# The longest fact, quote and word, in characters.
 MAX_FACT = 500
 _MAX_QUOTE = 2_000
 _MAX_WORD = 50
@@ -61,7 +61,7 @@ _MAX_WORD = 50
 # tools and pages have texts, too.
 _USERS_SHARE = 0.4
 _USERS_SHARE_BESIDE_OTHERS = 0.6
-# The least share of words from the conversation in a fact of more words than this.
+# If a fact has more than ``_FEW_WORDS`` words, at least this share of them was said.
 _FEW_WORDS = 7
 _LEAST_SAID = 0.15
 # Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
@@ -69,7 +69,7 @@ _LEAST_SAID = 0.15
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 _SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
-# Why nothing is stored, for each way to say it.
+# Why nothing is stored, by ``said_as``.
 _UNSAID = {
     "asked": "The user only asked it.",
     "supposed": "The user only supposed it.",
@@ -112,6 +112,8 @@ class Ending(NamedTuple):
     is_request: bool
 
 
+# ---- new facts ----
+
 Checked = TypeVar("Checked")
 Check = Callable[[Candidate, Source], Rejection | None]
 
@@ -130,7 +132,7 @@ def first_rejection(
 
 
 def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject contents that no person would write, or that models read otherwise than people.
+    """Reject contents that no person would write, or that a model reads in another way than a person.
 
     Hidden characters and the tags around memories in a prompt carry instructions. A
     very long word is an encoded text.
@@ -245,7 +247,7 @@ def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
 def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the model itself calls asked, supposed, denied or quoted.
 
-    A content that says the user's denial itself is stated: "Does not smoke".
+    A content that is the denial itself passes: "Does not smoke".
     """
     said_as: str = candidate.new.said_as
     if said_as == "denied" and is_denial(candidate):
@@ -256,11 +258,11 @@ def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact about another person that does not say whom.
+    """Reject a fact about another person that does not name the person.
 
-    It would be taken for the user's. Where the words name a relative or a friend, the
-    content has this relation, or a name that stands there too. The model's label or the
-    words tell that it is about another person.
+    Such a fact would pass for a fact about the user. Its label ``about`` or the user's
+    words tell that another person is meant. If these words name a relative or a friend,
+    the content must have this relation, or a name from the quote.
     """
     new = candidate.new
     place = candidate.place
@@ -285,7 +287,7 @@ def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
 def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact that says more than its quote.
 
-    The rest may be an instruction that another person has put beside the user's words.
+    The rest may be an instruction by another person, put beside the user's words.
     """
     place = candidate.place
     question = source.question(place)
@@ -321,9 +323,9 @@ def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject addresses, names of functions and tags that the conversation has not.
+    """Reject addresses, names of functions and tags that are not in the conversation.
 
-    An injected instruction may lead there.
+    An injected instruction may lead to such an address.
     """
     return _reject_missing(
         "not_said", unsaid_addresses(candidate.new.content, source.said)
@@ -339,7 +341,7 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject numbers that the conversation has not, or has of another thing.
+    """Reject numbers that are not in the conversation, or count something else there.
 
     An age follows from a year.
     """
@@ -351,7 +353,7 @@ def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject names that neither the conversation nor a known fact has."""
+    """Reject names that are neither in the conversation nor in a known fact."""
     return _reject_missing(
         "name_not_said",
         missing_names(candidate.new.content, source.said, source.known_text),
@@ -359,7 +361,7 @@ def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
 
 
 def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact with too few of the user's keywords, or with one of a tool's text.
+    """Reject a fact with too few of the user's keywords, or with a keyword that only a tool's text has.
 
     A web page may tell an agent what to store.
     """
@@ -414,6 +416,9 @@ DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
 TOOL_CHECKS = (*CHECKS, has_enough_users_words)
 
 
+# ---- ends of known facts, and confirmations ----
+
+
 def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
     """Keep pinned facts."""
     if ending.fact.pinned:
@@ -422,7 +427,7 @@ def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
 
 
 def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
-    """Keep a fact that its replacement only repeats."""
+    """Keep a fact whose replacement only repeats it."""
     if ending.new is not None and ending.new.id == ending.fact.id:
         return Rejection(
             "replacement_rejected", "The fact that should replace it says the same."
@@ -440,12 +445,12 @@ def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
 
 
 def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
-    """Keep a fact that the words of a quote do not contradict.
+    """Keep a fact that the user's words do not contradict.
 
-    Words that ask, suppose or quote contradict nothing. Else they share a word with the
-    fact, or the new fact does. Without a shared word, a request that a model has read
-    ends the fact. So does a change that ends no other fact, or that leads to the new
-    one.
+    Words that ask, suppose or quote contradict nothing. Other words end the fact in
+    three cases: these words or the new fact share a word with the fact; they tell a
+    change that ends no other fact or comes with a new fact; or a model has read the
+    user's request before.
     """
     fact = ending.fact
     place = ending.place
@@ -469,7 +474,7 @@ ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contr
 
 
 def is_denial(candidate: Candidate) -> bool:
-    """Return whether a content denies something, and the user's words deny it, too."""
+    """Return whether a content denies something that the user's words deny, too."""
     place = candidate.place
     content = candidate.new.content
     if not denies(content):
@@ -482,7 +487,7 @@ def is_denial(candidate: Candidate) -> bool:
 
 
 def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a confirmation by words that only ask or suppose a fact, deny or end it."""
+    """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
     content = candidate.new.content
     place = candidate.place
     sentences = sentences_at(with_question_marks(place.text), place.span)
@@ -511,6 +516,9 @@ def _mostly_ask(content: str, sentences: Iterable[str]) -> bool:
 CONFIRMING_CHECKS: tuple[Check, ...] = (is_the_users, shares_words, is_said_again)
 
 
+# ---- how sentences say a statement ----
+
+
 def _matches(section: str, text: str) -> bool:
     """Return whether a text has a phrase of a section of ``clauses.txt``."""
     return phrases("clauses", section).search(text) is not None
@@ -518,14 +526,17 @@ def _matches(section: str, text: str) -> bool:
 
 # The words of a section of ``clauses.txt``.
 _words = partial(words_of_section, "clauses")
+# Words that a negation skips: it denies the next word.
 _LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
+# A quote of fewer words may stand in quotation marks.
 _LEAST_QUOTED = 3
+# The first words of a content, which name its subject.
 _SUBJECT_WORDS = 3
-# What may stand between a statement and its correction, and how many characters of a
-# correction tell that a content copies it.
+# The characters between a statement and its correction, and how many characters of a
+# correction tell that a content copies the correction.
 _PAUSES = " ,.;:!\n\u2014\u3002\uff01\uff0c\u3001"
 _NOTICED = 12
-# The words behind the speaker in which a change is told: "I have gone back".
+# How many words behind the speaker can tell a change: "I have gone back".
 _NEAR = 3
 # The quotation marks of each kind.
 _OPENING_MARKS = "\u201c\u201e\u300c\"'"
@@ -604,7 +615,7 @@ def _changes() -> frozenset[str]:
 def unsaid_reason(
     statement: str, text: str, span: Span, *, may_presuppose: bool = True
 ) -> str:
-    """Return how the words around a quote say a statement without stating it.
+    """Return how the words around a quote say a statement that they do not state.
 
     Return "asked", "supposed" or "quoted", or "" for a statement.
     ``may_presuppose``: "What do my two cats eat?" says that there are two cats.

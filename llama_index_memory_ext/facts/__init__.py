@@ -1,1 +1,1 @@
-"""Facts about a user: extracted, checked, kept, ranked and shown."""
+"""Facts about a user: kept, tidied, ranked and shown."""

@@ -1,4 +1,4 @@
-"""The contents of each page, read from a store; nothing is written."""
+"""The contents of the inspector's pages, report and prompt preview, read from a store; nothing is written."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
-# Above the number of any page.
+# No page has this number: the last page is the nearest.
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
-# The most facts that a preview explains if they are not shown.
+# The most facts outside the prompt that a preview explains.
 _MOST_EXPLAINED = 1_000
 # Recall without a kept index searches the newest 2,000 messages.
 _MOST_RECALLED = 2_000
 # No entry of the record has fewer tokens.
 _LEAST_TOKENS = 4
 
-# The copy needs a session_id that a memory accepts.
+# Stands for a blank session_id or user_id, which no memory accepts.
 _UNNAMED = "(no name)"
 # The kind of the part that begins with this line.
 _KINDS = {
@@ -66,9 +66,10 @@ _KINDS = {
     "</memory>": "question",
 }
 _PROFILE_START = "<memory>\n<user_profile>\n"
-# Without a profile, the record begins with the whole memory.
+# Without a profile, the part of the record begins with the line "<memory>".
 _PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)(?<!^<memory>\n)", re.MULTILINE)
 
+# The values that a template shows, by name.
 Context = dict[str, Any]
 
 
@@ -312,7 +313,7 @@ _ENDINGS = {
     "limit": "retired",
     "rejected": "rejected",
 }
-# The reasons of ``FactBook`` that say no more.
+# The reasons that ``FactBook`` gives; they say no more than the ending.
 _OWN_REASONS = (None, "retired by hand", "rejected by hand")
 
 
@@ -406,7 +407,7 @@ def memory_on(
 async def read_facts(
     store: MemoryStore, user: str, limits: Mapping[str, Any]
 ) -> list[FactWithState]:
-    """Return all facts of a user with their states, today in the time zone."""
+    """Return all facts of a user with their states now; the time zone of the limits tells today."""
     now = in_zone(utc_now(), limits.get("time_zone"))
     facts = (await store.facts.read(user, view=ALL)).facts
     return [FactWithState(fact, fact.state(now)) for fact in facts]
@@ -436,9 +437,10 @@ async def preview_prompt(
         memory = memory_on(copy, session_id, user_id, limits)
         copied_facts = [fact for fact, _ in all_facts]
         await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
-        # Older messages leave the record when it is read.
+        # Reading the record makes older messages leave it.
         prompt = await memory.aget()
-        # The copy goes before a question would find its oldest messages.
+        # The jobs of the copy index its oldest messages, and the copy is closed before a
+        # question could find these.
         await copy.jobs.stop()
         stats = await memory.astats()
         messages = as_taken([row.message for row in rows[-PAGE_ROWS:]])
@@ -452,7 +454,7 @@ async def preview_prompt(
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
-        # After the prompt, so that the explanation knows its record.
+        # After the prompt, so that the explanation knows the record in it.
         explanation = await facts_block.aexplain(
             newest_question, context=context, most=_MOST_EXPLAINED
         )

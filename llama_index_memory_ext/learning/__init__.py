@@ -1,1 +1,1 @@
-"""Facts about a user: extracted, checked, kept, ranked and shown."""
+"""How facts are learned: a model is asked, and its reply is validated and stored."""

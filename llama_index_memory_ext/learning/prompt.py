@@ -1,4 +1,4 @@
-"""Asks a model for facts: the texts that it reads, their limits, and the form of its answer."""
+"""The request for facts: the texts that a model reads, their limits, and the form of its answer."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _is_text(value: Any, longest: int) -> bool:
 # The least tokens of a request in a small window: a shorter one would say nothing.
 _LEAST_BATCH = 200
 _LEAST_ANSWER = 200
-# The tokens of an answer beside one for each token of the batch, and with a batch that
-# was halved.
+# An answer has this many tokens, and a token more for each token of the batch. However
+# often a batch is halved, its answer may have this many.
 ANSWER = 1_000
 
 
@@ -135,8 +135,8 @@ def room_in(
 ) -> Room:
     """Return the room in a window beside ``fixed`` tokens of instructions.
 
-    It is halved ``halved`` times. An unknown window has all of it. ``answer`` is the
-    most that the model answers by its own settings.
+    The room is halved ``halved`` times. If the ``window`` is unknown (None), it leaves
+    the whole room. ``answer``: the most tokens that the settings of the model allow.
 
     >>> room_in(8_192, 1_000)
     Room(batch=3180, facts=795, before=397, answer=1590)
@@ -173,7 +173,7 @@ def batch_end(
 ) -> int:
     """Return the number of messages, oldest first, that go into one request.
 
-    It is at least one if there is any message, else 0. If it can, a batch ends before a
+    The number is at least 1; 0 without messages. If possible, a batch ends before a
     turn: before it exceeds ``token_limit``, after ``most_turns``, and before the first
     turn of another day. Relative dates ("tomorrow") of a batch count from one day.
     """
@@ -212,7 +212,7 @@ _MOST_TEXTS = 24
 def texts_in(lines: Sequence[Utterance]) -> list[str]:
     """Return the texts that facts are compared with.
 
-    They are the user's messages, newest first, then the messages that they answer.
+    First the user's messages, newest first, then the messages that these answer.
     """
     users = [i for i, line in enumerate(lines) if line.is_users][:-_MOST_TEXTS:-1]
     answered = [lines[i - 1].text for i in users if i and not lines[i - 1].is_users]
@@ -228,8 +228,8 @@ def offered(
 ) -> list[Fact]:
     """Return the facts that fit about ``limit`` tokens.
 
-    Half of it is for the facts most similar to the texts, the rest for facts of each
-    kind. "I moved to Rome" has no word in common with "Lives in Oslo", but few facts
+    Half of the limit is for the facts most similar to the texts, the rest for facts of
+    each kind. "I moved to Rome" has no word in common with "Lives in Oslo", but few facts
     are of its kind, and such facts are short.
     """
     by_id = {fact.id: fact for fact in facts}
@@ -444,14 +444,14 @@ class Request:
         messages: Sequence[ChatMessage],
         read: Callable[[Sequence[str], ChatResponse], T],
     ) -> tuple[T, ChatResponse]:
-        """Return the value that is read of the model's answer, and the response.
+        """Return the value that ``read`` gets from the model's answer, and the response.
 
-        ``read`` gets the arguments of each call, or the words, of an answer. A model
+        ``read`` takes the arguments of each call of an answer, or its words. A model
         that cannot be asked by the tool reads the form instead, and is asked by the
-        ``response_format`` if its server may take it. The same goes, from then on, for
-        a model whose server refuses or ignores tools. An answer that cannot be read is
-        asked for once more, with the reason. Errors of the model are not caught, nor
-        the error of the second reading.
+        ``response_format`` if its server may take one. A model whose server refuses or
+        ignores tools is asked like this from then on. If an answer cannot be read, the
+        model is asked once more, with the reason. Errors of the model are not caught,
+        nor the error of the second reading.
         """
         can_call = _can_call(self.llm)
         by_tool = can_call
@@ -611,7 +611,7 @@ def _read_replies(
 class Forms(NamedTuple):
     """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema.
 
-    ``words_without_known``: in words, of new facts alone.
+    ``words_without_known``: the words for a prompt without known facts.
     """
 
     tool: FunctionTool
@@ -621,7 +621,7 @@ class Forms(NamedTuple):
 
     @property
     def tool_text(self) -> str:
-        """The tool as a request tells it."""
+        """The description and the schema of the tool, as a request sends them."""
         metadata = self.tool.metadata
         return f"{metadata.description}{metadata.fn_schema_str}"
 
@@ -647,7 +647,7 @@ def forms_of(categories: tuple[str, ...]) -> Forms:
     schema = reply.model_json_schema()
     for part in (schema, *schema["$defs"].values()):
         part["additionalProperties"] = False
-        # That dialect knows no optional fields.
+        # The strict dialect has no optional fields.
         part["required"] = list(part["properties"])
     response_format = {
         "type": "json_schema",
@@ -698,7 +698,7 @@ def _parts_of(message: ChatMessage) -> _Parts:
         calls = [call.arguments for call in calls_of(message)]
     except (RecursionError, ValueError):
         raise FactReplyError(words, "its arguments are no JSON") from None
-    # A part of a very long text is not copied.
+    # A very long text is measured before any part of it is copied.
     thoughts = max(words.rfind(_THOUGHTS_END), 0)
     length = 0 if calls else len(words) - thoughts
     if is_longer(calls, MOST_CHARACTERS) or length > MOST_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Validates a model's reply: only facts that the user's own words say are stored."""
+"""The validation of a model's reply: which facts are stored, confirmed and retired."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NO_TIME = Rejection(
     "out_of_time",
     "The reply has so many entries that there was no time left to check it.",
 )
-# Of processor time. The entries of an ordinary reply take less than a second.
+# The most processor time for a reply. An ordinary reply takes less than a second.
 _MOST_SECONDS = 10
 
 
@@ -119,7 +119,7 @@ def validate_reply(
         known_facts: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time
             zone.
-        active: Further active facts, so that none is stored twice.
+        active: Further present and pending facts, so that none is stored twice.
         past: Facts that were true before, so that none is stored twice with the same
             last day.
         session_id: The session of new facts.
@@ -178,6 +178,7 @@ class _Validation:
 
     @cached_property
     def by_content(self) -> dict[str, Fact]:
+        """The known facts and the accepted facts, by their normalised contents."""
         return {
             normalised(fact.content): fact
             for fact in reversed(self.source.known_facts)
@@ -187,6 +188,7 @@ class _Validation:
     def add(
         self, new: NewFact, checks: Sequence[Check], min_confidence: float
     ) -> Rejection | None:
+        """Accept, doubt or reject a new fact, or confirm the known fact that it repeats."""
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
         candidate_place = place or NOWHERE
         new = _without_questions(new, candidate_place.quote)
@@ -222,6 +224,7 @@ class _Validation:
         return rejection
 
     def end(self, entry: Retirement, *, is_only: bool) -> Rejection | None:
+        """Retire a known fact, or reject the entry that ends it."""
         is_request = self.retired_by == "request"
         fact = self._known_fact(entry.number, past=is_request)
         if fact is None:
@@ -254,7 +257,7 @@ class _Validation:
         return period and period.end
 
     def _reason_of(self, ending: Ending) -> str:
-        """Return the model's reason, or our own where the model may have copied an instruction into it."""
+        """Return the model's reason, or our own if the model may have copied an instruction into its reason."""
         entry = ending.entry
         reason = entry.reason[:MAX_FACT]
         new_content = ending.new.content if ending.new else ""
@@ -268,6 +271,7 @@ class _Validation:
         return reason
 
     def confirm(self, entry: Confirmation) -> Rejection | None:
+        """Confirm a known fact, or reject the entry."""
         fact = self._known_fact(entry.number)
         if fact is None:
             return _UNKNOWN

@@ -1,4 +1,4 @@
-"""Ranks documents by their words: an index of terms, and the scores of BM25."""
+"""The ranking of documents by their words: an index of terms, and scores as in BM25."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _FEEDBACK_TERMS = 15
 # with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
 _SHORT_QUERY = 8
-# Removing more rows than this one by one takes longer than copying the posting.
+# To remove more rows than this, one by one, takes longer than to copy the posting.
 _MOST_SINGLE_REMOVALS = 64
 # Removed documents leave empty rows. Above this number of gaps, and above the number of
 # documents, the rows are numbered anew.
 _MOST_GAPS = 64
 # The turns before a question are queries again with the next question.
 _CACHED_ANSWERS = 4
-# Stemming all words is repeated only after the documents have grown by this factor.
+# All words are stemmed again only when the documents have grown by this factor.
 _GROWTH = 1.25
 
 
@@ -175,10 +175,11 @@ class _Places:
     def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of documents, -1 for an unknown document.
 
-        A tuple that begins as the last tuple is looked up from the first change on.
+        If ``ids`` is a tuple, the rows of the ids that also begin the last tuple are
+        taken from the last lookup.
         """
         size = len(self.ids)
-        # Read first: a thread may remove documents meanwhile.
+        # Counted first: a thread may remove documents meanwhile.
         removals = len(self.removed)
         last = self._last_lookup
         if last is not None and last.ids is ids and last.size == size:
@@ -241,7 +242,7 @@ class Similarities(Mapping[str, float]):
 
 
 class _Analysis(NamedTuple):
-    """The words of a document and its contexts, and the weight of each term in it."""
+    """The words of a document and its contexts, and the weight of each term."""
 
     weights: Mapping[str, float]
     words: tuple[Word, ...]
@@ -521,8 +522,8 @@ class TfidfRanker:
             counts.append(occurrences.counts)
             sizes.append(len(occurrences.rows))
             factors.append(weight * self._idf(sizes[-1]) ** 2)
-        # All at once: of many short arrays each takes longer than its numbers. In
-        # place: a new array takes longer than its numbers, too.
+        # All terms at once, and in place: to make a short array takes longer than to
+        # compute its numbers.
         all_rows = np.concatenate(rows, dtype=np.intp)
         all_counts = np.concatenate(counts)
         divisors = self._norms().take(all_rows)

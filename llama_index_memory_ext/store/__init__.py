@@ -277,7 +277,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """Return the version of the tables, also one that is too new to be opened; nothing is made or changed.
 
         It is ``SCHEMA_VERSION`` once this store has used them. None if there is no
-        database file, or no table of this package, as in a database of the plain host.
+        database file, or no table of this package, as in a database of LlamaIndex's own.
         """
         return await self.database.read_version()
 

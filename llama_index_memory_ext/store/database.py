@@ -1,4 +1,4 @@
-"""The database of a store: the version of its tables, its connections, and the functions that it runs."""
+"""The database of a store: the version of its tables, its mark of encryption, its connections, and its calls."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# In AUTOCOMMIT a failure would leave half of a change; a writer in an old snapshot
-# would fail once it has its lock.
+# The isolation level of a transaction. In AUTOCOMMIT, a failure would leave half of a
+# change. A writer in an old snapshot would fail once it has its lock.
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # To make an index of a large table takes minutes.
 _MAKING_SECONDS = 600.0
@@ -51,13 +51,13 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # process.
 _in_use_by_parent: set[str] = set()
 
-# ---- versions, and the mark of an encrypted database ----
+# ---- versions and upgrades ----
 
 SCHEMA_VERSION = 6
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
-# The versions whose facts have no speakers. An upgrade of a later version must not run
-# this step: it would clear the speaker of each fact whose message was deleted.
+# The versions whose facts have no speakers. ``_store_speakers`` must not run for a later
+# version: it would clear the speaker of each fact whose message was deleted.
 _WITHOUT_SPEAKERS = (3, 4)
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
@@ -86,8 +86,8 @@ _STORE_KINDS = (
     """,
 )
 
-# Version 5 gives sessions without a user separate namespaces. Before, these had the ids
-# of the sessions.
+# Version 5 gives sessions without a user separate namespaces. Before, their namespaces
+# were the ids of the sessions.
 _NAME_ANONYMOUS = (
     # If a user has the id of a session as name, only the facts of that session move.
     """
@@ -132,7 +132,7 @@ _NAME_ANONYMOUS = (
 
 
 def version_of(conn: Connection, tables: Tables) -> int | None:
-    """Return the version of the tables; None for a database without them, such as a database of the plain host."""
+    """Return the version of the tables; None for a database without them, such as LlamaIndex's own."""
     if not sa.inspect(conn).has_table(tables.schema.name, tables.schema.schema):
         return None
     return conn.execute(tables.sql(_SELECT_VERSION)).scalar()
@@ -239,6 +239,8 @@ def _store_speakers(conn: Connection, tables: Tables) -> None:
     )
 
 
+# ---- the mark of an encrypted database ----
+
 _SELECT_MARK = "SELECT encryption FROM {schema}"
 _SET_MARK = "UPDATE {schema} SET encryption = :mark"
 # The sessions and the users whose rows are encrypted, each with the namespace of the
@@ -289,7 +291,7 @@ def mark(conn: Connection, tables: Tables) -> None:
 
 
 def encrypt_within(tx: Transaction, place: Any) -> None:
-    """Store the rows of a session or a user, one of ``SELECT_PLACES``, anew, encrypted with the newest key."""
+    """Encrypt the rows of a ``place``, a session or a user of ``SELECT_PLACES``, with the newest key."""
     tx.lock({place["key"]} - {None}, {place["namespace"]} - {None})
     count = 0
     for query, update in _REWRITES:
@@ -316,9 +318,10 @@ class DatabaseIdentity(NamedTuple):
 class Database:
     """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg, for any driver in the ``uri``.
 
-    The first use opens the engine and makes missing tables. A ``lent`` engine replaces
-    the ``uri``. It is used in the event loop of each caller, keeps its isolation level,
-    and is never closed. A database in memory begins with ``rows`` of the chat table.
+    The first use opens the engine and makes missing tables. A lent engine, the
+    ``async_engine`` of the ``settings``, replaces the ``uri``. It is used in the event
+    loop of each caller, keeps its isolation level, and is never closed. A database in
+    memory begins with ``rows`` of the chat table.
     """
 
     def __init__(
@@ -354,7 +357,8 @@ class Database:
         self.set_up = ""
         # Held to open and to close the engine.
         self._guard = thread_lock()
-        # Claims that were stored in an epoch of a session; they are still true.
+        # The claims of owners that were stored in an epoch of a session. They hold until
+        # the epoch changes.
         self.claims: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False
@@ -375,18 +379,18 @@ class Database:
     ) -> T:
         """Call a function with a transaction and these arguments, and return its result.
 
-         The rows of these ``sessions`` and ``users`` are
-        locked, and made if they are missing, so that no other process writes to them. A
-        function rolls back if it has nothing to write, and if its lock would make a
-        deleted session exist again. Without ``writes`` there is no transaction: each
-        statement reads the newest rows.
+        The rows of these ``sessions`` and ``users`` are locked, and made if they are
+        missing, so that no other process writes to them. A function rolls back if it
+        has nothing to write, and if its lock would make a deleted session exist again.
+        Without ``writes`` there is no transaction: each statement reads the newest
+        rows.
 
         A caller that is cancelled, or whose loop is closed, leaves at once; a write
         goes on to its end.
 
         Raises:
-            StoreTimeoutError: It took longer than ``seconds``; 0: the time for one
-                call.
+            StoreTimeoutError: The call took longer than ``seconds``; 0: the time for
+                one call.
             StoreError: There is no connection, or the database has refused a statement
                 of the function.
         """
@@ -549,7 +553,7 @@ class Database:
     ) -> T:
         """Return the result of a step on a connection.
 
-        A StoreTimeoutError after ``seconds``; 0: the time for one call.
+        Raises a StoreTimeoutError after ``seconds``; 0: the time for one call.
         """
         seconds = seconds or self.seconds
         loop = asyncio.get_running_loop()
@@ -643,8 +647,8 @@ class Database:
             return result
 
     def _isolation_level(self, job: Job) -> str:
-        # Reads on a server are spared BEGIN and ROLLBACK. In SQLite they might end a
-        # transaction of the host.
+        # Reads on a server are spared BEGIN and ROLLBACK. In SQLite, these statements
+        # might end a transaction of the program.
         is_free = not job.in_transaction
         if self.backend == "postgresql":
             is_free = is_free or not job.writes

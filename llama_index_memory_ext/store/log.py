@@ -232,7 +232,7 @@ class Log:
         archived: int,
         replaced: Sequence[LogRow] = (),
     ) -> list[ChatMessage]:
-        """Write messages, the first ``archived`` of them into the log, and return copies of these.
+        """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
 
         ``user_id`` is the default speaker of the user's messages in a session of
         several users. A message with the words of a ``replaced`` row keeps the speaker
@@ -405,14 +405,14 @@ class Log:
         for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
             data = row.data
             stored_id = message_id_of(data.get("additional_kwargs") or {})
-            # The plain host may have deleted or replaced the message meanwhile.
+            # LlamaIndex without this package may have deleted or replaced the message.
             if row.message_id == stored_id:
                 messages[row.message_id] = data
         return messages
 
 
 def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
-    """Return how many messages at the beginning are the same as the stored ones."""
+    """Return how many messages, from the first on, equal the stored messages."""
     count = 0
     for row, message in zip(rows, messages, strict=False):
         if not is_same(row.data, storable(message)):
@@ -427,7 +427,7 @@ def _words_of(data: Json) -> str:
 
 
 def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
-    """Return the user whom a message names, or else the given user; None for a message that is not a user's."""
+    """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
     if user_id is None or message.role != MessageRole.USER:
         return None
     return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id

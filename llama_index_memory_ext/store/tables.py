@@ -1,4 +1,4 @@
-"""The tables of a store: their statements in SQL, their rows, and the readers of the log with their cursors."""
+"""The tables of a store: their statements in SQL, transactions, rows, and the readers of the log with their cursors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ ARCHIVED = MessageStatus.ARCHIVED.value
 # The largest id that a 64-bit column can hold.
 LAST_ID = 2**63 - 1
 
-# The parameters of statements that are no texts, by their names.
+# The parameters of statements that are numbers, and the types of parameters that are no
+# texts, by name.
 _NUMBERS = """
     after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
 """
@@ -237,8 +238,8 @@ class Tables:
     def _build(self, statement: str) -> Any:
         """Return a statement in SQL in which ``{rows}``, ``{owners}`` and so on are the names of tables.
 
-        ``{in_keys}`` is a condition: one of the list ``keys``, which may have any length,
-        and so for other names. ``:statuses`` is a short list.
+        ``{in_keys}`` becomes a condition: the value is in the list ``keys``, which may
+        have any length. Other names work alike. Only ``:statuses`` is a short list.
         """
         types = dict(_TYPES)
 
@@ -289,7 +290,7 @@ def _number(name: str, **options: Any) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, **options)
 
 
-# No user_id begins with a blank.
+# The beginning of a namespace without a user: no user_id begins with a blank.
 ANONYMOUS = " session "
 
 
@@ -341,8 +342,8 @@ ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
 class Transaction:
     """A connection within ``Database.run``, for the statements of the store.
 
-    ``epochs``: of the sessions that are locked. ``claims``: the claims of owners that
-    are stored with it.
+    ``epochs``: the epochs of the sessions that are locked.
+    ``claims``: the claims of owners that are stored with the transaction.
     """
 
     def __init__(
@@ -412,7 +413,10 @@ def _run_by(
     [Callable[Concatenate[Part, Transaction, P], T]],
     Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
 ]:
-    """Return a decorator for methods that take a transaction: the database of the object runs them."""
+    """Return a decorator for methods that take a transaction: the database of the object runs them.
+
+    ``locks``: "sessions" or "users", to which the method writes; "" if it only reads.
+    """
 
     def decorate(
         method: Callable[Concatenate[Part, Transaction, P], T],
@@ -452,8 +456,8 @@ _LAST_SECOND = 253_402_300_799
 class SessionAccess(NamedTuple):
     """How a memory opens a session.
 
-    ``user_id``: None for a memory without a user. ``shared``: other users may read and
-    write there.
+    ``user_id``: None for a memory without a user.
+    ``shared``: whether other users may read and write in the session.
     """
 
     user_id: str | None = None
@@ -475,11 +479,13 @@ class SessionAccess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One message of a session, parsed at its first use.
+    """One message of a session, which ``message`` parses.
 
-    ``id``: grows in the order of writing. ``timestamp``: the time of writing, in
-    nanoseconds since 1970; 0 if the query has not read it. ``user_id``: the speaker in
-    a session of several users, "" if unknown.
+    ``id``: grows in the order of writing.
+    ``role``: the role in which readers take it; see ``is_printed``.
+    ``data``: the message as JSON.
+    ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if not read.
+    ``user_id``: the speaker in a session of several users, "" if unknown.
     """
 
     id: int
@@ -588,12 +594,14 @@ _NO_FACTS = FactsVersion(epoch=0, change=0)
 class LogPage:
     """Rows for a reader, oldest first.
 
-    ``position``: the reader's cursor, the last row that it has processed; 0 at the
-    beginning. ``epoch``: changes when rows are deleted. ``fresh``: false, and the page
-    is empty, if rows were deleted since ``ReadPosition``; the reader must then begin again.
-    ``more``: there are older rows before the page. ``registered``: the cursor is stored,
-    read by ``unread`` only. ``facts``: the version of the watched facts. ``state``: the state of the
-    cursor, read by ``unread`` only.
+    ``position``: the reader's cursor; 0 at the beginning.
+    ``epoch``: changes when rows are deleted.
+    ``fresh``: false, and the page is empty, if rows were deleted since the
+    ``ReadPosition``; the reader must then begin again.
+    ``more``: whether there are older rows before the page.
+    ``registered``: whether the cursor is stored; only ``unread`` reads it.
+    ``facts``: the version of the watched facts.
+    ``state``: the state of the cursor; only ``unread`` reads it.
     """
 
     position: int
@@ -610,10 +618,12 @@ class LogPage:
 class Snapshot:
     """The state of a session at one moment, read in one query for a prompt.
 
-    ``position``: the cursor of the record. ``facts``: the version of the user's facts.
-    ``is_empty``: the log has no row. ``is_closed``: the session holds words of another
-    user. ``active``: the active rows. ``log``: the newest rows of the log. Both are
-    oldest first.
+    ``position``: the cursor of the record.
+    ``facts``: the version of the user's facts.
+    ``is_empty``: whether the log has no row.
+    ``is_closed``: whether another user owns the session, and not both users share it.
+    ``active``: the active rows, oldest first.
+    ``log``: the newest rows of the log, oldest first.
     """
 
     epoch: int
@@ -690,9 +700,9 @@ FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
 """
-# The newest rows of the log behind a cursor, or one row with the cursor alone. The plain
-# host deletes rows without a new epoch. So the query also returns the row that the
-# reader has read last, without its message, if that row still exists.
+# The newest rows of the log behind a cursor, or one row with the cursor alone. LlamaIndex
+# without this package deletes rows, and the epoch stays. So the query also returns the
+# row that the reader has read last, without its message, if that row still exists.
 _SELECT_PAGE = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
@@ -712,8 +722,8 @@ ORDER BY message.id
 """
 # A prompt reads at most 40 rows of the log in one query. For more rows, a reader asks
 # for pages that fit its limit. The active rows and the log are two queries, each along
-# the index: SQLite reads the whole session for one with an OR. ``other_owners``: the
-# users that close the session, because not both have opened it as shared.
+# the index: SQLite reads the whole session for one with an OR. ``other_owners``: how
+# many other users close the session. A session is open to two users if both share it.
 _SELECT_SNAPSHOT = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
@@ -765,7 +775,7 @@ _RENEW_SESSION = "UPDATE {sessions} SET epoch = :epoch WHERE key = :key"
 
 
 class Readers:
-    """The rows and the cursors of a store.
+    """Reads the rows of sessions for the readers of a store, and keeps their cursors.
 
     The log of a session is its rows with the status ``archived``: they have left
     short-term memory. A reader of any name begins at the first row. Methods named
@@ -839,7 +849,8 @@ class Readers:
         """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
 
         Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
-        the earlier rows needs no other query for a prompt.
+        the earlier rows needs no other query for a prompt. ``watch`` is the namespace of
+        the facts whose version is read.
         """
         result = tx.execute(
             _SELECT_SNAPSHOT,
@@ -968,10 +979,11 @@ class Readers:
 
         ``epoch`` is the session's epoch at the time of the reading. ``state`` is the
         reader's result for the rows before, as JSON. It replaces the earlier state. If
-        one of these rows is deleted, the reader begins again without a state. A state
-        with the key ``ROWS``, a list of ``[first row, last row, ...]``, concerns these
-        rows alone: the deletion takes only the deleted rows from it. A cursor without a
-        state keeps its position, too.
+        one of these rows is deleted, the reader begins again without a state.
+
+        Two kinds of cursors only move back to a row that remains: cursors without a
+        state, and cursors whose state has the key ``ROWS``. This key holds a list of
+        ``[first row, last row, ...]``, from which the deletion takes the deleted rows.
 
         False if another process has moved the cursor, rows were deleted meanwhile, or
         the database is busy.
@@ -1045,8 +1057,8 @@ class Readers:
         cursor = self._cursor_of(tx, key, reader)
         is_same = cursor.epoch == epoch
         if epoch == 0 and not is_same:
-            # A log that only the plain host has written has got its epoch by the lock
-            # of this transaction.
+            # A log that only LlamaIndex has written got its epoch by the lock of this
+            # transaction.
             is_same = bool(self.find_within(tx, key, limit=1))
         return is_same and cursor.position == position
 

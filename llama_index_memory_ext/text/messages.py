@@ -1,4 +1,4 @@
-"""Messages: their calls, their times, the form in which they are stored, their text in the record, and their turns."""
+"""Messages: their tool calls, times, stored form, text in the record, and turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# Returns how many of the oldest messages leave short-term memory.
+# A function that returns how many of the oldest messages leave short-term memory.
 Plan: TypeAlias = "Callable[[Sequence[ChatMessage]], int]"
 # A value of JSON, or any object where LlamaIndex allows one.
 Json: TypeAlias = Any
@@ -47,16 +47,16 @@ RESULT_ROLES: frozenset[str] = frozenset({MessageRole.TOOL, MessageRole.FUNCTION
 CALL_KEYS = ("tool_calls", "function_call")
 # The kinds of blocks that are never shown.
 HIDDEN = frozenset({"thinking", "cache"})
-# The names of OpenAI's two APIs, and of Bedrock.
+# The keys of a call's id in OpenAI's two APIs, and in Bedrock.
 _ID_KEYS = ("id", "call_id", "toolUseId")
 ARGUMENTS_KEYS = ("arguments", "args", "input", "parameters")
 # Providers write a refusal and the sources of an answer under these keys of
 # ``additional_kwargs``. Their other keys hold numbers and signatures.
 REFUSAL_KEY = "refusal"
 SOURCES_KEYS = ("citations", "annotations")
-# The most characters of an answer about a conversation that are read: ten times the
-# longest answer that the package asks for. Reading more would hold the interpreter's
-# lock, and so every thread, for longer than a tenth of a second.
+# The most characters that are read of a model's answer: ten times the longest answer
+# that the package asks for. Reading more would hold the interpreter's lock, and so
+# every thread, for longer than a tenth of a second.
 MOST_CHARACTERS = 400_000
 
 
@@ -65,14 +65,17 @@ class Counted(Protocol):
 
     @property
     def role(self) -> str:
-        """Its role."""
+        """The role of the message."""
 
     @property
     def tokens(self) -> int:
-        """Its tokens."""
+        """The tokens of the message."""
 
 
 M = TypeVar("M", bound=ChatMessage | Counted)
+
+
+# ---- tool calls ----
 
 
 class ToolCall(NamedTuple):
@@ -115,7 +118,7 @@ def to_json(value: Json) -> str:
 
 
 def is_longer(value: Json, most: int) -> bool:
-    """Return whether a value has more than ``most`` characters and entries. The rest is not read.
+    """Return whether a value has more than ``most`` characters and entries together. The rest is not read.
 
     >>> is_longer({"a": ["bcd"]}, 5), is_longer({"a": ["bcd"]}, 6)
     (True, False)
@@ -185,7 +188,11 @@ def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 def _pair_results(
     calls: Sequence[ToolCall], results: Sequence[ChatMessage]
 ) -> dict[int, int]:
-    """Return the index of the call for the index of each result: first by equal ids, then where one has no id."""
+    """Return the index of the call of each result, by the index of the result.
+
+    Calls and results with equal ids are paired first. Then each remaining result gets
+    the next call, if the call or the result has no id.
+    """
     result_ids = [
         str(result.additional_kwargs.get("tool_call_id") or "") for result in results
     ]
@@ -214,7 +221,7 @@ def _lack_an_id(call_id: str, result_id: str) -> bool:
 
 
 def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
-    """Return a copy of a message with some of its calls. Blocks and ``additional_kwargs`` hold the same calls."""
+    """Return a copy with the calls at ``indexes`` only. Blocks and ``additional_kwargs`` hold the same calls."""
     places = count()
     blocks = []
     for block in message.blocks:
@@ -256,10 +263,12 @@ def _plain(value: Json) -> Json:
     return str(value)
 
 
-# The names of many programs, of OpenAI's API, and of ChatGPT's exports. The first key
+# ---- times ----
+
+# The keys of many programs, of OpenAI's API, and of ChatGPT's exports. The first key
 # with a time counts.
 TIME_KEYS = ("timestamp", "created_at", "create_time", "date")
-# A smaller number is no time in seconds, but a place in a list or a duration.
+# A smaller number of seconds is no time, but a place in a list or a duration.
 _LEAST_SECONDS = 100_000_000
 _TIME = TypeAdapter(datetime)
 
@@ -354,7 +363,7 @@ def cleaned(value: Json) -> Json:
 ID_KEY = "message_id"
 # In a session of several users, programs write the user_id of the author here.
 SPEAKER_KEY = "user_id"
-# LlamaIndex writes it into messages that it hands to blocks.
+# LlamaIndex writes this key into messages that it hands to blocks.
 _HOSTS_KEY = "session_id"
 # Longer ids would not fit into the index of a server.
 _MOST_ID_CHARACTERS = 255
@@ -368,7 +377,7 @@ _WORDS_KEYS = frozenset(
 def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     """Return the id in a message's ``additional_kwargs``, a number as its text; None if it has none.
 
-    Another ``key`` names another id, which has no blanks around it.
+    ``key``: where the id stands. Only a ``message_id`` may have blanks around it.
 
     Raises a MessageError for an id that is neither a text nor a number, is blank, or
     has more than 255 characters.
@@ -450,7 +459,7 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
 
 
 def redacted(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
-    """Return a copy of a message with each text changed by a function, and each text in the arguments of tool calls.
+    """Return a copy of a message in which a function has changed each text, also in the arguments of tool calls.
 
     Ids, names, media and other ``additional_kwargs`` stay. A SettingError if the
     function fails or returns no text.
@@ -496,7 +505,7 @@ def storable(message: ChatMessage) -> dict[str, Json]:
 
 
 def _without_bytes(block: ContentBlock) -> ContentBlock:
-    """Return a block of thinking with its signature in base64: Gemini's is bytes, which JSON cannot hold."""
+    """Return a block of thinking with its bytes in base64, as JSON cannot hold bytes. Gemini's signatures are bytes."""
     if not isinstance(block, ThinkingBlock):
         return block
     details = dict(block.additional_information)
@@ -638,7 +647,7 @@ def plain_entry(
 ) -> Entry | None:
     """Return the brief entry of a stored message with text alone, as ``entry_of``; None for any other message.
 
-    It is much faster, because the message is not parsed and its ``tokens`` are known.
+    ``entry_of`` takes much longer: it needs a parsed message, and counts the tokens.
     """
     kwargs = stored.get("additional_kwargs") or {}
     if stored["role"] in RESULT_ROLES or not _SHOWN_KEYS.isdisjoint(kwargs):
@@ -673,7 +682,7 @@ def clip_entry(
 ) -> Entry:
     """Return the entry with its body clipped, by default in the middle, so that it has at most ``limit`` tokens.
 
-    If not even the tags fit, it has no body and more tokens.
+    If not even the tags fit, the entry has no body, and more tokens than ``limit``.
     """
     if entry.tokens <= limit:
         return entry
@@ -821,7 +830,7 @@ def _source_text(source: Json) -> str:
 
 
 def characters_of(message: ChatMessage) -> int:
-    """Return about how long the text of a message is."""
+    """Return the approximate length of the text of a message, in characters."""
     return sum(
         len(block.text) for block in message.blocks if isinstance(block, TextBlock)
     )
@@ -876,7 +885,9 @@ def tokens_of(messages: Iterable[Counted]) -> int:
     return sum([message.tokens for message in messages])
 
 
-# The role of a line by another user, in a session of several.
+# ---- turns ----
+
+# The role of a line by another user, in a session of several users.
 OTHER_ROLE = "other user"
 
 # A CodeActAgent runs the code within these tags, and stores the output behind this
@@ -916,7 +927,10 @@ class Question(NamedTuple):
 
 
 def spoken(message: ChatMessage) -> str:
-    """Return the text of a user's message or final answer (of ReAct, the text after the last ``Answer:``); else ""."""
+    """Return the text of a user's message or of a final answer; "" for any other message.
+
+    Of a final answer of ReAct, return the text after the last ``Answer:``.
+    """
     text: str = cleaned(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
@@ -934,7 +948,7 @@ def is_answer(message: ChatMessage) -> bool:
 
 
 def has_calls(message: ChatMessage) -> bool:
-    """Return whether a message has tool calls. It is much faster than reading them."""
+    """Return whether a message has tool calls, without reading the calls, which takes much longer."""
     return any(message.additional_kwargs.get(key) for key in CALL_KEYS) or any(
         isinstance(block, ToolCallBlock) for block in message.blocks
     )
@@ -982,7 +996,10 @@ def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 def turns_in(
     messages: Iterable[ChatMessage], turns_before: Iterable[list[str]] = ()
 ) -> list[list[str]]:
-    """Return the spoken texts of each turn, oldest first. Texts before the first question form a turn."""
+    """Return the spoken texts of each turn, oldest first, behind ``turns_before``.
+
+    Texts before the first question form a turn, or belong to the last turn before.
+    """
     lines = []
     for message in messages:
         text = spoken(message)

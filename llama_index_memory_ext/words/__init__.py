@@ -1,4 +1,4 @@
-"""Words in the languages that are read: their lists, visible text, sentences, forms, and the language of a text."""
+"""Words in several languages: their lists, visible text, sentences, forms of a word, and the language of a text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
 
 
 def ends_of(text: str, characters: int) -> str:
-    r"""Return a text, or of a long text so many characters at each end: between them is pasted text.
+    r"""Return a text; of a long text, return so many ``characters`` at each end.
+
+    The middle of a long text is mostly pasted.
 
     >>> ends_of("one two three", 3)
     'one\nree'
@@ -171,6 +173,8 @@ def sentences_in(text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise(sorted(bounds))]
 
 
+# ---- function words, and the forms of a word ----
+
 FUNCTION_WORDS = {
     code: frozenset(chain(*lines))
     for code, lines in word_lists("function_words").items()
@@ -186,14 +190,16 @@ _STRAIGHT = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f",
     '\'\'\'"""""""""',
 )
-# Chinese characters have a meaning each; words of kana are compared by pairs.
+# Scripts without spaces between words: kana, and Chinese characters, which have a
+# meaning each.
 _UNSPACED = "[\u3040-\u30ff\u3400-\u9fff]"
 CHARACTER = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 # Two words with this many first letters in common are forms of one word. A word inside
 # a longer word is a part of a compound.
 _SHARED_LETTERS = 4
 _SHORTEST_PART = 4
-# How similar two longer words are that differ by a typing error (0..1).
+# Two words that differ by a typing error have at least so many letters, and are at
+# least so similar (0..1).
 _SHORTEST_MISSPELT = 5
 _LEAST_LIKENESS = 0.8
 
@@ -262,8 +268,8 @@ _LEAST_CHARACTERS = 4
 _NO_JAPANESE = 8
 # Only the beginning of a longer text is read.
 _MOST_CHARACTERS = 2_000
-# How much likelier (in nats) each of two texts must be in its own language than in the
-# language of the other text.
+# How much likelier (in nats) a text must be in its language than in the language of the
+# text that it is compared with.
 _MARGIN = 6.0
 
 

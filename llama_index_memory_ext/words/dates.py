@@ -30,7 +30,7 @@ _SHORTEST_NAME = 3
 _LAST_DECADE = 20
 # The days of a day, a week, a month and a year, in the order of the section "units".
 _UNIT_DAYS = (1, 7, 30, 365)
-# The characters around "may" that decide whether it is the month.
+# How many characters on each side of "may" decide whether it is the month.
 _NEAR = 40
 
 
@@ -72,8 +72,8 @@ class _Names(NamedTuple):
     days: dict[str, Day]
 
 
-# Each sentence of a text is compared with the same source, and many lines of an index
-# have the same day.
+# Cached, because each sentence of a text is compared with the same source, and many
+# lines of an index have the same day.
 @lru_cache(maxsize=256)
 def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
     """Return the dates that a text names in digits, and in words of English, German and the language of a code.
@@ -272,12 +272,12 @@ _FEW_WORDS = 3
 
 
 def period_asked(question: str, today: date) -> Period | None:
-    """Return the time that a question about the user's past asks for.
+    """Return the period that a question about the user's past asks for; None for any other question.
 
-    A year, a month or a day, in English, German, Chinese or Japanese, is that time;
-    "before", "used to" or "did I" alone stand for all time until today. Return None for
-    other questions: about the world ("the World Cup of 2018"), about
-    the conversation itself, and about the future.
+    A year, a month or a day, in English, German, Chinese or Japanese, is that period.
+    "before", "used to" or "did I" alone stand for all time until today. Other questions
+    are about the world ("the World Cup of 2018"), about the conversation itself, or
+    about the future.
 
     >>> period_asked("Where did I live in 2023?", date(2026, 11, 20))
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
@@ -295,7 +295,7 @@ def period_asked(question: str, today: date) -> Period | None:
 
 
 def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None:
-    """Return the time that a sentence asks for, if it is in the user's past."""
+    """Return the period that a sentence asks for, if it is in the user's past; else None."""
     plain = sentence.casefold()
     asks_past = _asks_past(plain)
     periods = [
@@ -314,7 +314,7 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
 
 
 def _asks_past(sentence: str) -> bool:
-    """Return whether the words of a sentence ask about the past, at any time that it names."""
+    """Return whether the words of a sentence ask about the past, even without a date."""
     if _has("own_past", sentence):
         return True
     is_past = _has("was", sentence) or (
@@ -328,7 +328,7 @@ def _has(section: str, text: str) -> bool:
 
 
 def _spanned(periods: Sequence[Period]) -> Period | None:
-    """Return the time from the first day of all periods to the last one; None for none."""
+    """Return the period from the first day of all periods to their last day; None without periods."""
     if periods:
         first = min(period.start for period in periods)
         return Period(first, max(period.end for period in periods))
@@ -336,7 +336,7 @@ def _spanned(periods: Sequence[Period]) -> Period | None:
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
-    """Yield the times that a sentence names, as "before 2020".
+    """Yield the periods that a sentence names, such as "before 2020".
 
     A date without a year counts only in a sentence that asks about the past.
     """
@@ -351,7 +351,7 @@ def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Peri
 
 
 def _is_time(day: Day, written: str, ahead: str, *, asks_past: bool) -> bool:
-    """Return whether a date in a question names a time.
+    """Return whether a date in a question names a period.
 
     A number alone is a year if a word before it says so.
     """
@@ -366,7 +366,7 @@ def _is_time(day: Day, written: str, ahead: str, *, asks_past: bool) -> bool:
 
 
 def _bounded(period: Period, ahead: str, behind: str, today: date) -> Period:
-    """Return the time that the words around a date mean, as "before" and "since"."""
+    """Return the period of a date as the words around it change it: "before 2020", "since 2020"."""
     before = phrases("past", "before").search(ahead)
     if before and before["until"]:
         return Period(date.min, period.end)
@@ -408,7 +408,7 @@ def with_english_days(text: str) -> EnglishDays:
 
 
 def _days_to_write(mention: Found, text: str) -> list[Day]:
-    """Return the readings with a month; none for 1/2, which is rather a half."""
+    """Return the readings with a month; none for 1/2, which may be a half."""
     days = [day for day in mention.readings if day.month]
     has_letter = any(map(str.isalpha, text[mention.start : mention.end]))
     if days and (days[0].year or has_letter):
