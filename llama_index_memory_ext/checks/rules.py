@@ -650,16 +650,17 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
     >>> is_taken_back("Lives in Rome", text, find_quote("I live in Rome", text))
     True
     """
-    if denies(statement):
-        return False
     clause = closest_clause(statement, sentences_at(text, span)).text
+    if denies(statement) or not clause.strip():
+        return False
     start = max(text.find(clause), 0)
     end = start + len(clause)
     behind = text[end:]
     correction = behind.lstrip(_PAUSES)[:_NOTICED]
     if correction and correction in statement:
         return False
-    *_, sentence = filter(str.strip, sentences_of(text[:end]))
+    # The last match is empty.
+    sentence = "".join(sentences_of(text[:end].rstrip())[-2:])
     untrue = phrases("clauses", "untrue").search(sentence)
     if untrue and not _matches("contrast", sentence[untrue.end() :]):
         return True

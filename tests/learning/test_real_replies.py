@@ -371,3 +371,9 @@ def test_a_negation_of_another_word_denies_no_fact(said: str, content: str) -> N
 def test_an_announcement_is_no_fact(said: str) -> None:
     outcome = learned(f"{said} I have two cats.", "Fine.", reported(said))
     assert outcome.accepted == ()
+
+
+@pytest.mark.parametrize("said", [", I row.", "— I row.", "¿I row.", "...", "I row"])
+def test_a_message_may_begin_with_a_mark(said: str) -> None:
+    outcome = learned(said, "Fine.", reported("Sails", said))
+    assert outcome.accepted == ()
