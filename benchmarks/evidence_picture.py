@@ -57,7 +57,7 @@ class Side:
 SIDES = (
     Side("with all defaults", "all defaults", "ours", "end", right=4, down=-14),
     Side("without facts", "no facts", "ours"),
-    Side("without facts and recall", "no facts, no recall", "ours"),
+    Side("without facts and recall", "no facts, no recall", "ours", down=26),
     Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),
     Side(
         "LlamaIndex's Memory, as long as the record", "as much conversation", "theirs"
@@ -70,7 +70,8 @@ def draw(results: Path = RESULTS) -> str:
     result = json.loads((results / "equal_room.json").read_text(encoding="utf-8"))
     values = {one["what"]: one["value"] for one in result["measures"]}
     paid = {side: values[f"paid for a prompt, {side.name}"] for side in SIDES}
-    most = int(TICK_TOKENS * (1 + max(paid.values()) // TICK_TOKENS))
+    # Labels stand to the right of their points.
+    most = int(TICK_TOKENS * (2 + max(paid.values()) // TICK_TOKENS))
     parts = _axes(most)
     for side in SIDES:
         share = values[f"mean over the questions, {side.name}"]
