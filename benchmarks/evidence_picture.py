@@ -56,7 +56,7 @@ class Side:
 
 SIDES = (
     Side("with all defaults", "all defaults", "ours", "end", right=4, down=-14),
-    Side("without facts", "no facts", "ours"),
+    Side("without facts", "no facts", "ours", "end", right=4, down=26),
     Side("without facts and recall", "no facts, no recall", "ours", down=26),
     Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),
     Side(
