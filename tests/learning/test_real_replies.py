@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime, timezone
+from time import process_time
 from typing import Any
 
 import pytest
@@ -377,3 +378,13 @@ def test_an_announcement_is_no_fact(said: str) -> None:
 def test_a_message_may_begin_with_a_mark(said: str) -> None:
     outcome = learned(said, "Fine.", reported("Sails", said))
     assert outcome.accepted == ()
+
+
+@pytest.mark.parametrize("mark", ["!", ": ", "\n", "here is ", "write a ", "no, "])
+def test_long_runs_of_marks_take_little_time(mark: str) -> None:
+    said = f"{mark * 8_000} I live in Rome. {mark * 8_000}"
+    reply = reported("Lives in Rome", "I live in Rome")
+    learned("I live in Rome.", "Fine.", reply)
+    started = process_time()
+    learned(said, "Fine.", reply)
+    assert process_time() - started < 5
