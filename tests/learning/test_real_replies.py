@@ -231,9 +231,13 @@ def test_a_question_about_words_of_the_assistant_is_no_fact() -> None:
         ("Ce n'est pas vrai que je fume.", "Je fume"),
         ("Неправда, что я живу в Риме.", "Живу в Риме"),
         ("说我抽烟不是真的。", "抽烟"),
+        ("I don't have a car.", "Has a car"),
+        ("I never learned to swim.", "Learned to swim"),
+        ("Ich habe kein Auto.", "Hat ein Auto"),
+        ("No tengo coche.", "Tiene coche"),
     ],
 )
-def test_a_statement_that_the_user_calls_untrue_is_denied(
+def test_a_statement_that_the_user_denies_or_calls_untrue_is_denied(
     said: str, content: str
 ) -> None:
     outcome = learned(said, "Fine.", reported(content, said))
@@ -274,6 +278,10 @@ def test_a_statement_that_is_taken_back_at_once_is_denied(
         ("I live in Paris. Sorry, no: in Lyon.", "I live in Paris. Sorry, no: in Lyon"),
         ("I live in Paris. Sorry, no: I moved to Lyon.", "Moved to Lyon"),
         ("My boss lives in Rome, no pets. I row.", "Boss lives in Rome"),
+        ("I can't wait to go hiking in May.", "Goes hiking in May"),
+        ("I can't live without coffee.", "Loves coffee"),
+        ("I never miss my yoga class.", "Goes to a yoga class"),
+        ("I don't have a car, I ride a bike.", "Rides a bike"),
     ],
 )
 def test_what_stands_beside_a_denial_is_stated(said: str, content: str) -> None:
@@ -335,36 +343,6 @@ def test_a_text_behind_a_colon_is_somebody_elses(
 def test_the_users_own_words_may_stand_behind_a_colon(said: str, content: str) -> None:
     quote = re.split(r"[:.] ", said.rstrip("."))[-1]
     (fact,) = learned(said, "Fine.", reported(content, quote)).accepted
-    assert fact.content == content
-
-
-@pytest.mark.parametrize(
-    ("said", "content"),
-    [
-        ("I don't have a car.", "Has a car"),
-        ("I never learned to swim.", "Learned to swim"),
-        ("Ich habe kein Auto.", "Hat ein Auto"),
-        ("No tengo coche.", "Tiene coche"),
-    ],
-)
-def test_a_fact_that_the_users_words_deny_is_not_stored(
-    said: str, content: str
-) -> None:
-    outcome = learned(said, "Fine.", reported(content, said))
-    assert outcome.rejections == {"denied": 1}
-
-
-@pytest.mark.parametrize(
-    ("said", "content"),
-    [
-        ("I can't wait to go hiking in May.", "Goes hiking in May"),
-        ("I can't live without coffee.", "Loves coffee"),
-        ("I never miss my yoga class.", "Goes to a yoga class"),
-        ("I don't have a car, I ride a bike.", "Rides a bike"),
-    ],
-)
-def test_a_negation_of_another_word_denies_no_fact(said: str, content: str) -> None:
-    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
     assert fact.content == content
 
 
