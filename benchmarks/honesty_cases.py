@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.locomo import Conversation
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.fact import normalised
+from llama_index_memory_ext.fact import duplicate_key
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import (
@@ -84,9 +84,11 @@ def check(case: Case, active: Sequence[Fact] = ()) -> Outcome:
     reply = ExtractionReply.model_validate(case.reply)
     facts = [*case.known, *active]
     valid = validate_reply(reply, case.lines, case.known, now=case.now, active=facts)
-    contents = {normalised(fact.content) for fact in facts}
+    contents = {duplicate_key(fact.content) for fact in facts}
     return Outcome(
-        case, valid, any(normalised(new.content) in contents for new in reply.new_facts)
+        case,
+        valid,
+        any(duplicate_key(new.content) in contents for new in reply.new_facts),
     )
 
 

@@ -154,27 +154,27 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
     prompt = extraction_prompt(
         lines_of(dialogue), known_of(dialogue), today=SAID_AT.date()
     )
-    heard: list[ChatResponse] = []
+    responses: list[ChatResponse] = []
     started = time.perf_counter()
     try:
         await ask_for_facts(
-            llm, prompt, heard=heard, knows_facts=bool(dialogue.get("known"))
+            llm, prompt, responses=responses, knows_facts=bool(dialogue.get("known"))
         )
     except FactReplyError:
         # An answer that cannot be read is counted as such.
         pass
     except APIConnectionError as error:
         raise NoAnswerError(str(llm.api_base), str(error)) from error
-    if not heard:
+    if not responses:
         raise NoAnswerError(str(llm.api_base), "no response")
     seconds = time.perf_counter() - started
-    message = heard[-1].message
+    message = responses[-1].message
     calls = [block for block in message.blocks if hasattr(block, "tool_kwargs")]
     reply = message.content or ""
     if calls:
         arguments = calls[0].tool_kwargs
         reply = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    usage = usage_of(prompt, heard[-1], TokenCounter())
+    usage = usage_of(prompt, responses[-1], TokenCounter())
     return {
         "dialogue": dialogue["id"],
         "reply": reply,

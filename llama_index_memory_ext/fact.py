@@ -24,7 +24,7 @@ from pydantic import (
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.settings import build_checked, check_id
-from llama_index_memory_ext.text.messages import cleaned, in_zone
+from llama_index_memory_ext.text.messages import clean, in_zone
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ About: TypeAlias = Literal["user", "other"]
 # yet approved.
 FactState: TypeAlias = Literal["present", "past", "retired", "expired", "pending"]
 
-Text = Annotated[str, BeforeValidator(cleaned)]
+Text = Annotated[str, BeforeValidator(clean)]
 # A model reads no character that a person cannot see.
-Visible = Annotated[str, BeforeValidator(cleaned), AfterValidator(visible)]
+Visible = Annotated[str, BeforeValidator(clean), AfterValidator(visible)]
 Content = Annotated[
-    str, BeforeValidator(cleaned), AfterValidator(visible), AfterValidator(_not_blank)
+    str, BeforeValidator(clean), AfterValidator(visible), AfterValidator(_not_blank)
 ]
 
 
@@ -125,7 +125,7 @@ def _as_stored(value: object) -> Any:
         raise ValueError(
             f"expected at most {_METADATA_BYTES} bytes as JSON, saw {size}"
         )
-    return cleaned(json.loads(text))
+    return clean(json.loads(text))
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_as_stored)]
@@ -385,7 +385,7 @@ def retire(
     )
 
 
-def restored(fact: Fact, now: datetime) -> Fact:
+def restore(fact: Fact, now: datetime) -> Fact:
     """Return the fact as a present one without an end; its retirement goes to ``past_retirements``.
 
     A present or pending fact stays as it is.
@@ -450,20 +450,20 @@ def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact
 _MOST_CHANGES = 50
 
 
-def _noting(fact: Fact, what: str, now: datetime) -> Fact:
+def _note_change(fact: Fact, what: str, now: datetime) -> Fact:
     changes = (*fact.past_changes, PastChange(now, what))
     return fact.model_copy(update={"past_changes": changes[-_MOST_CHANGES:]})
 
 
-def edited(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
+def edit(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
     """Return the fact with these fields; ``past_changes`` names the fields that differ."""
     new = Fact(**{**fact.model_dump(), "updated_at": now, **fields})
     names = [name for name in fields if getattr(new, name) != getattr(fact, name)]
     if "pinned" in names:
         names.remove("pinned")
-        new = _noting(new, "pinned" if new.pinned else "unpinned", now)
+        new = _note_change(new, "pinned" if new.pinned else "unpinned", now)
     if names:
-        new = _noting(new, f"edited: {', '.join(names)}", now)
+        new = _note_change(new, f"edited: {', '.join(names)}", now)
     return new
 
 
@@ -472,9 +472,9 @@ ONLY_ENDS: SaidAs = "denied"
 _DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 
-def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
+def approve(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
     """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
-    holding = _noting(fact, "approved", now)
+    holding = _note_change(fact, "approved", now)
     holding = holding.model_copy(update={**_DECIDED, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         reason = "approved: it has ended another fact"
@@ -488,12 +488,12 @@ def approved(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]
     return changed
 
 
-def raised(fact: Fact, now: datetime) -> Fact:
+def confirm_again(fact: Fact, now: datetime) -> Fact:
     """Return a fact that the user has said again, with more confidence.
 
     ``confidence += (1 - confidence) * 0.3``
 
-    >>> round(raised(Fact(content="Likes tea", confidence=0.7), utc_now()).confidence, 2)
+    >>> round(confirm_again(Fact(content="Likes tea", confidence=0.7), utc_now()).confidence, 2)
     0.79
     """
     confidence = fact.confidence + (1 - fact.confidence) * 0.3
@@ -504,15 +504,15 @@ def raised(fact: Fact, now: datetime) -> Fact:
 
 # Cached, because each new fact is compared with all facts.
 @lru_cache(maxsize=10_000)
-def normalised(content: str) -> str:
+def duplicate_key(content: str) -> str:
     """Return the key of a content, which duplicates share: NFKC, casefolded, punctuation and white space as one space.
 
     Marks such as # and a minus before a number stay. A text of punctuation alone stays
     as it is.
 
-    >>> normalised("Prefers  PyTest - for testing!") == normalised("prefers pytest for testing")
+    >>> duplicate_key("Prefers  PyTest - for testing!") == duplicate_key("prefers pytest for testing")
     True
-    >>> normalised("Likes C#") == normalised("Likes C")
+    >>> duplicate_key("Likes C#") == duplicate_key("Likes C")
     False
     """
     folded = unicodedata.normalize("NFKC", content).casefold()
@@ -597,7 +597,7 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
     check_id("agent_id", agent_id)
     if scope == "all":
         return ALL
-    name = cleaned(agent_id)
+    name = clean(agent_id)
     views = {
         "user": SHARED,
         "agent": AgentView((name,), name),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact, normalised
-from llama_index_memory_ext.text.messages import cleaned
+from llama_index_memory_ext.fact import Fact, duplicate_key
+from llama_index_memory_ext.text.messages import clean
 from llama_index_memory_ext.words import visible
 
 
@@ -83,7 +83,7 @@ def test_times_keep_their_offset_and_so_their_day_and_a_fact_was_updated_when_it
 )
 def test_every_fact_survives_json(content: str, source: str) -> None:
     """Lone surrogates and NUL, which no database takes, become U+FFFD on the way in."""
-    if not visible(cleaned(content)).strip():
+    if not visible(clean(content)).strip():
         return
     fact = Fact(content=content, source=source)
     assert Fact.model_validate_json(fact.model_dump_json()) == fact
@@ -99,7 +99,7 @@ def test_surrogates_are_read_as_in_the_transcript() -> None:
     assert {fact.id, fact.content, fact.quote, fact.source, fact.retired_reason} == {
         mended
     }
-    assert cleaned(broken) == mended
+    assert clean(broken) == mended
 
 
 def test_a_fact_cannot_be_changed() -> None:
@@ -127,9 +127,9 @@ def test_a_fact_cannot_be_changed() -> None:
 def test_how_a_thing_is_written_does_not_make_it_another_and_a_mark_that_tells_things_apart_does(
     one: str, other: str, *, same: bool
 ) -> None:
-    assert (normalised(one) == normalised(other)) is same
+    assert (duplicate_key(one) == duplicate_key(other)) is same
 
 
 @given(st.text())
 def test_what_is_normalised_stays_as_it_is(text: str) -> None:
-    assert normalised(normalised(text)) == normalised(text)
+    assert duplicate_key(duplicate_key(text)) == duplicate_key(text)

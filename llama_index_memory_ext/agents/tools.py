@@ -15,7 +15,7 @@ from llama_index_memory_ext.checks.names import shares_word
 from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
 from llama_index_memory_ext.checks.rules import denies, sentences_at
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, normalised, utc_now
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
@@ -353,11 +353,11 @@ class MemoryToolSpec(BaseToolSpec):
     async def _find_facts(self, words: str, facts: Sequence[Fact]) -> list[Fact]:
         """Return the facts with an id, with the beginning of an id, or with these words, best first."""
         fact_id = words.strip(" []\"'#")
-        content = normalised(words)
+        content = duplicate_key(words)
         matches = [
             fact
             for fact in facts
-            if fact_id == fact.id or content == normalised(fact.content)
+            if fact_id == fact.id or content == duplicate_key(fact.content)
         ]
         if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
             matches = [fact for fact in facts if fact.id.startswith(fact_id)]

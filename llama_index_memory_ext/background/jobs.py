@@ -14,10 +14,10 @@ from weakref import WeakSet, finalize
 
 from llama_index_memory_ext.background.loop import (
     Recent,
-    at_work,
     other_loop,
+    owners_not_waited_for,
+    running_jobs,
     spawn,
-    waited_in_vain,
 )
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.events import (
@@ -160,12 +160,12 @@ class Jobs:
             if place[0].is_closed():
                 abandoned = self._jobs.pop(place, None)
                 if abandoned is not None:
-                    at_work.pop(abandoned.task, None)
+                    running_jobs.pop(abandoned.task, None)
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
-        at_work[job.task] = (key.owner, key.session_id)
+        running_jobs[job.task] = (key.owner, key.session_id)
 
         def remove(task: asyncio.Task[None]) -> None:
-            at_work.pop(task, None)
+            running_jobs.pop(task, None)
             # A task keeps its event loop alive. Before this callback, another job of the
             # key may have begun.
             if here in self._jobs and self._jobs[here].task is task:
@@ -244,7 +244,7 @@ class Jobs:
             job.pausing = job.again = False
             succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if not succeeded:
-                at_work.pop(job.task, None)
+                running_jobs.pop(job.task, None)
             if job.awaited and not succeeded:
                 return
         self._done.put(key, job.cause)
@@ -257,10 +257,10 @@ class Jobs:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
-                waited_in_vain.put(key.owner, value=True)
+                owners_not_waited_for.put(key.owner, value=True)
                 self._note_failure(key, error, first_pause)
                 return False
-            waited_in_vain.put(key.owner, value=False)
+            owners_not_waited_for.put(key.owner, value=False)
             self._failures.pop(key, None)
             return True
 

@@ -71,7 +71,7 @@ at_fork(after_in_child=_holders.clear)
 
 
 @asynccontextmanager
-async def one_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
+async def single_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
     """Yield the memory as soon as no other run of the session of this name is under way in this process.
 
     Raises:
@@ -186,30 +186,34 @@ class Recent(Generic[K, V]):
 
 # The tasks of jobs in this process, in any event loop, that have neither ended nor
 # failed, each with the owner of its result and its session.
-at_work: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
+running_jobs: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
 # The owners whose last job has failed, or took longer than a question waits: no
 # question waits until a job has succeeded.
-waited_in_vain: Recent[tuple[str, ...], bool] = Recent(1_000)
+owners_not_waited_for: Recent[tuple[str, ...], bool] = Recent(1_000)
 
 # No job of the parent ends in its child.
-at_fork(after_in_child=at_work.clear)
+at_fork(after_in_child=running_jobs.clear)
 
 
-async def wait_for_owner(owner: tuple[str, ...], seconds: float, *, but: str) -> None:
-    """Wait until the jobs of an owner in this process have ended, except jobs of the session ``but``.
+async def wait_for_owner(
+    owner: tuple[str, ...], seconds: float, *, except_session: str
+) -> None:
+    """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
 
     The wait takes at most so many ``seconds``. After a job that has failed, or that
     took longer, no call waits until a job has succeeded.
     """
     tasks = [
         task
-        for task, (whose, session_id) in list(at_work.items())
-        if whose == owner and session_id != but
+        for task, (whose, session_id) in list(running_jobs.items())
+        if whose == owner and session_id != except_session
     ]
     end = time.monotonic() + seconds
-    while any(task in at_work for task in tasks) and not waited_in_vain.get(owner):
+    while any(task in running_jobs for task in tasks) and not owners_not_waited_for.get(
+        owner
+    ):
         if time.monotonic() >= end:
-            waited_in_vain.put(owner, value=True)
+            owners_not_waited_for.put(owner, value=True)
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -663,7 +663,9 @@ class RelevantFactsBlock(LogBlock):
         The session's own messages are in its record, or still in short-term memory.
         """
         await wait_for_owner(
-            self.job_key(session_id).owner, self.wait_for_facts, but=session_id
+            self.job_key(session_id).owner,
+            self.wait_for_facts,
+            except_session=session_id,
         )
 
     async def anotice(

@@ -15,7 +15,7 @@ from llama_index_memory_ext.words import (
     script_of,
     word_lists,
 )
-from llama_index_memory_ext.words.dates import Day, Found, dates_in, period_of
+from llama_index_memory_ext.words.dates import DateMention, Day, dates_in, period_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     >>> missing_dates("Has an exam on 2025-12-11, a Friday", "My exam is in three weeks", date(2025, 11, 20))
     ['Friday']
     """
-    missing: Sequence[Found] = _read(statement)
+    missing: Sequence[DateMention] = _read(statement)
     # The days are derived only if there is a date that is not in the source.
     for days in (_days_in(source), _derived_days(statement, source, said_on)):
         if missing:
@@ -53,8 +53,8 @@ def _days_in(text: str) -> Iterator[Day]:
 
 
 def _without_evidence(
-    dates: Iterable[Found], evidence: Iterable[Day], said_on: date
-) -> list[Found]:
+    dates: Iterable[DateMention], evidence: Iterable[Day], said_on: date
+) -> list[DateMention]:
     """Return the dates of which no reading fits a day of the evidence."""
     days = set(evidence)
     missing = []
@@ -76,7 +76,7 @@ def without_dates(text: str) -> str:
     return text
 
 
-def _read(text: str) -> tuple[Found, ...]:
+def _read(text: str) -> tuple[DateMention, ...]:
     return dates_in(text, language_of(text) or "en")
 
 

@@ -39,7 +39,7 @@ _QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QuoteMatch:
     """The place of a quote: a line of the user's, its text and a part of it.
 
     ``is_translated``: the quote is in another language.
@@ -57,7 +57,7 @@ class Place:
 
 
 # The place of a quote that is in no line of the user's.
-NOWHERE = Place(0, "", Span(0, 0, 0.0))
+NOWHERE = QuoteMatch(0, "", Span(0, 0, 0.0))
 
 
 class Surroundings(NamedTuple):
@@ -132,7 +132,7 @@ class Source:
         """The facts that names may come from, a line each."""
         return "\n".join(fact.content for fact in self.known_facts)
 
-    def find(self, quote: str) -> Place | None:
+    def find(self, quote: str) -> QuoteMatch | None:
         """Return the best place of a quote in the user's lines, the last of equal ones.
 
         A quote that no line has may translate a line. Return None if it does not.
@@ -141,15 +141,17 @@ class Source:
         longest = max((len(self.lines[i].text) for i in users_lines), default=0)
         if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
             return None
-        best: Place | None = None
+        best: QuoteMatch | None = None
         for i in users_lines:
             text = self.lines[i].text
             span = find_quote(quote, text)
             if span and (best is None or span.share >= best.span.share):
-                best = Place(i, text, span)
+                best = QuoteMatch(i, text, span)
         return best or self._find_original(quote, users_lines)
 
-    def _find_original(self, quote: str, users_lines: Sequence[int]) -> Place | None:
+    def _find_original(
+        self, quote: str, users_lines: Sequence[int]
+    ) -> QuoteMatch | None:
         """Return the line that a quote translates, with most keywords in common.
 
         Small models also report the assistant's words and the tags of the request.
@@ -171,14 +173,14 @@ class Source:
         )
         text = self.lines[best].text
         span = Span(0, min(len(text), _MAX_TRANSLATED), 1.0)
-        return Place(best, text, span, is_translated=True)
+        return QuoteMatch(best, text, span, is_translated=True)
 
     @cached_property
     def others_lines(self) -> list[Utterance]:
         """The lines that are not the user's."""
         return [line for line in self.conversation if not line.is_users]
 
-    def find_copy(self, content: str) -> Place | None:
+    def find_copy(self, content: str) -> QuoteMatch | None:
         """Return the place of a content that copies the user's words; None if it is none."""
         if len(tokens_in(content)) < _SHORTEST_COPY:
             return None
@@ -198,7 +200,7 @@ class Source:
         own = shared(telling, self.users_keywords)
         return is_copy and len(own) <= _MOST_OF_BOTH * len(telling)
 
-    def question(self, place: Place) -> str:
+    def question(self, place: QuoteMatch) -> str:
         """Return the question that the line of a place answers in a few words.
 
         Return "" if it answers none.
@@ -215,7 +217,7 @@ class Source:
             return None
         return period
 
-    def around(self, place: Place) -> Surroundings:
+    def around(self, place: QuoteMatch) -> Surroundings:
         """Return the user's lines that repeat a quote, and the text around it.
 
         The text of a long line is cut to the part near the quote. Turns of other users,

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.dates import ages_in, missing_dates, without_dates
-from llama_index_memory_ext.checks.evidence import NOWHERE, Place, Source
+from llama_index_memory_ext.checks.evidence import NOWHERE, QuoteMatch, Source
 from llama_index_memory_ext.checks.names import (
     has_other_order,
     has_subject,
@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
     """
 
     new: NewFact
-    place: Place
+    place: QuoteMatch
     min_confidence: float
 
 
@@ -106,7 +106,7 @@ class Ending(NamedTuple):
 
     fact: Fact
     entry: Retirement
-    place: Place
+    place: QuoteMatch
     new: Fact | None
     is_only: bool
     is_request: bool
@@ -257,7 +257,7 @@ def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def names_whom(candidate: Candidate, source: Source) -> Rejection | None:
+def names_other_person(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about another person that does not name the person.
 
     Such a fact would pass for a fact about the user. Its label ``about`` or the user's
@@ -370,7 +370,7 @@ def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | 
     return Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
 
-def _is_users(content: str, place: Place, source: Source) -> bool:
+def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
     words = keywords(content)
     answered = keywords(source.question(place))
     own = shared(words, source.users_keywords | answered)
@@ -403,7 +403,7 @@ CHECKS: tuple[Check, ...] = (
     is_the_users,
     is_not_the_assistants,
     has_said_addresses,
-    names_whom,
+    names_other_person,
     shares_words,
     is_said_in_earnest,
     says_something,

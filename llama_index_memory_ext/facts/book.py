@@ -27,11 +27,11 @@ from llama_index_memory_ext.fact import (
     FactState,
     RetiredBy,
     Scope,
-    approved,
-    edited,
+    approve,
+    duplicate_key,
+    edit,
     history_of,
-    normalised,
-    restored,
+    restore,
     retire,
     utc_now,
     view_of,
@@ -317,7 +317,7 @@ class FactBook:
         """
         changed = self._checked(ttl, fields)
         return await self._change(
-            fact_id, lambda fact: edited(fact, self._now(), changed)
+            fact_id, lambda fact: edit(fact, self._now(), changed)
         )
 
     async def aretire(
@@ -348,7 +348,7 @@ class FactBook:
         Raises:
             FactError: No fact has this id.
         """
-        return await self._change(fact_id, lambda fact: restored(fact, self._now()))
+        return await self._change(fact_id, lambda fact: restore(fact, self._now()))
 
     async def aapprove(self, *fact_ids: str) -> list[Fact]:
         """Approve pending facts, and end the facts that they correct, in one transaction; return them as stored.
@@ -356,7 +356,7 @@ class FactBook:
         Raises:
             FactError: An id is no pending fact's. Nothing is stored then.
         """
-        return await self._decide(fact_ids, approved)
+        return await self._decide(fact_ids, approve)
 
     async def areject(
         self, *fact_ids: str, reason: str = "rejected by hand"
@@ -606,7 +606,7 @@ class FactBook:
         def change(stored: Mapping[str, Fact]) -> list[Fact]:
             retired = filter(attrgetter("retired"), stored.values())
             return [
-                restored(fact, now).model_copy(update=ends[fact.id]) for fact in retired
+                restore(fact, now).model_copy(update=ends[fact.id]) for fact in retired
             ]
 
         changed = await self._store.facts.change(
@@ -634,10 +634,10 @@ class FactBook:
 async def known_as(book: FactBook, text: str) -> Fact | None:
     """Return the fact of a book with the same content that holds, has ended or is pending; None for none."""
     now = utc_now()
-    content = normalised(text)
+    content = duplicate_key(text)
     for fact in await book.alist(state="all"):
         is_over = fact.retired or fact.expired(now)
-        if not is_over and normalised(fact.content) == content:
+        if not is_over and duplicate_key(fact.content) == content:
             return fact
     return None
 

@@ -22,7 +22,7 @@ from llama_index_memory_ext.learning.prompt import Request, on_one_line
 from llama_index_memory_ext.learning.reply import json_values, objects_in, read_number
 from llama_index_memory_ext.models.ask import context_window, tokens_left
 from llama_index_memory_ext.words import comparable, pattern, phrases, word_lists
-from llama_index_memory_ext.words.dates import Found, dates_in, period_of
+from llama_index_memory_ext.words.dates import DateMention, dates_in, period_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -250,7 +250,7 @@ def _last_days(fact: Fact) -> list[date | None]:
     return last_days
 
 
-def _is_date(text: str, match: Found) -> bool:
+def _is_date(text: str, match: DateMention) -> bool:
     """Return whether digits that may be a year are one.
 
     "in 2024" is a year; "2000 bricks" and "a 2010s party" are none.

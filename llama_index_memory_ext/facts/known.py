@@ -16,7 +16,7 @@ from llama_index_memory_ext.facts.ranking import (
     document_of,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
-from llama_index_memory_ext.search.tfidf import FactRanker, sparing
+from llama_index_memory_ext.search.tfidf import FactRanker, suppress_failures
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 from llama_index_memory_ext.text.messages import in_zone, now_in
 from llama_index_memory_ext.words.dates import Period, period_asked
@@ -220,7 +220,10 @@ class UserFacts:
                     line = self.present.lines.get(fact.id)
                 lines[fact.id] = line or self._line_of(fact)
             self.present = ShowableFacts(
-                active, self._ranker, lines=lines, sparing=self._sparing
+                active,
+                self._ranker,
+                lines=lines,
+                suppress_failures=self._suppress_failures,
             )
             self.facts = facts
             self.past = past
@@ -235,7 +238,7 @@ class UserFacts:
         past: tuple[Fact, ...],
         changed: Collection[str],
     ) -> None:
-        with self._sparing():
+        with self._suppress_failures():
             held = self.active if self._ranker else ()
             self._ranker = self._ranker or self._make_ranker()
             _follow(self._ranker, held, active, changed)
@@ -255,7 +258,7 @@ class UserFacts:
             ranker = self._ranker
             if past:
                 if self._past_ranker is None:
-                    with self._sparing():
+                    with self._suppress_failures():
                         past_ranker = self._make_ranker()
                         _follow(past_ranker, (), (*self.active, *self.past), ())
                         self._past_ranker = past_ranker
@@ -267,10 +270,10 @@ class UserFacts:
                 lines={**self.present.lines, **lines},
                 period=period,
                 past_ids={fact.id for fact in past},
-                sparing=self._sparing,
+                suppress_failures=self._suppress_failures,
             )
 
-    def _sparing(self) -> AbstractContextManager[None]:
+    def _suppress_failures(self) -> AbstractContextManager[None]:
         """Return a context in which rankers may fail. Until they are made anew, confidence decides."""
 
         def drop() -> None:
@@ -278,7 +281,7 @@ class UserFacts:
             self._past_ranker = None
             self.present.ranker = None
 
-        return sparing(self._failures, "Facts were not ranked", drop)
+        return suppress_failures(self._failures, "Facts were not ranked", drop)
 
 
 def true_in(fact: Fact, period: Period) -> bool:

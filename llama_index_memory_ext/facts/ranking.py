@@ -317,7 +317,7 @@ class ShowableFacts:
         lines: The lines of the facts in the prompt, by id.
         period: The time that the question asks for; None: no time.
         past_ids: The facts that were true before.
-        sparing: Makes the context in which the ranker is called, and may fail.
+        suppress_failures: Makes the context in which the ranker is called, and may fail.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class ShowableFacts:
         lines: Mapping[str, CountedText] | None = None,
         period: Period | None = None,
         past_ids: Collection[str] = (),
-        sparing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        suppress_failures: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.facts = tuple(facts)
         self.ranker = ranker
@@ -338,7 +338,7 @@ class ShowableFacts:
         )
         self.period = period
         self.past_ids = past_ids
-        self._sparing = sparing
+        self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
         self._stated_by = _stated_by(self.facts)
@@ -389,7 +389,7 @@ class ShowableFacts:
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
         if self.ranker is not None:
-            with self._sparing():
+            with self._suppress_failures():
                 similarities = self.ranker.similarities(query)
                 if isinstance(similarities, Similarities):
                     return similarities
@@ -436,7 +436,7 @@ class ShowableFacts:
         similarities = np.zeros(len(self.facts))
         floor = 0.0
         if self.ranker is not None:
-            with self._sparing():
+            with self._suppress_failures():
                 similarities = similarities_with_context(
                     self.ranker, self.ids, question, context
                 )

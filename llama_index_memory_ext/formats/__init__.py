@@ -18,7 +18,7 @@ from llama_index_memory_ext.formats.layouts import described, from_openai, to_op
 from llama_index_memory_ext.text.messages import (
     Json,
     checked_messages,
-    cleaned,
+    clean,
     storable,
     times_in,
 )
@@ -236,7 +236,7 @@ def _read(value: Json) -> ChatMessage:
         value = value.model_dump(mode="json")
     if isinstance(value, dict):
         _check_values(value, _MAX_LEVELS)
-        value = dict(cleaned(value))
+        value = dict(clean(value))
     if not isinstance(value, dict) or value.get("role") is None:
         raise MessageError(
             f"Expected an object with a 'role'; saw {described(value)}.{_format_of(value)} {_CONVERT_HINT}"

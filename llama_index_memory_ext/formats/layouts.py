@@ -22,7 +22,7 @@ from llama_index_memory_ext.text.messages import (
     ToolCall,
     body_of,
     calls_of,
-    cleaned,
+    clean,
     to_json,
 )
 
@@ -132,7 +132,7 @@ def to_openai(message: ChatMessage) -> dict[str, Json]:
         name = message.additional_kwargs.get(key)
         if name is not None:
             written[key] = str(name)
-    return dict(cleaned(written))
+    return dict(clean(written))
 
 
 def _openai_calls(calls: list[ToolCall]) -> dict[str, Json]:

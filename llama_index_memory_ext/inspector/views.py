@@ -31,7 +31,12 @@ from llama_index_memory_ext.store.tables import (
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import as_taken, body_of, in_zone, question_in
+from llama_index_memory_ext.text.messages import (
+    body_of,
+    in_zone,
+    question_in,
+    with_code_results,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -443,7 +448,7 @@ async def preview_prompt(
         # question could find these.
         await copy.jobs.stop()
         stats = await memory.astats()
-        messages = as_taken([row.message for row in rows[-PAGE_ROWS:]])
+        messages = with_code_results([row.message for row in rows[-PAGE_ROWS:]])
         if question:
             messages.append(ChatMessage(question))
             await memory.aput(ChatMessage(question))

@@ -40,11 +40,23 @@ from llama_index_memory_ext.fact import (
     Fact,
     RetiredBy,
     SetAside,
-    normalised,
+    duplicate_key,
     retire,
 )
-from llama_index_memory_ext.learning import prompt as asking
-from llama_index_memory_ext.learning.prompt import ANSWER, Categories, Room
+from llama_index_memory_ext.learning.prompt import (
+    ANSWER_TOKENS,
+    Categories,
+    Request,
+    RequestBudget,
+    ask_for_facts,
+    batch_end,
+    extraction_prompt,
+    forms_of,
+    on_one_line,
+    request_budget,
+    select_known_facts,
+    texts_in,
+)
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import (
     Usage,
@@ -66,8 +78,8 @@ from llama_index_memory_ext.text.messages import (
     OTHER_ROLE,
     Json,
     Utterance,
-    as_taken,
     spoken,
+    with_code_results,
 )
 from llama_index_memory_ext.text.tokens import fit_tokens
 
@@ -246,7 +258,7 @@ class Batch(NamedTuple):
     ``asked_at``: the time of the last question.
     ``ended_at``: the time of the last message.
     ``before``: the lines right before the batch.
-    ``room``: the limits of a request.
+    ``budget``: the limits of a request.
     ``spent``: collects the usage of the requests.
     """
 
@@ -256,7 +268,7 @@ class Batch(NamedTuple):
     asked_at: datetime
     ended_at: datetime
     before: Sequence[Utterance]
-    room: Room
+    budget: RequestBudget
     spent: list[Usage]
 
 
@@ -362,10 +374,10 @@ class Extractor:
         progress = progress_of(page.state)
         if not rows or turn not in progress.set_aside:
             return Extracted()
-        room = self._room()
+        budget = self._request_budget()
         speakers = await self._speakers()
-        lines = await self._lines_of(rows, room, speakers)
-        batch = await self._batch(replace(page, rows=rows), lines, room, speakers)
+        lines = await self._lines_of(rows, budget, speakers)
+        batch = await self._batch(replace(page, rows=rows), lines, budget, speakers)
         remaining = tuple(entry for entry in progress.set_aside if entry != turn)
         return await self._learn(batch, progress._replace(set_aside=remaining))
 
@@ -385,7 +397,7 @@ class Extractor:
             if row.is_result:
                 text = (row.message.content or "")[:_RESULT_CHARACTERS]
                 results.append(Utterance(row.id, row.role, text))
-        lines = await self._lines_of(rows, Room(), await self._speakers())
+        lines = await self._lines_of(rows, RequestBudget(), await self._speakers())
         return RecentLines(_with_text(lines), results)
 
     async def apply(
@@ -446,9 +458,9 @@ class Extractor:
         unread = await self._registered_rows()
         progress = progress_of(unread.state)
         rows = unread.rows
-        room = self._room(progress.halved) if rows else Room()
+        budget = self._request_budget(progress.halved) if rows else RequestBudget()
         speakers = await self._speakers()
-        lines = await self._lines_of(rows, room, speakers)
+        lines = await self._lines_of(rows, budget, speakers)
         end = _end_of_turns(rows, lines, answered=answered)
         starts = [line.is_users for line in lines[:end]]
         if len(rows) < _BATCH_ROWS:
@@ -458,15 +470,15 @@ class Extractor:
                 return None
         texts = [line.text for line in lines[:end]]
         count = self.block.tokenizer_fn.count
-        end = asking.batch_end(
+        end = batch_end(
             starts,
             await asyncio.to_thread(lambda: list(map(count, texts))),
             [at and at.date() for at in times_of(rows[:end], self.block.zone)],
-            token_limit=room.batch,
+            token_limit=budget.batch,
             most_turns=progress.most_turns,
         )
         unread = replace(unread, rows=rows[:end])
-        return await self._batch(unread, lines[:end], room, speakers)
+        return await self._batch(unread, lines[:end], budget, speakers)
 
     async def _registered_rows(self) -> LogPage:
         """Return the unread rows, after the session is registered as the user's.
@@ -506,12 +518,15 @@ class Extractor:
         return {user}
 
     async def _lines_of(
-        self, rows: Sequence[LogRow], room: Room, speakers: set[str | None] | None
+        self,
+        rows: Sequence[LogRow],
+        budget: RequestBudget,
+        speakers: set[str | None] | None,
     ) -> list[Utterance]:
         """Return the text and the speaker of each row; a text is clipped to half a batch."""
         # Counting some megabytes takes a second, which must not block the event loop.
         return await asyncio.to_thread(
-            self._read_lines, rows, speakers, room.batch // 2
+            self._read_lines, rows, speakers, budget.batch // 2
         )
 
     def _read_lines(
@@ -520,7 +535,7 @@ class Extractor:
         """Return the lines of rows. A question of a user outside ``user_ids`` gets another role."""
         lines = []
         speaker = ""
-        messages = as_taken(row.message for row in rows)
+        messages = with_code_results(row.message for row in rows)
         for row, message in zip(rows, messages, strict=True):
             role = message.role.value
             if message.role == MessageRole.USER:
@@ -534,7 +549,7 @@ class Extractor:
             lines.append(Utterance(row.id, role, text, speaker))
         return lines
 
-    def _room(self, halved: float = 0) -> Room:
+    def _request_budget(self, halved: float = 0) -> RequestBudget:
         """Return the limits of a request after so many halvings; the defaults for an unknown model."""
         llm = self.block.known_llm()
         window = context_window(llm) if llm else None
@@ -545,16 +560,16 @@ class Extractor:
         if window:
             prompt = self._prompt((), [_ANY_FACT])
             texts = [message.content or "" for message in prompt]
-            forms = asking.forms_of(tuple(self.categories))
+            forms = forms_of(tuple(self.categories))
             texts += [forms.words, forms.tool_text]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
-        return asking.room_in(window, fixed, halved=halved, answer=answer)
+        return request_budget(window, fixed, halved=halved, answer=answer)
 
     async def _batch(
         self,
         unread: LogPage,
         lines: Sequence[Utterance],
-        room: Room,
+        budget: RequestBudget,
         speakers: set[str | None] | None,
     ) -> Batch:
         """Return a batch of rows and their lines, with the lines right before it.
@@ -568,7 +583,9 @@ class Extractor:
         )
         before = [
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
-            for line in _with_text(await self._lines_of(page.rows, Room(), speakers))
+            for line in _with_text(
+                await self._lines_of(page.rows, RequestBudget(), speakers)
+            )
         ]
         times = times_of(rows, self.block.zone)
         pairs = zip(times, lines, strict=True)
@@ -581,7 +598,7 @@ class Extractor:
             asked_at = min(question_times[-1] or now, now)
         ended_at = min(times[-1] or now, now)
         return Batch(
-            unread, _with_text(lines), turns, asked_at, ended_at, before, room, []
+            unread, _with_text(lines), turns, asked_at, ended_at, before, budget, []
         )
 
     async def _learn(self, batch: Batch, progress: Progress) -> Extracted:
@@ -657,19 +674,19 @@ class Extractor:
         before = []
         if question_before([*batch.before, *batch.lines], len(batch.before)):
             question = batch.before[-1]
-            text = counter.tail(question.text, batch.room.before)
+            text = counter.tail(question.text, batch.budget.before)
             before = [question._replace(text=text)]
         prompt = self._prompt(
             batch.lines, related, said_at=batch.asked_at, before=before
         )
-        tokens = ANSWER + sum(counter.count(line.text) for line in batch.lines)
+        tokens = ANSWER_TOKENS + sum(counter.count(line.text) for line in batch.lines)
         with self._counted("facts", prompt, batch) as responses:
-            reply, response = await asking.ask_for_facts(
+            reply, response = await ask_for_facts(
                 self.block.chosen_llm(),
                 prompt,
                 categories=self.categories,
-                answer_tokens=min(batch.room.answer, tokens),
-                heard=responses,
+                answer_tokens=min(batch.budget.answer, tokens),
+                responses=responses,
                 knows_facts=bool(related),
             )
         if was_truncated(response) and batch.turns > 1:
@@ -694,18 +711,18 @@ class Extractor:
         # No token is shorter than a byte. The number and the marks around a fact have
         # at most six.
         most_tokens = sum(len(fact.content.encode()) + 6 for fact in facts)
-        if most_tokens <= batch.room.facts:
+        if most_tokens <= batch.budget.facts:
             return facts
-        texts = asking.texts_in(batch.lines)
+        texts = texts_in(batch.lines)
         present = user_facts.present
         await present.prepare(texts)
         return await asyncio.to_thread(
-            asking.offered,
+            select_known_facts,
             facts,
             texts,
             present,
             self.block.tokenizer_fn,
-            batch.room.facts,
+            batch.budget.facts,
         )
 
     def _prompt(
@@ -716,7 +733,7 @@ class Extractor:
         said_at: datetime | None = None,
         before: Sequence[Utterance] = (),
     ) -> list[ChatMessage]:
-        return asking.extraction_prompt(
+        return extraction_prompt(
             lines,
             facts,
             today=self.block.now(said_at.tzinfo if said_at else None).date(),
@@ -733,7 +750,7 @@ class Extractor:
         newest_first = self.user_facts.rejected[::-1]
         for fact in newest_first[:_MOST_REJECTED]:
             text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
-            texts.append(f"- {asking.on_one_line(text)}\n")
+            texts.append(f"- {on_one_line(text)}\n")
         places = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
         joined = "".join(texts[i] for i in places)
         if not joined:
@@ -812,11 +829,11 @@ class Extractor:
         )
         try:
             with self._counted("verification", prompt, batch) as responses:
-                request = asking.Request(
+                request = Request(
                     self.block.chosen_llm(),
                     verification.VERDICT_TOOL,
                     verification.VERDICT_FORM,
-                    min(batch.room.answer, ANSWER + _VERDICT_TOKENS * count),
+                    min(batch.budget.answer, ANSWER_TOKENS + _VERDICT_TOKENS * count),
                     responses,
                 )
                 judgements, _ = await request.ask(
@@ -1035,9 +1052,9 @@ def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
 
 def _is_repeated(new: Fact, decided: Iterable[Fact]) -> bool:
     """Return whether a pending or rejected fact says the same as a new fact."""
-    content = normalised(new.content)
+    content = duplicate_key(new.content)
     return any(
-        normalised(fact.content) == content and fact.id != new.id for fact in decided
+        duplicate_key(fact.content) == content and fact.id != new.id for fact in decided
     )
 
 

@@ -118,10 +118,10 @@ _LEAST_BATCH = 200
 _LEAST_ANSWER = 200
 # An answer has this many tokens, and a token more for each token of the batch. However
 # often a batch is halved, its answer may have this many.
-ANSWER = 1_000
+ANSWER_TOKENS = 1_000
 
 
-class Room(NamedTuple):
+class RequestBudget(NamedTuple):
     """The most tokens of a request: messages, known facts, messages before, and the answer."""
 
     batch: int = 8_000
@@ -130,36 +130,36 @@ class Room(NamedTuple):
     answer: int = 4_000
 
 
-def room_in(
+def request_budget(
     window: int | None, fixed: int, *, halved: float = 0, answer: int | None = None
-) -> Room:
-    """Return the room in a window beside ``fixed`` tokens of instructions.
+) -> RequestBudget:
+    """Return the budget in a window beside ``fixed`` tokens of instructions.
 
-    The room is halved ``halved`` times. If the ``window`` is unknown (None), it leaves
-    the whole room. ``answer``: the most tokens that the settings of the model allow.
+    The budget is halved ``halved`` times. If the ``window`` is unknown (None), it leaves
+    the whole budget. ``answer``: the most tokens that the settings of the model allow.
 
-    >>> room_in(8_192, 1_000)
-    Room(batch=3180, facts=795, before=397, answer=1590)
+    >>> request_budget(8_192, 1_000)
+    RequestBudget(batch=3180, facts=795, before=397, answer=1590)
     """
-    room = Room()
+    budget = RequestBudget()
     if answer:
-        room = room._replace(answer=answer)
+        budget = budget._replace(answer=answer)
     share = 1.0
     left_tokens = tokens_left(window, fixed)
     if left_tokens is not None:
         # The least of an answer may be more than its share.
         left_for_texts = max(0, left_tokens - _LEAST_ANSWER)
-        share = min(share, left_tokens / sum(room), left_for_texts / sum(room[:-1]))
+        share = min(share, left_tokens / sum(budget), left_for_texts / sum(budget[:-1]))
 
     def halve(tokens: int) -> int:
         return int(tokens * share / 2**halved)
 
-    longest_answer = int(room.answer * share)
-    return Room(
-        max(halve(room.batch), _LEAST_BATCH),
-        halve(room.facts),
-        halve(room.before),
-        max(halve(room.answer), min(longest_answer, ANSWER), _LEAST_ANSWER),
+    longest_answer = int(budget.answer * share)
+    return RequestBudget(
+        max(halve(budget.batch), _LEAST_BATCH),
+        halve(budget.facts),
+        halve(budget.before),
+        max(halve(budget.answer), min(longest_answer, ANSWER_TOKENS), _LEAST_ANSWER),
     )
 
 
@@ -199,7 +199,7 @@ def _end_of_day(
 
 _THOUGHTS_END = "</think>"
 _TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
-# The share of the room for facts with words in common with the messages. A fact that
+# The share of the budget for facts with words in common with the messages. A fact that
 # the user corrects need not have any.
 _MATCHING_SHARE = 0.5
 # The kind of a fact is its first word that at most this share of the facts has: "lives"
@@ -219,7 +219,7 @@ def texts_in(lines: Sequence[Utterance]) -> list[str]:
     return [*(lines[i].text for i in users), *answered]
 
 
-def offered(
+def select_known_facts(
     facts: Sequence[Fact],
     texts: Sequence[str],
     ranker: Similar,
@@ -237,12 +237,12 @@ def offered(
     various = _in_turn(_kinds_of(facts))
     chosen = {}
     total = 0
-    for candidates, room in ((similar, _MATCHING_SHARE * limit), (various, limit)):
+    for candidates, most in ((similar, _MATCHING_SHARE * limit), (various, limit)):
         for fact in candidates:
             if fact.id in chosen:
                 continue
             tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
-            if total + tokens > room:
+            if total + tokens > most:
                 break
             chosen[fact.id] = fact
             total += tokens
@@ -428,7 +428,7 @@ class Request:
         tool: The tool that reports the answer.
         form: The form of an answer in words.
         answer_tokens: The most tokens of the answer, where the server takes this bound.
-        heard: All responses are added to it.
+        responses: All responses are added to it.
         response_format: The form as a JSON schema.
     """
 
@@ -436,7 +436,7 @@ class Request:
     tool: FunctionTool
     form: str
     answer_tokens: int
-    heard: list[ChatResponse]
+    responses: list[ChatResponse]
     response_format: dict[str, Json] | None = None
 
     async def ask(
@@ -514,7 +514,7 @@ class Request:
         self, chat: Callable[..., Awaitable[ChatResponse]], **options: Any
     ) -> ChatResponse:
         options |= token_bound(self.llm, self.answer_tokens)
-        return await ask_with(self.llm, options, chat, self.heard)
+        return await ask_with(self.llm, options, chat, self.responses)
 
 
 def _can_call(llm: LLM) -> bool:
@@ -553,8 +553,8 @@ async def ask_for_facts(
     messages: Sequence[ChatMessage],
     *,
     categories: Categories = CATEGORIES,
-    answer_tokens: int = Room().answer,
-    heard: list[ChatResponse] | None = None,
+    answer_tokens: int = RequestBudget().answer,
+    responses: list[ChatResponse] | None = None,
     knows_facts: bool = True,
 ) -> tuple[ExtractionReply, ChatResponse]:
     """Return the reply of a model to an ``extraction_prompt``, and the response.
@@ -578,7 +578,7 @@ async def ask_for_facts(
         forms.tool,
         forms.words if knows_facts else forms.words_without_known,
         answer_tokens,
-        [] if heard is None else heard,
+        [] if responses is None else responses,
         forms.response_format,
     )
     return await request.ask(messages, partial(_read_replies, categories=names))

@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
-from llama_index_memory_ext.text.messages import Json, cleaned, unescape_tags
+from llama_index_memory_ext.text.messages import Json, clean, unescape_tags
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def json_values(text: str) -> JsonValues:
     >>> json_values("[{'a': 1}]").problem
     'Expecting property name enclosed in double quotes: line 1 column 3 (char 2)'
     """
-    answer = cleaned(text.rpartition("</think>")[2].strip())
+    answer = clean(text.rpartition("</think>")[2].strip())
     values = []
     problems: list[str] = []
     position = 0

@@ -9,7 +9,7 @@ from functools import cached_property
 from time import thread_time
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.checks.evidence import NOWHERE, Place, Source
+from llama_index_memory_ext.checks.evidence import NOWHERE, QuoteMatch, Source
 from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
 from llama_index_memory_ext.checks.rules import (
     CHECKS,
@@ -30,8 +30,8 @@ from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
     Fact,
     RetiredBy,
-    normalised,
-    raised,
+    confirm_again,
+    duplicate_key,
     retire,
 )
 from llama_index_memory_ext.learning.reply import (
@@ -180,7 +180,7 @@ class _Validation:
     def by_content(self) -> dict[str, Fact]:
         """The known facts and the accepted facts, by their normalised contents."""
         return {
-            normalised(fact.content): fact
+            duplicate_key(fact.content): fact
             for fact in reversed(self.source.known_facts)
             if not fact.retired
         }
@@ -201,15 +201,15 @@ class _Validation:
         if doubt is None:
             return None
         doubt = _naming(doubt, new.content)
-        is_new = normalised(new.content) not in self.by_content
+        is_new = duplicate_key(new.content) not in self.by_content
         if place and rejection is None and is_new:
             self.doubted.append(Doubt(self._new_fact(new, place), doubt))
         return doubt
 
-    def _accept(self, candidate: Candidate, place: Place) -> Rejection | None:
+    def _accept(self, candidate: Candidate, place: QuoteMatch) -> Rejection | None:
         """Store a new fact, or confirm the known fact that says the same."""
         new = candidate.new
-        content = normalised(new.content)
+        content = duplicate_key(new.content)
         fact = self.by_content.get(content)
         rejection = None
         if fact is None:
@@ -219,7 +219,7 @@ class _Validation:
         else:
             rejection = _KNOWN
             if not is_said_again(candidate, self.source):
-                self.confirmed[fact.id] = raised(fact, self.now)
+                self.confirmed[fact.id] = confirm_again(fact, self.now)
         self.by_label.setdefault(new.label, fact)
         return rejection
 
@@ -280,7 +280,7 @@ class _Validation:
         candidate = Candidate(repeated, place, 0)
         rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
         if rejection is None:
-            self.confirmed[fact.id] = raised(fact, self.now)
+            self.confirmed[fact.id] = confirm_again(fact, self.now)
         return rejection
 
     def result(self, past: Sequence[Fact]) -> ValidatedReply:
@@ -305,7 +305,7 @@ class _Validation:
             return fact
         return None
 
-    def _new_fact(self, new: NewFact, place: Place) -> Fact:
+    def _new_fact(self, new: NewFact, place: QuoteMatch) -> Fact:
         """Return a new fact with the text around its quote as its source.
 
         A quote that is in no row of the log, as in the text of a program, gives a fact
@@ -361,7 +361,7 @@ def _naming(rejection: Rejection, content: str) -> Rejection:
 
 
 def _past_key(fact: Fact) -> tuple[str, date | None]:
-    return normalised(fact.content), fact.valid_until
+    return duplicate_key(fact.content), fact.valid_until
 
 
 def why_retired(text: str) -> RetiredBy:

@@ -22,7 +22,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.loop import in_sync, lock_for, one_run
+from llama_index_memory_ext.background.loop import in_sync, lock_for, single_run
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -71,12 +71,12 @@ from llama_index_memory_ext.text.messages import (
     body_of,
     characters_of,
     checked_messages,
+    count_leaving,
+    ends_with_answer,
     is_answer,
-    is_over,
-    leaving,
     leaving_at_end,
-    redacted,
-    tokens_by_bytes,
+    redact_message,
+    tokens_with_pictures,
 )
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 
@@ -689,7 +689,7 @@ class CondensedMemory(Memory):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return one_run(self, (self.session_id, *self.sql_store.database.identity))
+        return single_run(self, (self.session_id, *self.sql_store.database.identity))
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -947,7 +947,7 @@ class CondensedMemory(Memory):
         if redact is None:
             return valid_messages
         return await asyncio.to_thread(
-            lambda: [redacted(message, redact) for message in valid_messages]
+            lambda: [redact_message(message, redact) for message in valid_messages]
         )
 
     async def _question_of(self, input: str | ChatMessage | None) -> ChatMessage | None:
@@ -1057,7 +1057,7 @@ class CondensedMemory(Memory):
         if question is not None and not template.holds_question(messages, question):
             if not messages:
                 follows = not await self._is_in_log(question)
-            elif is_over(messages):
+            elif ends_with_answer(messages):
                 await self._write([], len)
                 snapshot = await self._read_snapshot()
                 messages = [row.message for row in snapshot.active]
@@ -1078,7 +1078,7 @@ class CondensedMemory(Memory):
 
     async def _read_snapshot(self) -> Snapshot:
         record = self.condensed_block
-        snapshot = await self.sql_store.readers.glance(
+        snapshot = await self.sql_store.readers.read_snapshot(
             self.session_id,
             record.name,
             record.last_seen(self.session_id),
@@ -1092,8 +1092,8 @@ class CondensedMemory(Memory):
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Return how many of the oldest messages leave short-term memory."""
         if self.chat_history_token_ratio <= FLUSH_EVERY_TURN:
-            return leaving(messages)
-        return leaving(
+            return count_leaving(messages)
+        return count_leaving(
             messages,
             int(self.token_limit * self.chat_history_token_ratio),
             self._tokens,
@@ -1261,7 +1261,7 @@ class CondensedMemory(Memory):
         )
         for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
             # A result of a tool that the program has put as the user's.
-            if row.is_printed:
+            if row.is_code_output:
                 message.role = MessageRole.USER
         return [template.without_blank_texts(message) for message in messages]
 
@@ -1305,7 +1305,7 @@ class CondensedMemory(Memory):
         estimates = {
             kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS
         }
-        return tokens_by_bytes(message, self.tokenizer_fn, estimates)
+        return tokens_with_pictures(message, self.tokenizer_fn, estimates)
 
     def _calls(self) -> asyncio.Lock:
         """Return the lock that lets one call at a time read or write the session, per event loop.

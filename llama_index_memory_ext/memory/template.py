@@ -26,7 +26,7 @@ from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
     body_of,
-    cleaned,
+    clean,
     escape_tags,
     has_content,
 )
@@ -183,7 +183,7 @@ def holds_question(messages: Sequence[ChatMessage], question: ChatMessage) -> bo
     """
     last = last_question(messages)
     return last is not None and (
-        body_of(last) == body_of(question) or last.content == cleaned(question.content)
+        body_of(last) == body_of(question) or last.content == clean(question.content)
     )
 
 

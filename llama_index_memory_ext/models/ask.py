@@ -435,13 +435,13 @@ async def ask_with(
     llm: LLM,
     options: Mapping[str, Any],
     ask: Callable[..., Awaitable[ChatResponse]],
-    heard: list[ChatResponse],
+    responses: list[ChatResponse],
 ) -> ChatResponse:
     """Return the answer to a request with the options that the server takes.
 
     An option that the server refuses, now or in an earlier request, is left out. A
     model whose thoughts have filled its answer is asked again without a limit. All
-    responses are added to ``heard``.
+    responses are added to ``responses``.
     """
     accepted = {
         name: value for name, value in options.items() if takes(llm, name) is not False
@@ -459,7 +459,7 @@ async def ask_with(
             if not is_about_words(error):
                 refused.append(name)
         else:
-            heard.append(response)
+            responses.append(response)
             name = "max_tokens"
             if name not in accepted or not _is_filled_by_thoughts(response):
                 break

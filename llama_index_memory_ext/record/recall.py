@@ -661,7 +661,7 @@ class MessageSearch:
             return
         rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
         if rows:
-            with tfidf.sparing(
+            with tfidf.suppress_failures(
                 self.failures, "Earlier messages were not indexed", index.drop
             ):
                 await self._take(index, rows)
@@ -723,7 +723,7 @@ class MessageSearch:
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
         chosen: list[RankedMessage] = []
-        with tfidf.sparing(
+        with tfidf.suppress_failures(
             self.failures, "Earlier messages were not found", index.drop
         ):
             # The search in a long log takes longer than an event loop should be

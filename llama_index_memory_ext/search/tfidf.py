@@ -107,7 +107,7 @@ class FactRanker(Similar, Protocol):
 
 
 @contextmanager
-def sparing(
+def suppress_failures(
     failures: Counter[str], message: str, drop: Callable[[], object]
 ) -> Iterator[None]:
     """Suppress a failure of an index, and ``drop`` the index, so that it is built anew.

@@ -383,7 +383,7 @@ class MemoryStore(SQLAlchemyChatStore):
             MessageError: An id is neither a text of at most 255 characters nor a
                 number.
         """
-        new = self.log.unknown_within(tx, key, messages)
+        new = self.log.new_within(tx, key, messages)
         if not messages:
             tx.rollback()
         archived = len(new) if status == MessageStatus.ARCHIVED else 0

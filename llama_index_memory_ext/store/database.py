@@ -480,7 +480,7 @@ class Database:
         try:
             # A database user need not be allowed to make tables if all of them exist.
             is_made = await self._call(
-                self._look, "opening", nothing_locked, writes=False
+                self._check_tables, "opening", nothing_locked, writes=False
             )
             if self._rows or not is_made:
                 await self._call(
@@ -498,7 +498,7 @@ class Database:
             raise
         self._is_ready = True
 
-    def _look(self, conn: Connection) -> bool:
+    def _check_tables(self, conn: Connection) -> bool:
         """Return whether there is nothing to make; an EncryptionError for a wrong key."""
         version = supported_version_of(conn, self.tables)
         is_own_file = not (self._lent or self.in_memory or self.set_up)
@@ -587,7 +587,7 @@ class Database:
         """Do a job on a connection of the pool, in this thread."""
         engine = self._opened_engine()
         with ExitStack() as stack:
-            with self._in_words(job, begun=False):
+            with self._raising_store_errors(job, begun=False):
                 conn = stack.enter_context(engine.connect())
             return self._transact(conn, job)
 
@@ -620,7 +620,7 @@ class Database:
                 try:
                     conn = await stack.enter_async_context(lent.connect())
                 except Exception:  # noqa: BLE001 - a pool may misread asyncpg's error for a lost connection
-                    with self._in_words(job, begun=False):
+                    with self._raising_store_errors(job, begun=False):
                         conn = await stack.enter_async_context(lent.connect())
                 result = await conn.run_sync(self._transact, job)
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - the caller gets any error
@@ -633,7 +633,7 @@ class Database:
     def _transact(self, conn: Connection, job: Job) -> Any:
         """Do a job on a connection: a write in a transaction, a read without one."""
         begins = job.writes and job.in_transaction
-        with self._in_words(job, begun=True), ExitStack() as stack:
+        with self._raising_store_errors(job, begun=True), ExitStack() as stack:
             if self.backend == "postgresql" or self._lent is not None:
                 # A lent engine may have any isolation level, set in several ways. The
                 # option of a connection overrides all of them.
@@ -665,7 +665,7 @@ class Database:
             conn.exec_driver_sql("BEGIN IMMEDIATE")
 
     @contextmanager
-    def _in_words(self, job: Job, *, begun: bool) -> Iterator[None]:
+    def _raising_store_errors(self, job: Job, *, begun: bool) -> Iterator[None]:
         """Raise an error of the driver as a StoreError; before the job has ``begun``, any error is the driver's."""
         try:
             yield

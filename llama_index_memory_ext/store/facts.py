@@ -15,7 +15,7 @@ from llama_index_memory_ext.fact import (
     SHARED,
     AgentView,
     Fact,
-    normalised,
+    duplicate_key,
     retire,
     utc_now,
     without_reasons,
@@ -548,10 +548,13 @@ def _merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
     A fact with the content of a newer fact is not stored again.
     """
     ids_by_content = {
-        normalised(fact.content): fact.id for fact in newer.values() if not fact.retired
+        duplicate_key(fact.content): fact.id
+        for fact in newer.values()
+        if not fact.retired
     }
     stored_ids = {
-        fact.id: ids_by_content.get(normalised(fact.content), fact.id) for fact in facts
+        fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
+        for fact in facts
     }
     merged: list[Fact] = []
     for fact in facts:

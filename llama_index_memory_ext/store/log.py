@@ -27,12 +27,13 @@ from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
     Json,
-    as_taken,
-    cleaned,
-    is_printed,
+    Plan,
+    clean,
+    is_code_output,
     is_same,
     message_id_of,
     storable,
+    with_code_results,
 )
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
 
-    # Takes messages, oldest first, and returns how many of the oldest go into the log;
-    # None: none.
-    Plan = Callable[[Sequence[ChatMessage]], int] | None
     # ``Owners.claim_within``.
     Claim = Callable[
         [Transaction, str, SessionAccess, Collection[str], Sequence[str]], bool
@@ -121,7 +119,7 @@ class Log:
         tx: Transaction,
         key: str,
         messages: Sequence[ChatMessage],
-        plan_flush: Plan,
+        plan_flush: Plan | None,
         *,
         replace: bool = False,
         access: SessionAccess | None = None,
@@ -151,7 +149,7 @@ class Log:
         if not replace:
             if plan_flush:
                 stored = self._readers.find_within(tx, key, [ACTIVE])
-            messages = self.unknown_within(tx, key, messages)
+            messages = self.new_within(tx, key, messages)
             if not (messages or stored):
                 tx.rollback()
                 return []
@@ -162,11 +160,11 @@ class Log:
             stored = rows[:same]
             replaced = rows[same:]
             self.delete_within(tx, key, [row.id for row in replaced])
-            messages = self.unknown_within(tx, key, messages[same:])
+            messages = self.new_within(tx, key, messages[same:])
         count = 0
         if plan_flush:
             before = [row.message for row in stored]
-            count = plan_flush(as_taken([*before, *messages]))
+            count = plan_flush(with_code_results([*before, *messages]))
         flushed = self._set_statuses(tx, key, stored, archived=count)
         new = self.insert_within(
             tx,
@@ -331,14 +329,14 @@ class Log:
     def _roles_of(
         self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
     ) -> Sequence[ChatMessage]:
-        """Return the messages with the roles of ``as_taken``, which may depend on the message before them."""
-        if not is_printed(messages[0]):
-            return as_taken(messages)
+        """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
+        if not is_code_output(messages[0]):
+            return with_code_results(messages)
         row = tx.execute(_SELECT_LAST_ROW, key=key).first()
         if row is None:
-            return as_taken(messages)
+            return with_code_results(messages)
         last = LogRow.from_query(row).message
-        return as_taken([last, *messages])[1:]
+        return with_code_results([last, *messages])[1:]
 
     def _store_message_ids(
         self, tx: Transaction, key: str, rows: Sequence[Row]
@@ -366,7 +364,7 @@ class Log:
         ]
         tx.execute(_PUT_MESSAGE_ID, new_ids)
 
-    def unknown_within(
+    def new_within(
         self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
     ) -> Sequence[ChatMessage]:
         """Return the messages whose id neither the session nor an earlier message has.
@@ -376,7 +374,7 @@ class Log:
                 number.
         """
         ids = [
-            message_id_of({ID_KEY: cleaned(message.additional_kwargs.get(ID_KEY))})
+            message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
             for message in messages
         ]
         if not any(ids):
@@ -430,7 +428,7 @@ def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
     """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
     if user_id is None or message.role != MessageRole.USER:
         return None
-    return message_id_of(cleaned(message.additional_kwargs), SPEAKER_KEY) or user_id
+    return message_id_of(clean(message.additional_kwargs), SPEAKER_KEY) or user_id
 
 
 def _speakers_in(

@@ -190,8 +190,6 @@ class Owners:
         """Return the sessions of a user, also those without a message."""
         return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
-    sessions_of_user = reads(sessions_within)
-
     @reads
     def anonymous_namespaces(self, tx: Transaction, keys: Collection[str]) -> list[str]:
         """Return the namespaces of the given sessions that were begun without a user."""

@@ -482,7 +482,7 @@ class LogRow:
     """One message of a session, which ``message`` parses.
 
     ``id``: grows in the order of writing.
-    ``role``: the role in which readers take it; see ``is_printed``.
+    ``role``: the role in which readers take it; see ``is_code_output``.
     ``data``: the message as JSON.
     ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if not read.
     ``user_id``: the speaker in a session of several users, "" if unknown.
@@ -532,8 +532,8 @@ class LogRow:
         return self.role in RESULT_ROLES
 
     @property
-    def is_printed(self) -> bool:
-        """Whether it is a tool's result that was put as a user's message, as ``as_taken`` describes."""
+    def is_code_output(self) -> bool:
+        """Whether it is a tool's result that was put as a user's message, as ``with_code_results`` describes."""
         return self.is_result and self.data.get("role") == MessageRole.USER.value
 
     @property
@@ -546,7 +546,7 @@ class LogRow:
     def message(self) -> ChatMessage:
         """The message with the role of the row."""
         message = self.as_put
-        if self.is_printed:
+        if self.is_code_output:
             return message.model_copy(update={"role": MessageRole(self.role)})
         return message
 
@@ -837,7 +837,7 @@ class Readers:
         return frozenset(lines)
 
     @reads
-    def glance(
+    def read_snapshot(
         self,
         tx: Transaction,
         key: str,

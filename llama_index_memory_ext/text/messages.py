@@ -342,7 +342,7 @@ def _parse_time(value: object) -> datetime:
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 
 
-def cleaned(value: Json) -> Json:
+def clean(value: Json) -> Json:
     """Return a JSON value without NUL and lone surrogates, which databases and APIs refuse: they become U+FFFD."""
     if isinstance(value, str) and _UNSTORABLE.search(value):
         return (
@@ -351,9 +351,9 @@ def cleaned(value: Json) -> Json:
             .replace("\x00", "\ufffd")
         )
     if isinstance(value, dict):
-        return {cleaned(key): cleaned(entry) for key, entry in value.items()}
+        return {clean(key): clean(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [cleaned(entry) for entry in value]
+        return [clean(entry) for entry in value]
     return value
 
 
@@ -458,7 +458,7 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
     return entries
 
 
-def redacted(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
+def redact_message(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:
     """Return a copy of a message in which a function has changed each text, also in the arguments of tool calls.
 
     Ids, names, media and other ``additional_kwargs`` stay. A SettingError if the
@@ -498,10 +498,10 @@ def _redact_text(text: str, redact: Callable[[str], str]) -> str:
 
 
 def storable(message: ChatMessage) -> dict[str, Json]:
-    """Return the message as ``cleaned`` JSON values. The message itself is not changed."""
+    """Return the message as ``clean`` JSON values. The message itself is not changed."""
     blocks = [_without_bytes(block) for block in message.blocks]
     copy = message.model_copy(update={"blocks": blocks})
-    return dict(cleaned(copy.model_dump(mode="json")))
+    return dict(clean(copy.model_dump(mode="json")))
 
 
 def _without_bytes(block: ContentBlock) -> ContentBlock:
@@ -846,7 +846,7 @@ def message_tokens(
     return counter.count(body_of(message)) + media
 
 
-def tokens_by_bytes(
+def tokens_with_pictures(
     message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]
 ) -> int:
     """Return ``message_tokens``, but with LlamaIndex's estimate of pictures whose bytes are in the message.
@@ -931,7 +931,7 @@ def spoken(message: ChatMessage) -> str:
 
     Of a final answer of ReAct, return the text after the last ``Answer:``.
     """
-    text: str = cleaned(message.content or "").strip()
+    text: str = clean(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
     if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
@@ -961,27 +961,28 @@ def runs_code(message: ChatMessage) -> bool:
     )
 
 
-def is_printed(message: ChatMessage) -> bool:
+def is_code_output(message: ChatMessage) -> bool:
     """Return whether a user's message reads like the output that a CodeActAgent stores; a user may write that, too."""
     return message.role == MessageRole.USER and (message.content or "").startswith(
         _OUTPUT_HEADING
     )
 
 
-def as_taken(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+def with_code_results(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     """Return the messages, with the output of a CodeActAgent's programs as results of a tool instead of the user's.
 
     Output directly follows the assistant's code. Its messages are copies; all other
     messages are the same objects.
 
     >>> code = ChatMessage("<execute>print(1)</execute>", role="assistant")
-    >>> [message.role.value for message in as_taken([code, ChatMessage("Result of executing the code given: 1")])]
+    >>> result = ChatMessage("Result of executing the code given: 1")
+    >>> [message.role.value for message in with_code_results([code, result])]
     ['assistant', 'tool']
     """
     conversation = []
     awaits_output = False
     for message in messages:
-        if awaits_output and is_printed(message):
+        if awaits_output and is_code_output(message):
             result = message.model_copy(update={"role": MessageRole.TOOL})
             conversation.append(result)
         else:
@@ -1032,7 +1033,7 @@ def question_in(
     return Question(turns[-1][0] if turns else "", context)
 
 
-def leaving(
+def count_leaving(
     messages: Sequence[ChatMessage],
     limit: int = 0,
     tokens: Callable[[ChatMessage], int] = lambda _: 1,
@@ -1058,16 +1059,16 @@ def leaving(
     return position
 
 
-def is_over(turn: Sequence[ChatMessage]) -> bool:
+def ends_with_answer(turn: Sequence[ChatMessage]) -> bool:
     """Return whether a turn ends with an answer; False for no messages."""
     return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
 
 
 def leaving_at_end(messages: Sequence[ChatMessage]) -> int:
     """Return how many of the oldest messages leave when a memory is closed: all but an open turn."""
-    if is_over(messages):
+    if ends_with_answer(messages):
         return len(messages)
-    return leaving(messages)
+    return count_leaving(messages)
 
 
 def extract_conversation_context(
@@ -1084,6 +1085,6 @@ def extract_conversation_context(
         >>> extract_conversation_context(chat)
         'I live in Rome. Noted.'
     """
-    turns = turns_in(as_taken(messages))
+    turns = turns_in(with_code_results(messages))
     first = max(len(turns) - max_turns, 0)
     return "\n\n".join(" ".join(" ".join(texts).split()) for texts in turns[first:])

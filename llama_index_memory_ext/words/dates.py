@@ -43,7 +43,7 @@ class Day(NamedTuple):
     weekday: int | None = None
 
 
-class Found(NamedTuple):
+class DateMention(NamedTuple):
     """A part of a text that names a date, with all its readings: 1/2 has two."""
 
     readings: tuple[Day, ...]
@@ -75,7 +75,7 @@ class _Names(NamedTuple):
 # Cached, because each sentence of a text is compared with the same source, and many
 # lines of an index have the same day.
 @lru_cache(maxsize=256)
-def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
+def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
     """Return the dates that a text names in digits, and in words of English, German and the language of a code.
 
     No two dates overlap.
@@ -91,7 +91,7 @@ def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
         phrases("calendar", "year"),
         phrases("calendar", "decade"),
     ]
-    mentions: list[Found] = []
+    mentions: list[DateMention] = []
     is_read = bytearray(len(text))
     for pattern in patterns:
         for match in pattern.finditer(text):
@@ -99,7 +99,7 @@ def dates_in(text: str, code: str = "en") -> tuple[Found, ...]:
             readings = _readings(match, code)
             if readings and not any(is_read[start:end]):
                 is_read[start:end] = bytes([1]) * (end - start)
-                mentions.append(Found(readings, start, end))
+                mentions.append(DateMention(readings, start, end))
     return tuple(sorted(mentions, key=lambda mention: mention.start))
 
 
@@ -407,7 +407,7 @@ def with_english_days(text: str) -> EnglishDays:
     return EnglishDays("".join([*parts, text[end:]]), terms)
 
 
-def _days_to_write(mention: Found, text: str) -> list[Day]:
+def _days_to_write(mention: DateMention, text: str) -> list[Day]:
     """Return the readings with a month; none for 1/2, which may be a half."""
     days = [day for day in mention.readings if day.month]
     has_letter = any(map(str.isalpha, text[mention.start : mention.end]))

@@ -202,15 +202,19 @@ async def test_a_question_waits_until_a_job_of_its_owner_has_ended() -> None:
 
     jobs.start(of("ann", "monday"), work, 3600.0)
     for owner, session_id in (("ann", "monday"), ("bob", "friday")):
-        await asyncio.wait_for(wait_for_owner((owner,), 3600, but=session_id), 5)
-    here = asyncio.create_task(wait_for_owner(("ann",), 3600, but="friday"))
+        await asyncio.wait_for(
+            wait_for_owner((owner,), 3600, except_session=session_id), 5
+        )
+    here = asyncio.create_task(wait_for_owner(("ann",), 3600, except_session="friday"))
     elsewhere = asyncio.create_task(
-        asyncio.to_thread(asyncio.run, wait_for_owner(("ann",), 3600, but="friday"))
+        asyncio.to_thread(
+            asyncio.run, wait_for_owner(("ann",), 3600, except_session="friday")
+        )
     )
     assert (await asyncio.wait([here, elsewhere], timeout=0.05))[0] == set()
     go_on.set()
     await asyncio.wait_for(asyncio.gather(here, elsewhere), 20)
-    await asyncio.wait_for(wait_for_owner(("ann",), 3600, but="friday"), 5)
+    await asyncio.wait_for(wait_for_owner(("ann",), 3600, except_session="friday"), 5)
 
 
 async def test_a_job_that_takes_long_is_waited_for_once() -> None:
@@ -222,13 +226,13 @@ async def test_a_job_that_takes_long_is_waited_for_once() -> None:
 
     key = of("long")
     jobs.start(key, work, 3600.0)
-    await asyncio.wait_for(wait_for_owner(key.owner, 0.01, but=""), 5)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    await asyncio.wait_for(wait_for_owner(key.owner, 0.01, except_session=""), 5)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
     go_on.set()
     await jobs.wait(key)
     go_on.clear()
     jobs.start(key, work, 3600.0)
-    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, but=""))
+    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, except_session=""))
     assert (await asyncio.wait([waiting], timeout=0.05))[0] == set()
     await jobs.stop()
     await asyncio.wait_for(waiting, 5)
@@ -246,12 +250,12 @@ async def test_no_question_waits_for_a_job_that_tries_again() -> None:
 
     key = of("failing", "monday")
     jobs.start(key, hang_after_failing, 0.01)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
     new_jobs().start(of("failing", "tuesday"), asyncio.Event().wait, 3600.0)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, but=""), 5)
+    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
     await jobs.finish(of("failing", "wednesday"), succeed)
     jobs.start(of("failing", "thursday"), asyncio.Event().wait, 3600.0)
-    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, but=""))
+    waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, except_session=""))
     assert (await asyncio.wait([waiting], timeout=0.05))[0] == set()
     waiting.cancel()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -7,7 +7,11 @@ from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.ranking import document_of
-from llama_index_memory_ext.learning.prompt import Room, offered, texts_in
+from llama_index_memory_ext.learning.prompt import (
+    RequestBudget,
+    select_known_facts,
+    texts_in,
+)
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )
@@ -44,7 +48,7 @@ def offer(facts: list[Fact], *said: str) -> list[Fact]:
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
     texts = texts_in([Utterance(i, "user", text) for i, text in enumerate(said)])
-    return offered(facts, texts, ranker, COUNTER, Room().facts)
+    return select_known_facts(facts, texts, ranker, COUNTER, RequestBudget().facts)
 
 
 def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
@@ -59,7 +63,7 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     assert home in found
     assert (
         sum(COUNTER.count(f"{i}. {fact.content}\n") for i, fact in enumerate(found, 1))
-        <= Room().facts
+        <= RequestBudget().facts
     )
     assert len(found) == len({fact.id for fact in found}) > 60
 

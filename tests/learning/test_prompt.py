@@ -33,12 +33,12 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import (
-    Room,
+    RequestBudget,
     ask_for_facts,
     check_categories,
     extraction_prompt,
     forms_of,
-    room_in,
+    request_budget,
 )
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
 from llama_index_memory_ext.learning.verification import VERDICT_FORM, parse_verdict
@@ -478,23 +478,26 @@ def test_a_request_and_its_answer_fit_into_the_window(
     window: int, fixed: int, halved: float, answer: int | None
 ) -> None:
     """Also where another tokenizer counts an eighth more; but some words are always asked for."""
-    room = room_in(window, fixed, halved=halved, answer=answer)
-    assert sum(room) + fixed <= max(0.85 * window, fixed) + 400
+    budget = request_budget(window, fixed, halved=halved, answer=answer)
+    assert sum(budget) + fixed <= max(0.85 * window, fixed) + 400
     if 0.85 * window - fixed >= 2_500 + 2 * (answer or 0):
-        assert (sum(room) + fixed) * 1.17 <= window
-    assert all(here <= there for here, there in zip(room[:3], Room()[:3], strict=True))
-    assert room.batch >= 200 <= room.answer
+        assert (sum(budget) + fixed) * 1.17 <= window
+    assert all(
+        here <= there
+        for here, there in zip(budget[:3], RequestBudget()[:3], strict=True)
+    )
+    assert budget.batch >= 200 <= budget.answer
 
 
 @given(window=tokens, wider=tokens, halved=st.floats(0, 5))
 def test_a_wider_window_and_fewer_halvings_leave_more_room(
     window: int, wider: int, halved: float
 ) -> None:
-    room = room_in(window, 1_000, halved=halved)
+    budget = request_budget(window, 1_000, halved=halved)
     for more in (
-        room_in(window + wider, 1_000, halved=halved),
-        room_in(None, 0, halved=halved),
+        request_budget(window + wider, 1_000, halved=halved),
+        request_budget(None, 0, halved=halved),
     ):
-        assert all(here <= there for here, there in zip(room, more, strict=True))
-    less = room_in(window, 1_000, halved=halved + 0.5)
-    assert all(here >= there for here, there in zip(room, less, strict=True))
+        assert all(here <= there for here, there in zip(budget, more, strict=True))
+    less = request_budget(window, 1_000, halved=halved + 0.5)
+    assert all(here >= there for here, there in zip(budget, less, strict=True))

@@ -22,11 +22,14 @@ BOUND = {"max_tokens": 99}
 PERSON = [ChatMessage("Hello")]
 
 
-async def ask(llm: Any, heard: list[ChatResponse] | None = None) -> str | None:
+async def ask(llm: Any, responses: list[ChatResponse] | None = None) -> str | None:
     options = token_bound(llm, 99)
     return (
         await ask_with(
-            llm, options, partial(llm.achat, PERSON), [] if heard is None else heard
+            llm,
+            options,
+            partial(llm.achat, PERSON),
+            [] if responses is None else responses,
         )
     ).message.content
 
@@ -106,10 +109,10 @@ async def test_a_model_that_thinks_is_not_bounded(
         )
 
     llm, server = start_client(OpenAI, model)
-    heard: list[ChatResponse] = []
-    assert [await ask(llm, heard), await ask(llm, heard)] == ["Hi.", "Hi."]
+    responses: list[ChatResponse] = []
+    assert [await ask(llm, responses), await ask(llm, responses)] == ["Hi.", "Hi."]
     assert bounds(server) == [99, None, None]
-    assert len(heard) == 3
+    assert len(responses) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, share_out
-from llama_index_memory_ext.text.messages import leaving
+from llama_index_memory_ext.text.messages import count_leaving
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()
@@ -93,7 +93,7 @@ def test_a_flush_takes_whole_turns_and_never_the_newest(
         ChatMessage(str(count), role="user" if kind == "u" else "assistant")
         for kind, count in kinds
     ]
-    flushed = leaving(messages, limit, lambda message: int(message.content or ""))
+    flushed = count_leaving(messages, limit, lambda message: int(message.content or ""))
     if sum(tokens) <= limit or "u" not in names:
         assert flushed == 0
         return
