@@ -97,6 +97,13 @@ EXPECTED = {
     "below 4,000 tokens": "keeping-it-short",
     "rotate the key": "encryption",
     "only the facts": "quickstart",
+    "docker": "production",
+    "kubernetes": "production",
+    "database size": "production",
+    "export user data": "deleting-a-person",
+    "prometheus": "seeing-what-happens",
+    "slack": "team-chats",
+    "custom block": "agents",
 }
 
 index = json.loads(
