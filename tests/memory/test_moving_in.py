@@ -94,7 +94,7 @@ async def days_of(memory: CondensedMemory) -> list[int]:
     """How many days ago each message of the session was stored."""
     rows = await memory.sql_store.readers.find(memory.session_id)
     now = datetime.now(timezone.utc)
-    return [round((now - row.said_at()) / timedelta(days=1)) for row in rows]
+    return [round((now - (row.said_at() or now)) / timedelta(days=1)) for row in rows]
 
 
 @pytest.mark.parametrize("redact", [None, str])
