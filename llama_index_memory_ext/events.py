@@ -37,9 +37,12 @@ _NO_ARGUMENTS = inspect.signature(lambda: None).bind()
 
 
 class MemoryEvent(BaseEvent):
-    """Base of the events of this package; all fields can be written as JSON."""
+    """Base of the events of this package; all fields can be written as JSON.
 
-    session_id: str = Field(description="The conversation.")
+    ``session_id``: the conversation.
+    """
+
+    session_id: str
 
     @classmethod
     def class_name(cls) -> str:
@@ -48,27 +51,28 @@ class MemoryEvent(BaseEvent):
 
 
 class HistoryCondensedEvent(MemoryEvent):
-    """Messages have left the record, by a cut or into a summary. They are still in the database."""
+    """Messages have left the record, by a cut or into a summary. They are still in the database.
 
-    messages: int = Field(description="Messages that have left.")
-    tokens_before: int = Field(
-        description="Tokens of the record before, without recalled messages."
-    )
-    tokens_after: int = Field(description="Tokens of the record afterwards.")
-    summarised: bool = Field(description="Whether the messages went into the summary.")
-    summary_tokens: int = Field(
-        description="Tokens of the summary in the record; 0 if there is none."
-    )
-    position: int = Field(description="The row of the last message that has left.")
-    seconds: float = Field(
-        description="Seconds of the work, the call of the model included."
-    )
-    prompt_tokens: int = Field(
-        default=0, description="Tokens of the prompts, cached tokens included."
-    )
-    completion_tokens: int = Field(
-        default=0, description="Tokens of the model's answers."
-    )
+    ``messages``: the number of messages that have left.
+    ``tokens_before``: tokens of the record before, without recalled messages.
+    ``tokens_after``: tokens of the record afterwards.
+    ``summarised``: whether the messages went into the summary.
+    ``summary_tokens``: tokens of the summary in the record; 0 if there is none.
+    ``position``: the row of the last message that has left.
+    ``seconds``: of the work, the call of the model included.
+    ``prompt_tokens``: tokens of the prompts, cached tokens included.
+    ``completion_tokens``: tokens of the model's answers.
+    """
+
+    messages: int
+    tokens_before: int
+    tokens_after: int
+    summarised: bool
+    summary_tokens: int
+    position: int
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,104 +91,93 @@ class Rejection:
 
 
 class FactsExtractedEvent(MemoryEvent):
-    """Facts were extracted from a part of the conversation, and stored."""
+    """Facts were extracted from a part of the conversation, and stored.
 
-    user_id: str = Field(
-        description="The owner of the facts; the session's id if it has no user."
-    )
-    agent_id: str | None = Field(
-        default=None,
-        description="The agent that owns the new facts; None: all agents share them.",
-    )
-    messages: int = Field(description="Messages that were read.")
-    new: list[str] = Field(description="Ids of the new facts.")
-    confirmed: list[str] = Field(description="Ids of the facts that were confirmed.")
-    retired: list[str] = Field(description="Ids of the facts that were retired.")
-    pending: list[str] = Field(
-        default=[], description="Ids of the facts that are not yet approved."
-    )
-    rejections: dict[str, int] = Field(
-        description="Entries of the reply that were not stored, by reason."
-    )
-    not_stored: tuple[Rejection, ...] = Field(
-        default=(),
-        exclude=True,
-        repr=False,
-        description="Those entries with their texts, for a page of the user; no dump has them.",
-    )
-    seconds: float = Field(
-        description="Seconds of the model's calls; 0 if it was not called."
-    )
-    prompt_tokens: int = Field(
-        default=0, description="Tokens of the prompts, cached tokens included."
-    )
-    completion_tokens: int = Field(
-        default=0, description="Tokens of the model's answers."
-    )
+    ``user_id``: the owner of the facts; the session's id if it has no user.
+    ``agent_id``: the agent that owns the new facts; None: all agents share them.
+    ``messages``: the number of messages that were read.
+    ``new``, ``confirmed``, ``retired``, ``pending``: ids of facts; pending facts are not
+    yet approved.
+    ``rejections``: entries of the reply that were not stored, by reason.
+    ``not_stored``: those entries with their texts, for a page of the user; no dump has
+    them.
+    ``seconds``: of the model's calls; 0 if it was not called.
+    ``prompt_tokens``: tokens of the prompts, cached tokens included.
+    ``completion_tokens``: tokens of the model's answers.
+    """
+
+    user_id: str
+    agent_id: str | None
+    messages: int
+    new: list[str]
+    confirmed: list[str]
+    retired: list[str]
+    pending: list[str]
+    rejections: dict[str, int]
+    not_stored: tuple[Rejection, ...] = Field(default=(), exclude=True, repr=False)
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class FactsInjectedEvent(MemoryEvent):
-    """Facts are shown: sent for each ``aget`` that shows facts, more than once in a turn with tools."""
+    """Facts are shown: sent for each ``aget`` that shows facts, more than once in a turn with tools.
 
-    user_id: str = Field(
-        description="The owner of the facts; the session's id if it has no user."
-    )
-    agent_id: str | None = Field(
-        default=None,
-        description="The agent that sees the facts; None: shared facts.",
-    )
-    fact_ids: list[str] = Field(
-        description="Ids of the facts that are shown, in their order."
-    )
-    known: int = Field(description="Active facts, shown or not.")
-    profile_fact_ids: list[str] = Field(
-        default=[],
-        description="Ids of those facts that stand in front of the record.",
-    )
-    tokens: int = Field(description="Tokens of the facts that are shown.")
-    profile_tokens: int = Field(
-        default=0, description="Tokens of the facts in front of the record."
-    )
-    token_limit: int = Field(description="Most tokens of the facts.")
-    cached: bool = Field(
-        description="Whether the facts were ranked before, for the same question."
-    )
-    seconds: float = Field(description="Seconds of the work.")
+    ``user_id``: the owner of the facts; the session's id if it has no user.
+    ``agent_id``: the agent that sees the facts; None: shared facts.
+    ``fact_ids``: the facts that are shown, in their order.
+    ``active_facts``: the number of active facts, shown or not.
+    ``profile_fact_ids``: those of ``fact_ids`` that stand in front of the record.
+    ``tokens``: tokens of the facts that are shown.
+    ``profile_tokens``: tokens of the facts in front of the record.
+    ``token_limit``: most tokens of the facts.
+    ``cached``: whether the facts were ranked before, for the same question.
+    ``seconds``: of the work.
+    """
+
+    user_id: str
+    agent_id: str | None
+    fact_ids: list[str]
+    active_facts: int
+    profile_fact_ids: list[str]
+    tokens: int
+    profile_tokens: int
+    token_limit: int
+    cached: bool
+    seconds: float
 
 
 class MessagesRecalledEvent(MemoryEvent):
-    """Earlier messages are shown for the question: sent for each ``aget`` that shows recalled messages."""
+    """Earlier messages are shown for the question: sent for each ``aget`` that shows recalled messages.
 
-    row_ids: list[int] = Field(
-        description="The first row of each message, in their order."
-    )
-    scores: list[float] = Field(
-        description="Similarity of each message to the question, 0..1; 1 for the best."
-    )
-    tokens: int = Field(
-        description="Tokens of the messages that are shown, with the tags around them."
-    )
-    token_limit: int = Field(
-        description="Most tokens of the messages; some questions may use three tenths more."
-    )
-    cached: bool = Field(
-        description="Whether the messages were selected before, for the same question."
-    )
-    seconds: float = Field(
-        description="Seconds of the work, reading the record included."
-    )
+    ``row_ids``: the first row of each message, in their order.
+    ``scores``: similarity of each message to the question, 0..1; 1 for the best.
+    ``tokens``: tokens of the messages that are shown, with the tags around them.
+    ``token_limit``: most tokens of the messages; some questions may use three tenths
+    more.
+    ``cached``: whether the messages were selected before, for the same question.
+    ``seconds``: of the work, reading the record included.
+    """
+
+    row_ids: list[int]
+    scores: list[float]
+    tokens: int
+    token_limit: int
+    cached: bool
+    seconds: float
 
 
 class JobFailedEvent(MemoryEvent):
-    """Work in the background has failed. Nothing is lost, and it is tried again."""
+    """Work in the background has failed. Nothing is lost, and it is tried again.
 
-    error: str = Field(
-        description="The type of the error; its text may quote messages."
-    )
-    failures: int = Field(description="Failures in a row, in this process.")
-    retry_seconds: float | None = Field(
-        description="The pause; None: the next start tries again."
-    )
+    ``error``: the type of the error; its text may quote messages.
+    ``failures``: failures in a row, in this process.
+    ``retry_seconds``: the pause; None: the next start tries again.
+    """
+
+    error: str
+    failures: int
+    retry_seconds: float | None
 
 
 class ExtractionFailedEvent(JobFailedEvent):

@@ -395,7 +395,7 @@ class RelevantFactsBlock(LogBlock):
                     agent_id=self.view.own,
                     fact_ids=fact_ids,
                     profile_fact_ids=profile_ids,
-                    known=len(showable.facts),
+                    active_facts=len(showable.facts),
                     tokens=facts.profile.tokens + facts.question.tokens,
                     profile_tokens=facts.profile.tokens,
                     token_limit=self.token_limit,

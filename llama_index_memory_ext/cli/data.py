@@ -79,7 +79,10 @@ def list_(
             sessions.sort(key=lambda info: info.session_id)
         start = 0
         if after is not None:
-            start = _place_of(after, [info.session_id for info in sessions]) + 1
+            session_ids = [info.session_id for info in sessions]
+            if after not in session_ids:
+                raise _no_session(after)
+            start = session_ids.index(after) + 1
         page = sessions[start : start + limit]
         rows = [
             (
@@ -99,12 +102,10 @@ def list_(
     cli.run(db, read, as_json=json)
 
 
-def _place_of(session: str, session_ids: list[str]) -> int:
-    if session not in session_ids:
-        raise TerminalError(
-            f"There is no session {session!r}. `sessions list` shows the sessions."
-        )
-    return session_ids.index(session)
+def _no_session(session: str) -> TerminalError:
+    return TerminalError(
+        f"There is no session {session!r}. `sessions list` shows the sessions."
+    )
 
 
 @cli.app.command(epilog=cli.example("export --user ann -o ann.jsonl"))
@@ -129,11 +130,10 @@ def export(
         if session is None:
             text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
         else:
-            messages = await store.get_messages(session, None)
-            if not messages:
-                raise TerminalError(
-                    f"There is no session {session!r}. `sessions list` shows the sessions."
-                )
+            rows = await store.readers.find(session)
+            if not rows:
+                raise _no_session(session)
+            messages = [row.moved for row in rows]
             text = ext.messages_to_json(messages, layout=layout) + "\n"
         if output.isatty():
             text = plain(text)

@@ -17,6 +17,7 @@ from llama_index_memory_ext.errors import LayoutError, MessageError
 from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
 from llama_index_memory_ext.text.messages import (
     Json,
+    MovedMessage,
     checked_messages,
     clean,
     storable,
@@ -25,6 +26,8 @@ from llama_index_memory_ext.text.messages import (
 
 Layout = Literal["llama_index", "openai"]
 
+# Beside an exported message: when it was stored.
+_STORED_AT = "stored_at"
 _ROLES = [role.value for role in MessageRole]
 # Above the levels of any real message, and far below the limits of Python and databases.
 _MAX_LEVELS = 100
@@ -92,6 +95,14 @@ def messages_from_json(
         >>> messages_from_json('[{"role": "user", "content": "Hello!"}]')[0].content
         'Hello!'
     """
+    messages = moved_from_json(source, show_progress=show_progress)
+    return [ChatMessage(**dict(message)) for message in messages]
+
+
+def moved_from_json(
+    source: str | bytes | Iterable[Json], *, show_progress: bool = False
+) -> list[ChatMessage]:
+    """As ``messages_from_json``, but messages of an export are each a ``MovedMessage``."""
     messages: list[ChatMessage] = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an
     # error.
@@ -139,7 +150,7 @@ def messages_to_json(
         raise LayoutError(
             f"Expected the layout to be one of {', '.join(get_args(Layout))}; saw {layout!r}."
         )
-    write = to_openai if layout == "openai" else storable
+    write = to_openai if layout == "openai" else _own_layout
     try:
         written = list(map(write, checked_messages(messages)))
         return json.dumps(written, ensure_ascii=False, allow_nan=False, indent=indent)
@@ -148,6 +159,13 @@ def messages_to_json(
             f"Expected values that JSON has; a message holds another value ({type(error).__name__}), such as an object "
             "of a program in its additional_kwargs. Remove this value."
         ) from None
+
+
+def _own_layout(message: ChatMessage) -> dict[str, Json]:
+    written = storable(message)
+    if isinstance(message, MovedMessage):
+        written[_STORED_AT] = message.stored_at.isoformat()
+    return written
 
 
 def _wrong_fields(error: ValidationError) -> str:
@@ -247,6 +265,8 @@ def _read(value: Json) -> ChatMessage:
     # A time may be a number or a text; both mean the same once they are stored.
     times = {key: value[key] for key in times_in(value)}
     message.additional_kwargs = {**times, **message.additional_kwargs}
+    for stored_at in times_in({"date": value.get(_STORED_AT)}).values():
+        return MovedMessage(**dict(message), stored_at=stored_at)
     return message
 
 

@@ -476,7 +476,10 @@ async def preview_prompt(
         tokens=_tokens_by_kind(parts),
         all_facts=all_facts,
         stats=stats.model_copy(
-            update={"messages": stats.messages + skipped, "left": stats.left + skipped}
+            update={
+                "messages": stats.messages + skipped,
+                "older": stats.older + skipped,
+            }
         ),
         readers=[name for name in names if name.startswith(prefix)],
         settings=settings,

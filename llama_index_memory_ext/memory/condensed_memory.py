@@ -39,7 +39,7 @@ from llama_index_memory_ext.facts.ranking import (
     RankedFact,
     RecordInPrompt,
 )
-from llama_index_memory_ext.formats import Layout, messages_from_json, messages_to_json
+from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
 from llama_index_memory_ext.memory import template
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
@@ -719,7 +719,8 @@ class CondensedMemory(Memory):
     ) -> int:
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
-        Messages with a time keep it. All messages are stored in one transaction.
+        Messages with a time keep it, and messages of an export also keep the time at
+        which they were stored. All messages are stored in one transaction.
         Importing twice stores messages twice, unless they have ids. With
         ``extract_facts``, their facts are extracted in the background.
 
@@ -737,7 +738,7 @@ class CondensedMemory(Memory):
         """
         # Reading a long history takes seconds and must not block the event loop.
         messages = await asyncio.to_thread(
-            messages_from_json, source, show_progress=show_progress
+            moved_from_json, source, show_progress=show_progress
         )
         await self.aput_messages(messages)
         return len(messages)
@@ -745,12 +746,15 @@ class CondensedMemory(Memory):
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Return all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
-        ``layout="openai"`` is the format of OpenAI's Chat Completions;
+        Beside each message, ``stored_at`` is the time at which it was stored.
+        ``layout="openai"`` is the format of OpenAI's Chat Completions, without that;
         ``messages_to_json`` lists the fields that this format lacks.
         """
+        await self.acheck_session()
+        rows = await self.sql_store.readers.find(self.session_id)
         # Writing a long history takes seconds and must not block the event loop.
         return await asyncio.to_thread(
-            messages_to_json, await self.aget_all(), layout=layout
+            lambda: messages_to_json([row.moved for row in rows], layout=layout)
         )
 
     async def abackfill(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from llama_index_memory_ext.background.jobs import Failure
 from llama_index_memory_ext.fact import SetAside
@@ -23,59 +23,51 @@ class MemoryStats(BaseModel):
     Messages, facts and tokens are counted in the database, including writes of other
     processes. ``failures`` covers this process, ``rejections`` and ``usage`` only this
     memory in this process.
+
+    ``user_id``: the owner of the facts; the session's id if it has no user.
+    ``database``: the address of the database, without password and options.
+    ``messages``: all messages of the session.
+    ``active``: messages of the current turn, which are not in the record yet.
+    ``verbatim``: messages that the record shows, long ones clipped.
+    ``older``: messages that have left the record; they are still in the database.
+    ``summarised``: messages of ``older`` that the running summary covers.
+    ``record_tokens``: tokens of the record, without recalled messages.
+    ``summary_tokens``: tokens of the summary in the record.
+    ``facts``: active facts of the user that the agent of this memory sees.
+    ``retired``: retired facts, which are kept and not shown.
+    ``pending``: messages not read for facts yet, active ones too; None: extraction is
+    off.
+    ``failures``: the last failure of "facts", "summary" and "recall index".
+    ``rejections``: entries of the model's replies that were not stored, by reason.
+    ``set_aside``: turns without facts: first row, last row, error.
+    ``usage``: calls and tokens: "facts", "verification", "summary".
     """
 
     model_config = ConfigDict(frozen=True)
 
-    session_id: str = Field(description="The conversation.")
-    user_id: str = Field(
-        description="Whose facts these are; the session's own if it belongs to no user."
-    )
-    database: str = Field(
-        description="The address of the database, without password and options."
-    )
-    messages: int = Field(description="All messages of the session.")
-    active: int = Field(
-        description="Messages of the current turn, which are not in the record yet."
-    )
-    verbatim: int = Field(
-        description="Messages that the record shows, long ones clipped."
-    )
-    left: int = Field(
-        description="Messages that have left the record; they are still in the database."
-    )
-    summarised: int = Field(
-        description="Messages of ``left`` that the running summary covers."
-    )
-    record_tokens: int = Field(
-        description="Tokens of the record, without recalled messages."
-    )
-    summary_tokens: int = Field(description="Tokens of the summary in the record.")
-    facts: int = Field(
-        description="Active facts of the user that the agent of this memory sees."
-    )
-    retired: int = Field(description="Retired facts, which are kept and not shown.")
-    pending: int | None = Field(
-        description="Messages not read for facts yet, active ones too; None: extraction is off."
-    )
-    failures: dict[str, Failure] = Field(
-        description='The last failure of "facts", "summary" and "recall index".'
-    )
-    rejections: dict[str, int] = Field(
-        description="Entries of the model's replies that were not stored, by reason."
-    )
-    set_aside: tuple[SetAside, ...] = Field(
-        default=(), description="Turns without facts: first row, last row, error."
-    )
-    usage: dict[str, Usage] = Field(
-        default={}, description='Calls and tokens: "facts", "verification", "summary".'
-    )
+    session_id: str
+    user_id: str
+    database: str
+    messages: int
+    active: int
+    verbatim: int
+    older: int
+    summarised: int
+    record_tokens: int
+    summary_tokens: int
+    facts: int
+    retired: int
+    pending: int | None
+    failures: dict[str, Failure]
+    rejections: dict[str, int]
+    set_aside: tuple[SetAside, ...] = ()
+    usage: dict[str, Usage] = {}
 
     def __str__(self) -> str:
         current = (
             f"{self.active} of the current turn, {self.verbatim} shown in the record"
         )
-        older = f"{self.left} older than the record, {self.summarised} in its summary"
+        older = f"{self.older} older than the record, {self.summarised} in its summary"
         lines = [
             ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
             ("messages", f"{self.messages}: {current}; {older}"),
@@ -152,7 +144,7 @@ async def read_stats(
         **size._asdict(),
         messages=await count(session_id),
         active=await count(session_id, status=ACTIVE),
-        left=await count(session_id, status=ARCHIVED, last=position),
+        older=await count(session_id, status=ARCHIVED, last=position),
         facts=sum(fact.state(now) == "present" for fact in visible_facts),
         retired=sum(fact.retired for fact in visible_facts),
         pending=await count(session_id, reader=reader) if facts.extract_facts else None,

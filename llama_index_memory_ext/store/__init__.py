@@ -146,6 +146,10 @@ class MemoryStore(SQLAlchemyChatStore):
             ``encryption_key``.
         decrypt: The reverse function.
 
+    ``database``, ``log``, ``readers``, ``owners``, ``deletion`` and ``facts`` are its
+    parts, and ``jobs`` the background jobs of its memories. ``address`` is the database's
+    address without its password and options.
+
     A call that is cancelled returns at once. A write that has begun ends in the
     background, and the log says whether it was stored; ``aclose`` waits for it.
 
@@ -157,34 +161,16 @@ class MemoryStore(SQLAlchemyChatStore):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    database: Database = Field(
-        default=_UNSET, description="Connections and transactions."
-    )
-    log: Log = Field(default=_UNSET, description="Writes the messages of each session.")
-    readers: Readers = Field(
-        default=_UNSET, description="Reads them for readers with cursors."
-    )
-    owners: Owners = Field(default=_UNSET, description="The owners of the sessions.")
-    deletion: Deletion = Field(
-        default=_UNSET, description="Deletes messages, sessions and users."
-    )
-    facts: Facts = Field(
-        default=_UNSET, description="The facts of each user, and their embeddings."
-    )
-    jobs: JobRegistry = Field(
-        default_factory=JobRegistry,
-        description="The background jobs of the memories on this store.",
-    )
-    operation_timeout: float = Field(
-        default=DEFAULT_TIMEOUT_SECONDS, description="Most seconds of a call."
-    )
-    pool_size: int = Field(
-        default=DEFAULT_POOL_SIZE, description="Most threads and connections."
-    )
-    address: str = Field(
-        default="",
-        description="The database's address without its password and options.",
-    )
+    database: Database = _UNSET
+    log: Log = _UNSET
+    readers: Readers = _UNSET
+    owners: Owners = _UNSET
+    deletion: Deletion = _UNSET
+    facts: Facts = _UNSET
+    jobs: JobRegistry = Field(default_factory=JobRegistry)
+    operation_timeout: float = DEFAULT_TIMEOUT_SECONDS
+    pool_size: int = DEFAULT_POOL_SIZE
+    address: str = ""
 
     def __init__(
         self,

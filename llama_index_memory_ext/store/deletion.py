@@ -241,15 +241,16 @@ def _past_turns(rows: Sequence[Any]) -> list[list[Any]]:
 
 
 def _count_due(turns: Sequence[Sequence[Any]], since: int, surplus: int) -> int:
-    """Return the number of rows up to the last turn with a row from before ``since`` or among the first ``surplus``."""
+    """Return the number of rows before the first turn that is younger than ``since`` and behind the first ``surplus``.
+
+    Old messages can be imported behind younger ones, which must stay.
+    """
     count = 0
-    due = 0
     for turn in turns:
-        is_due = count < surplus or any(row.timestamp < since for row in turn)
+        if count >= surplus and all(row.timestamp >= since for row in turn):
+            break
         count += len(turn)
-        if is_due:
-            due = count
-    return due
+    return count
 
 
 def _count_read(turns: Sequence[Sequence[Any]], last_read: int) -> int:

@@ -27,6 +27,7 @@ from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
     Json,
+    MovedMessage,
     Plan,
     clean,
     is_code_output,
@@ -253,7 +254,7 @@ class Log:
             rows.append(
                 {
                     "key": key,
-                    "timestamp": now + i,
+                    "timestamp": _time_of(message, now + i),
                     "role": roles[i].role.value,
                     "status": ARCHIVED if i < archived else ACTIVE,
                     "data": data,
@@ -351,11 +352,9 @@ class Log:
             return
         # A clock may give an earlier row the same time; the newest row counts.
         row_ids: dict[int, int] = {}
+        times = [row["timestamp"] for row in rows]
         for written in tx.execute(
-            _SELECT_TIMES,
-            key=key,
-            first=rows[0]["timestamp"],
-            last=rows[-1]["timestamp"],
+            _SELECT_TIMES, key=key, first=min(times), last=max(times)
         ):
             row_ids[written.timestamp] = written.id
         new_ids = [
@@ -417,6 +416,17 @@ def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
             break
         count += 1
     return count
+
+
+def _time_of(message: ChatMessage, now: int) -> int:
+    """Return the time of storing in nanoseconds: ``now``, or that of the database from which a message has moved.
+
+    Messages with the same microsecond get different times.
+    """
+    if isinstance(message, MovedMessage):
+        stored = round(message.stored_at.timestamp() * 1e6) * 1_000
+        return min(now, stored + now % 1_000)
+    return now
 
 
 def _words_of(data: Json) -> str:

@@ -33,6 +33,7 @@ from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 from llama_index_memory_ext.text.messages import (
     RESULT_ROLES,
     Json,
+    MovedMessage,
     in_zone,
     spoken,
     times_in,
@@ -562,6 +563,15 @@ class LogRow:
                 self.role,
             )
             return ChatMessage(role=self.role, content="[unreadable message]")
+
+    @property
+    def moved(self) -> ChatMessage:
+        """The message as it was put, with its time of writing if that is known."""
+        message = self.as_put
+        written = written_at(self.timestamp)
+        if written is None:
+            return message
+        return MovedMessage(**dict(message), stored_at=written)
 
 
 @dataclass(frozen=True, slots=True)

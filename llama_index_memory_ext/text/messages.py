@@ -25,7 +25,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.words import CONTROLS
@@ -73,6 +73,12 @@ class Counted(Protocol):
 
 
 M = TypeVar("M", bound=ChatMessage | Counted)
+
+
+class MovedMessage(ChatMessage):
+    """A message on its way from one database to another, with the time at which it was stored first."""
+
+    stored_at: datetime = Field(exclude=True)
 
 
 # ---- tool calls ----
@@ -477,7 +483,8 @@ def redact_message(message: ChatMessage, redact: Callable[[str], str]) -> ChatMe
             return _redact_text(value, redact)
         return value
 
-    return ChatMessage.model_validate(redact_value(storable(message), is_words=False))
+    redacted = redact_value(storable(message), is_words=False)
+    return message.model_copy(update=dict(ChatMessage.model_validate(redacted)))
 
 
 def _redact_text(text: str, redact: Callable[[str], str]) -> str:

@@ -133,7 +133,12 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
         assert [content_of[one] for one in event.fact_ids] == re.findall(
             r"<fact [^>]*>(.*?)</fact>", prompt
         )
-        assert (event.session_id, event.user_id, event.known, event.token_limit) == (
+        assert (
+            event.session_id,
+            event.user_id,
+            event.active_facts,
+            event.token_limit,
+        ) == (
             "chat",
             "ann",
             3,

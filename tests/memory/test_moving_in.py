@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import MessageError
+from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.forked import run_forked
 from tests.learning.learning import learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, say, serve
+from tests.store.test_retention import age
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 2 * 3?"},
@@ -85,6 +88,60 @@ async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) 
     )
     await one.aimport(exported)
     assert await one.aget_all() == conversation * 2
+
+
+async def days_of(memory: CondensedMemory) -> list[int]:
+    """How many days ago each message of the session was stored."""
+    rows = await memory.sql_store.readers.find(memory.session_id)
+    now = datetime.now(timezone.utc)
+    return [round((now - (row.said_at() or now)) / timedelta(days=1)) for row in rows]
+
+
+@pytest.mark.parametrize("redact", [None, str])
+async def test_an_import_keeps_when_a_message_was_stored(
+    open_memory: OpenMemory, any_database_uri: str | None, redact: type[str] | None
+) -> None:
+    """Which is no part of the message: a day as in "yesterday" counts from there, and ids lead to their messages."""
+    old = open_memory("old", async_database_uri=any_database_uri)
+    messages = [
+        ChatMessage("I moved.", additional_kwargs={"message_id": f"m-{number}"})
+        for number in range(1_500)
+    ]
+    await old.aput_messages(messages)
+    await age(old.sql_store, "old", 10)
+    exported = await old.aexport()
+    assert messages_from_json(exported) == await old.aget_all() == messages
+    new = open_memory("new", redact=redact)
+    await new.aput(user("Hello!"))
+    await new.aimport(exported)
+    assert await new.aget_all() == [user("Hello!"), *messages]
+    assert await days_of(new) == [0] + [10] * 1_500
+    assert json.loads(await new.aexport())[1:] == json.loads(exported)
+    branch = await new.abranch("branch", until="m-700")
+    assert (await branch.aget_all())[-1] == messages[700]
+    # Nothing goes that is behind a younger turn.
+    await new.aflush()
+    deleted = await new.sql_store.aretain(days=5, session_ids=["new"])
+    assert deleted["messages"] == 0
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        {},
+        {"stored_at": "2999-01-01T00:00:00Z"},
+        {"stored_at": "soon"},
+        {"stored_at": 7},
+    ],
+)
+async def test_without_a_time_in_the_past_an_imported_message_is_of_today(
+    open_memory: OpenMemory, time: dict[str, Any]
+) -> None:
+    memory = open_memory()
+    exported = {**user("I moved yesterday.").model_dump(mode="json"), **time}
+    await memory.aimport([exported])
+    assert await memory.aget_all() == [user("I moved yesterday.")]
+    assert await days_of(memory) == [0]
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])
