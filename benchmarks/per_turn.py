@@ -96,6 +96,11 @@ async def counts_of(
                     await memory.facts.aadd(
                         words, session_id=memory.session_id, message_ids=[row]
                     )
+        if isinstance(memory, CondensedMemory):
+            for block in (memory.condensed_block, memory.facts_block):
+                failures = block.failures_of(memory.session_id)
+                if failures:
+                    raise RuntimeError(f"The model's answers were rejected: {failures}")
     return counts
 
 

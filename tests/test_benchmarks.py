@@ -151,6 +151,20 @@ def test_the_shared_prefix_is_that_of_the_tokens(prompt: str, previous: str) -> 
     )
 
 
+async def test_what_stands_while_no_summary_is_taken_is_not_measured() -> None:
+    opened = partial(
+        contenders.ours,
+        condensed_token_limit=1_000,
+        summarize=True,
+        extract_facts=False,
+    )
+    talk = messages.conversation(8)
+    assert len(await per_turn.counts_of(opened(per_turn.IN_MEMORY), talk)) == 8
+    looped = [ChatMessage("the same " * 200, role=message.role) for message in talk]
+    with pytest.raises(RuntimeError, match="SummaryReplyError"):
+        await per_turn.counts_of(opened(per_turn.IN_MEMORY), looped)
+
+
 @pytest.mark.parametrize(("setting", "side"), per_turn.contenders())
 async def test_every_side_can_be_measured(setting: str, side: str) -> None:
     opened = per_turn.contenders()[setting, side]

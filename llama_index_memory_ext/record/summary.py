@@ -93,6 +93,10 @@ _UNSPACED = re.compile(
 )
 # A conversation with this many words has the words of a refusal, too.
 _MANY_WORDS = 50
+# A short refusal shares at most 6 words with a conversation of LoCoMo, and has at most 26
+# words in scripts without spaces, in which a character and a pair of them are words.
+_LEAST_WORDS = 10
+_LEAST_UNSPACED_WORDS = 30
 # Behind another word or a comma a capital tells a name.
 _ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
 # A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. " or
@@ -499,19 +503,28 @@ def _names_something(text: str, source: str) -> bool:
     """Return whether a text has a name or a number of its source, or shares enough words.
 
     After a long conversation a text without names and numbers must name a speaker, too.
+    A text without capitals, as all texts of many scripts, may instead share more words
+    than a short refusal has.
     """
     if any(anchor in text for anchor in _ANCHOR.findall(source)):
         return True
     words = keywords(text)
     source_words = keywords(source)
-    if len(source_words) >= _MANY_WORDS and _ROLE_WORDS.isdisjoint(words):
-        return False
+    has_role = not _ROLE_WORDS.isdisjoint(words)
     # Each word counts once, although its stem stands beside it.
     words = frozenset(map(term_of, words))
     unspaced = [word for word in words if _UNSPACED.match(word)]
-    least_share = _UNSPACED_SHARE if 2 * len(unspaced) > len(words) else _SHARE
+    least_share = _SHARE
+    least_words = _LEAST_WORDS
+    if 2 * len(unspaced) > len(words):
+        least_share = _UNSPACED_SHARE
+        least_words = _LEAST_UNSPACED_WORDS
+    if has_role or len(source_words) < _MANY_WORDS:
+        least_words = 1
+    elif text != text.lower():
+        return False
     shared = words & (source_words | _ROLE_WORDS)
-    return len(shared) >= least_share * max(len(words), 1)
+    return len(shared) >= max(least_share * len(words), least_words)
 
 
 def _supported(

@@ -282,7 +282,13 @@ class Window:
         return replace(self, entries=entries)
 
     def fitted(self) -> Window:
-        """Return the window within its limits, with as many entries as possible."""
+        """Return the window within its limits, with as many entries as possible.
+
+        If the messages that had no room before still wait for a summary, the window is
+        cut as without a summary. Then its beginning stays for many turns.
+        """
+        if self.has_overflow:
+            return self.evicted()
         as_many = replace(
             self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -257,6 +258,25 @@ async def test_a_token_limit_is_summed_up_in_steps(
         assert COUNTER.count(f"<condensed_memory>\n{text}</condensed_memory>\n") <= 600
     assert "They count" in summary_in(text)
     assert 3 <= len(server.requests) <= 12
+
+
+@pytest.mark.parametrize("reply", ["They count questions and answers.", ""])
+async def test_successive_records_share_their_front_between_two_cuts(
+    open_block: OpenBlock, start_model: StartModel, reply: str
+) -> None:
+    """A prompt cache serves the front; also while no summary succeeds."""
+    llm, server = start_model(lambda messages, tools: say(reply))
+    block = open_block(
+        llm=llm, token_limit=600, recall_token_limit=0, summarize=True, retry_seconds=60
+    )
+    texts = [""]
+    for i in range(60):
+        await block.aput(turns(i, i), session_id="chat")
+        texts.append(await shown(block))
+    new_fronts = sum(not after.startswith(before) for before, after in pairwise(texts))
+    assert 3 <= new_fronts <= 12
+    assert "answer 59" in texts[-1]
+    assert server.requests
 
 
 async def test_a_long_history_is_summed_up_a_batch_at_a_time(

@@ -215,6 +215,32 @@ WELL = " ".join(
     f"The user visits {grain} farms near {grain.upper()} town with friends."
     for grain in GRAINS
 )
+WITHOUT_CAPITALS = {
+    "English": "they want a garden with roses, beans and old apple trees, a bench in the shade, a pond for frogs, and "
+    "a small shed where tools stay dry during long wet winters",
+    "Arabic": "تريد حديقة فيها ورود وفاصوليا وأشجار تفاح قديمة ومقعد في الظل وبركة للضفادع وكوخ صغير تبقى فيه الأدوات "
+    "جافة خلال الشتاء الطويل",
+    "Hindi": "उसे गुलाब, सेम और पुराने सेब के पेड़ों वाला बगीचा, छाया में बेंच, मेंढकों के लिए तालाब और सर्दियों में औज़ार सूखे "
+    "रखने के लिए छोटी झोपड़ी चाहिए",
+    "Chinese": "想要一个有玫瑰、豆子和老苹果树的花园，树荫下的长椅，青蛙的池塘，以及冬天能让工具保持干燥的小棚子",
+}
+
+
+@pytest.mark.parametrize(
+    "reply", WITHOUT_CAPITALS.values(), ids=WITHOUT_CAPITALS.keys()
+)
+def test_a_summary_without_capitals_names_no_speaker(reply: str) -> None:
+    """A text without capitals has no names that capitals would tell; many of its words were said."""
+    refusals = ("sorry, no help with that in long winters", "抱歉，无法总结。")
+    told = " ".join([LONG, WELL, reply, *refusals])
+    said = user(told.lower().replace("the user", "he"))
+    unnumbered = re.sub(r"\d", "", text_of(said))
+    assert checked_summary(reply, "", unnumbered, COUNTER) == reply
+    for refusal in refusals:
+        with pytest.raises(SummaryReplyError):
+            checked_summary(refusal, "", unnumbered, COUNTER)
+
+
 LOOPS = {
     "one sentence": "The user likes green tea in the morning. " * 30,
     "two sentences": "The user likes green tea. The assistant says that it is good. "
