@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
-from functools import cached_property
+from difflib import Match, SequenceMatcher, get_close_matches
+from functools import cached_property, lru_cache
+from html import unescape
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.checks.dates import ages_in, missing_dates
-from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
+from llama_index_memory_ext.checks.figures import ages_in, missing_dates
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
-from llama_index_memory_ext.words import comparable, is_translation, language_of
+from llama_index_memory_ext.words import (
+    STOP_CHARACTERS,
+    STOP_WORDS,
+    comparable,
+    is_translation,
+    language_of,
+    pattern,
+    words_of_section,
+)
 from llama_index_memory_ext.words.dates import Period, dates_in, period_of
 from llama_index_memory_ext.words.tokens import keywords, shared
 
@@ -21,13 +32,228 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
 
 
+# ---- the part of a text that a quote means, even if the quote is not exact ----
+
+# A word with its apostrophes, or one character of a script without spaces.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+TOKEN = rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*"
+_APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
+_ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
+# A model that reports on a person changes these pronouns.
+_PERSON_WORDS = words_of_section("clauses", "persons")
+_PERSON = "\x00person"
+# The weights of tokens: a character of a script without spaces is about half a word.
+_WEIGHT = 1.0
+_STOP_WEIGHT = 0.4
+_CHARACTER_WEIGHT = 0.5
+# The least share of a quote that must be found in its order, and the least likeness of a
+# word with a slip.
+_LEAST_SHARE = 0.75
+_LEAST_LIKENESS = 0.8
+# A shorter word may not be misspelt.
+_SHORTEST_MENDED = 4
+_LONGEST_MENDED = 40
+# The most characters that a slip adds or leaves out.
+_MOST_SLIPS = 2
+# The most words of a quote that are mended, and the most words of the text to compare
+# each with.
+_MOST_MENDED = 10
+_MOST_LIKELY = 500
+# The passage may be longer than the quote by this factor and this number of tokens.
+_STRETCH = 1.5
+_SLACK = 6
+_MOST_TOKENS = 400
+# A quote whose middle was left out has two runs of this length, which are nearly the
+# whole quote.
+_MOST_RUNS = 2
+_SHORTEST_RUN = 3
+_LEAST_SHARE_OF_RUNS = 0.9
+
+
+def tokens_in(text: str) -> list[str]:
+    """Return the words of a text with their apostrophes, and each character of a script without spaces.
+
+    >>> tokens_in("Don't! 不要")
+    ["Don't", '不', '要']
+    """
+    return pattern(TOKEN).findall(text)
+
+
+class Span(NamedTuple):
+    """A part of a text, from ``start`` to before ``end``, and the share of the quote in it, 0..1."""
+
+    start: int
+    end: int
+    share: float
+
+    def of(self, text: str) -> str:
+        """Return the part of the text."""
+        return text[self.start : self.end]
+
+
+class _Token(NamedTuple):
+    """A word in the form for comparison, its place in the text, and its weight in a quote."""
+
+    key: str
+    start: int
+    end: int
+    weight: float
+
+
+def find_quote(quote: str, text: str) -> Span | None:
+    """Return the part of a text that a quote means; None if it is nowhere.
+
+    Three quarters of the quote must be found in their order, and close together. Case,
+    punctuation, typography, the person of pronouns and slips in a word do not matter.
+    "..." stands for any words. A quote of stop words alone must be the whole text.
+
+    >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
+    >>> find_quote("they dont live in Oslo", text).of(text)
+    "I don't live in Oslo"
+    >>> find_quote("I live in Paris", text) is None
+    True
+    """
+    wanted = _tokens(unescape(quote))
+    tokens = _tokens(text)
+    plain = quote.strip()
+    if not wanted or len(wanted) > _MOST_TOKENS:
+        return None
+    start = text.find(plain)
+    end = start + len(plain)
+    is_at_words = not any(
+        token.start < place < token.end for token in tokens for place in (start, end)
+    )
+    if start >= 0 and is_at_words and _tells(wanted, tokens):
+        return Span(start, end, 1.0)
+    return _nearly(plain, text, wanted, tokens)
+
+
+def _nearly(
+    quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]
+) -> Span | None:
+    """Return the part of a text with most words of a quote in their order."""
+    keys = _mended([token.key for token in wanted], {token.key for token in tokens})
+    window = tokens
+    if not pattern(r"\.{3}|\u2026").search(quote):
+        window = _densest(tokens, keys)
+    runs = _runs(keys, window)
+    share = _share_of(runs, wanted, tokens)
+    if share < _LEAST_SHARE:
+        if len(window) == len(tokens):
+            return None
+        # The beginning and the end of the quote may stand further apart.
+        long_runs = [run for run in _runs(keys, tokens) if run.size >= _SHORTEST_RUN]
+        runs = long_runs[:_MOST_RUNS]
+        window = tokens
+        share = _share_of(runs, wanted, tokens)
+        if share < _LEAST_SHARE_OF_RUNS:
+            return None
+    start = window[runs[0].b].start
+    end = window[runs[-1].b + runs[-1].size - 1].end
+    # The mark at the end of a sentence belongs to the words.
+    end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
+    return Span(start, end, share)
+
+
+def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
+    """Return the runs of keys that tokens have in the same order."""
+    *runs, _ = SequenceMatcher(
+        None, keys, [token.key for token in tokens], autojunk=False
+    ).get_matching_blocks()
+    return runs
+
+
+def _share_of(
+    runs: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]
+) -> float:
+    """Return the share of a quote in these runs of its words; 0 if they tell nothing."""
+    matched: list[_Token] = []
+    for run in runs:
+        matched += wanted[run.a : run.a + run.size]
+    if not _tells(matched, tokens):
+        return 0.0
+    weight = sum(token.weight for token in matched)
+    return weight / sum(token.weight for token in wanted)
+
+
+@lru_cache(maxsize=64)
+def _tokens(text: str) -> tuple[_Token, ...]:
+    tokens = []
+    for match in pattern(TOKEN).finditer(text):
+        key = (
+            unicodedata.normalize("NFKC", match.group())
+            .casefold()
+            .translate(_APOSTROPHES)
+        )
+        if key in _PERSON_WORDS:
+            key = _PERSON
+        if re.match(f"[{_UNSPACED}]", key):
+            if key in STOP_CHARACTERS:
+                weight = _STOP_WEIGHT / 2
+            else:
+                weight = _CHARACTER_WEIGHT
+        elif key == _PERSON or key in STOP_WORDS:
+            weight = _STOP_WEIGHT
+        else:
+            weight = _WEIGHT
+        tokens.append(_Token(key, *match.span(), weight))
+    return tuple(tokens)
+
+
+def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
+    """Return whether a quote has a word that is no stop word, or all words of a short answer."""
+    for token in wanted:
+        if token.weight >= _CHARACTER_WEIGHT and len(token.key) > 1:
+            return True
+    characters = [token for token in wanted if token.weight == _CHARACTER_WEIGHT]
+    return len(characters) > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
+
+
+def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
+    """Return the keys of a quote, and for a key with a slip the key that the text has."""
+    unknown = [key for key in keys if key not in text_keys and _may_be_misspelt(key)]
+    # A quote with more unknown words is of another text.
+    if len(unknown) > max(_MOST_MENDED, len(keys) / 2):
+        return list(keys)
+    words = list(filter(_may_be_misspelt, text_keys))
+    mended = {}
+    for key in unknown[:_MOST_MENDED]:
+        near = [word for word in words if _may_be_slip(word, key)]
+        for match in get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS):
+            mended[key] = match
+    return [mended.get(key, key) for key in keys]
+
+
+def _may_be_slip(word: str, key: str) -> bool:
+    return word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
+
+
+def _may_be_misspelt(key: str) -> bool:
+    return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
+
+
+def _densest(tokens: Sequence[_Token], quote_keys: Sequence[str]) -> Sequence[_Token]:
+    """Return the passage with most of the keys, a little longer than the quote."""
+    length = int(len(quote_keys) * _STRETCH) + _SLACK
+    keys = set(quote_keys)
+    # The weight of the keys before each token.
+    before = [0.0, *accumulate(token.weight * (token.key in keys) for token in tokens)]
+    starts = range(max(len(tokens) - length, 0) + 1)
+    # Weights are rounded, so that the first of equal passages counts.
+    weights = [round(before[i : i + length + 1][-1] - before[i], 6) for i in starts]
+    start = weights.index(max(weights))
+    return tokens[start : start + length]
+
+
+# ---- the conversation that facts are checked against ----
+
 # In characters.
 _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
 # The most that a quote can be longer than its message: pronouns, entities and omitted
 # words take some characters.
-_STRETCH = 1.5
-_SLACK = 100
+_QUOTE_STRETCH = 1.5
+_QUOTE_SLACK = 100
 # A content of fewer words is no copy of a sentence.
 _SHORTEST_COPY = 3
 # The most of the user's keywords in a copy of the assistant's words.
@@ -139,7 +365,7 @@ class Source:
         """
         users_lines = [i for i, line in enumerate(self.lines) if line.is_users]
         longest = max((len(self.lines[i].text) for i in users_lines), default=0)
-        if len(quote) > min(_MAX_EXCERPT, _STRETCH * longest + _SLACK):
+        if len(quote) > min(_MAX_EXCERPT, _QUOTE_STRETCH * longest + _QUOTE_SLACK):
             return None
         best: QuoteMatch | None = None
         for i in users_lines:

@@ -20,7 +20,6 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 
 from llama_index_memory_ext.background.loop import wait_until_loaded
 from llama_index_memory_ext.checks.evidence import question_before
-from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS, Check
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
@@ -57,7 +56,13 @@ from llama_index_memory_ext.learning.prompt import (
     select_known_facts,
     texts_in,
 )
-from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.learning.validation import (
+    CHECKS,
+    TOOL_CHECKS,
+    Check,
+    ValidatedReply,
+    validate_reply,
+)
 from llama_index_memory_ext.models.ask import (
     Usage,
     context_window,

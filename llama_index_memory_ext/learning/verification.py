@@ -12,8 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from llama_index_memory_ext.checks.evidence import excerpt
-from llama_index_memory_ext.checks.quotes import find_quote
+from llama_index_memory_ext.checks.evidence import excerpt, find_quote
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import Fact, SaidAs

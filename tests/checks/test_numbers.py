@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from num2words import num2words  # type: ignore[import-untyped]
 
-from llama_index_memory_ext.checks.numbers import (
+from llama_index_memory_ext.checks.figures import (
     digits_of,
     has_numbers,
     missing_numbers,
