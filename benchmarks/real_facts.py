@@ -39,7 +39,7 @@ from llama_index.llms.openai import OpenAI
 from openai import APIConnectionError
 
 from benchmarks.command import NOT_MEASURED, shown
-from llama_index_memory_ext.checks.clauses import closest_clause
+from llama_index_memory_ext.checks.clauses import closest_clause, denies, sentences_of
 from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact
@@ -49,8 +49,6 @@ from llama_index_memory_ext.learning.validation import (
     CHECKS,
     Check,
     ValidatedReply,
-    denies,
-    sentences_of,
     validate_reply,
 )
 from llama_index_memory_ext.models.ask import usage_of

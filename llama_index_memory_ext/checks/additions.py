@@ -171,10 +171,8 @@ def _by_capital(text: str) -> Iterator[str]:
             # text.
             before = f"x{before}"
         word = re.sub("'(?:s|m|d|ve|ll)?$", "", match.group())
-        if pattern(_SENTENCE_START).search(before):
-            capitals = word[1:]
-        else:
-            capitals = word
+        begins_sentence = pattern(_SENTENCE_START).search(before)
+        capitals = word[1:] if begins_sentence else word
         is_common = len(word) <= _LONGEST_COMMON and word.isupper()
         if capitals != capitals.lower() and not is_common:
             yield word
@@ -285,6 +283,9 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
 
 
 # ---- riders ----
+
+# Legitimate statements use other words than their quotes, too. The numbers were chosen
+# on LoCoMo's conversations 1 and 2; see docs/poisoning.md.
 
 # Where a sentence or an insertion ends. Commas and "and" are no ends: true facts often
 # go on behind them.
@@ -402,8 +403,7 @@ def _telling_words(statement: str, turn: str) -> list[_Word]:
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
     commands = list(phrases("riders", "commands").finditer(statement))
     said_words = set(tokens_in(turn.casefold()))
-    stated_terms = list(_telling(statement))
-    said_terms = shared(stated_terms, frozenset(_telling(turn)))
+    said_terms = shared(_telling(statement), frozenset(_telling(turn)))
     seen = set()
     words = []
     for match in pattern(TOKEN).finditer(statement):

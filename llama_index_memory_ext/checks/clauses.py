@@ -296,8 +296,7 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
     clause = closest_clause(statement, sentences_at(text, span)).text
     if not clause.strip():
         return False
-    start = max(text.find(clause), 0)
-    end = start + len(clause)
+    end = max(text.find(clause), 0) + len(clause)
     behind = text[end:]
     correction = behind.lstrip(_PAUSES)[:_NOTICED]
     if correction and correction in statement:

@@ -105,7 +105,7 @@ def find_quote(quote: str, text: str) -> Span | None:
 
     Three quarters of the quote must be found in their order, and close together. Case,
     punctuation, typography, the person of pronouns and slips in a word do not matter.
-    "..." stands for any words. A quote of stop words alone must be the whole text.
+    "..." stands for any words. A single stop word must be nearly the whole text.
 
     >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
     >>> find_quote("they dont live in Oslo", text).of(text)
@@ -120,10 +120,12 @@ def find_quote(quote: str, text: str) -> Span | None:
         return None
     start = text.find(plain)
     end = start + len(plain)
-    is_at_words = not any(
-        token.start < place < token.end for token in tokens for place in (start, end)
-    )
-    if start >= 0 and is_at_words and _tells(wanted, tokens):
+    cut_words = [
+        token
+        for token in tokens
+        if token.start < start < token.end or token.start < end < token.end
+    ]
+    if start >= 0 and not cut_words and _tells(wanted, tokens):
         return Span(start, end, 1.0)
     return _nearly(plain, text, wanted, tokens)
 
@@ -201,12 +203,12 @@ def _tokens(text: str) -> tuple[_Token, ...]:
 
 
 def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
-    """Return whether a quote has a word that is no stop word, or all words of a short answer."""
-    for token in wanted:
-        if token.weight >= _CHARACTER_WEIGHT and len(token.key) > 1:
-            return True
-    characters = [token for token in wanted if token.weight == _CHARACTER_WEIGHT]
-    return len(characters) > 1 or len(wanted) > 1 or len(tokens) <= len(wanted) + 1
+    """Return whether a quote has several words, a word that is no stop word, or nearly all words of a short text."""
+    if len(wanted) > 1 or len(tokens) <= len(wanted) + 1:
+        return True
+    return any(
+        token.weight >= _CHARACTER_WEIGHT and len(token.key) > 1 for token in wanted
+    )
 
 
 def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
@@ -218,14 +220,14 @@ def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
     words = list(filter(_may_be_misspelt, text_keys))
     mended = {}
     for key in unknown[:_MOST_MENDED]:
-        near = [word for word in words if _may_be_slip(word, key)]
+        near = [
+            word
+            for word in words
+            if word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
+        ]
         for match in get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS):
             mended[key] = match
     return [mended.get(key, key) for key in keys]
-
-
-def _may_be_slip(word: str, key: str) -> bool:
-    return word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
 
 
 def _may_be_misspelt(key: str) -> bool:
@@ -286,7 +288,7 @@ class QuoteMatch:
 NOWHERE = QuoteMatch(0, "", Span(0, 0, 0.0))
 
 
-class Surroundings(NamedTuple):
+class QuotedLines(NamedTuple):
     """The lines that repeat a quote, and the text of these lines and their neighbours."""
 
     lines: list[int]
@@ -344,9 +346,14 @@ class Source:
         return frozenset().union(*(keywords(line.text) for line in self.conversation))
 
     @cached_property
+    def users_texts(self) -> dict[int, str]:
+        """The texts of the user's lines, by their places."""
+        return {i: line.text for i, line in enumerate(self.lines) if line.is_users}
+
+    @cached_property
     def users_keywords(self) -> frozenset[str]:
         """The keywords of the user's lines."""
-        return keywords("\n".join(line.text for line in self.lines if line.is_users))
+        return keywords("\n".join(self.users_texts.values()))
 
     @cached_property
     def ages(self) -> set[float]:
@@ -363,41 +370,35 @@ class Source:
 
         A quote that no line has may translate a line. Return None if it does not.
         """
-        users_lines = [i for i, line in enumerate(self.lines) if line.is_users]
-        longest = max((len(self.lines[i].text) for i in users_lines), default=0)
+        longest = max(map(len, self.users_texts.values()), default=0)
         if len(quote) > min(_MAX_EXCERPT, _QUOTE_STRETCH * longest + _QUOTE_SLACK):
             return None
         best: QuoteMatch | None = None
-        for i in users_lines:
-            text = self.lines[i].text
+        for i, text in self.users_texts.items():
             span = find_quote(quote, text)
             if span and (best is None or span.share >= best.span.share):
                 best = QuoteMatch(i, text, span)
-        return best or self._find_original(quote, users_lines)
+        return best or self._find_original(quote)
 
-    def _find_original(
-        self, quote: str, users_lines: Sequence[int]
-    ) -> QuoteMatch | None:
+    def _find_original(self, quote: str) -> QuoteMatch | None:
         """Return the line that a quote translates, with most keywords in common.
 
         Small models also report the assistant's words and the tags of the request.
         """
-        texts = [self.lines[i].text for i in users_lines]
-        originals = [
-            i for i in users_lines if is_translation(quote, self.lines[i].text)
-        ]
+        texts = self.users_texts
+        originals = [i for i, text in texts.items() if is_translation(quote, text)]
         language = language_of(quote)
         # A model quotes a user who also writes in this language in it.
-        may_be_exact = language is not None and language in map(language_of, texts)
+        may_be_exact = language is not None and language in map(
+            language_of, texts.values()
+        )
         if may_be_exact or not originals or escape_tags(quote) != quote:
             return None
         if any(find_quote(quote, line.text) for line in self.others_lines):
             return None
         words = keywords(quote)
-        best = max(
-            originals, key=lambda i: (len(words & keywords(self.lines[i].text)), i)
-        )
-        text = self.lines[best].text
+        best = max(originals, key=lambda i: (len(words & keywords(texts[i])), i))
+        text = texts[best]
         span = Span(0, min(len(text), _MAX_TRANSLATED), 1.0)
         return QuoteMatch(best, text, span, is_translated=True)
 
@@ -408,20 +409,14 @@ class Source:
 
     def find_copy(self, content: str) -> QuoteMatch | None:
         """Return the place of a content that copies the user's words; None if it is none."""
-        if len(tokens_in(content)) < _SHORTEST_COPY:
-            return None
         place = self.find(content)
-        copy = comparable(content).rstrip(".!")
-        if place is None or copy not in comparable(place.text):
-            return None
-        return place
+        if place and _is_copy(content, place.text):
+            return place
+        return None
 
     def is_the_assistants(self, content: str) -> bool:
         """Return whether a content copies the assistant's words, and not mostly the user's."""
-        if len(tokens_in(content)) < _SHORTEST_COPY:
-            return False
-        copy = comparable(content).rstrip(".!")
-        is_copy = any(copy in comparable(line.text) for line in self.others_lines)
+        is_copy = any(_is_copy(content, line.text) for line in self.others_lines)
         telling = keywords(content)
         own = shared(telling, self.users_keywords)
         return is_copy and len(own) <= _MOST_OF_BOTH * len(telling)
@@ -443,24 +438,33 @@ class Source:
             return None
         return period
 
-    def around(self, place: QuoteMatch) -> Surroundings:
+    def around(self, place: QuoteMatch) -> QuotedLines:
         """Return the user's lines that repeat a quote, and the text around it.
 
         The text of a long line is cut to the part near the quote. Turns of other users,
         with their answers, are left out.
         """
         speaker = self.lines[place.line].speaker
-        own = [i for i, line in enumerate(self.lines) if line.speaker == speaker]
+        texts = {
+            i: line.text for i, line in enumerate(self.lines) if line.speaker == speaker
+        }
         positions = {}
-        for i in own:
-            line = self.lines[i]
-            if line.is_users and place.quote in line.text:
-                positions[i] = line.text.index(place.quote)
+        for i in texts.keys() & self.users_texts.keys():
+            if place.quote in texts[i]:
+                positions[i] = texts[i].index(place.quote)
         nearby = range(min(positions) - 1, max(positions) + 2)
         excerpts = [
-            excerpt(self.lines[i].text, positions.get(i, 0)) for i in own if i in nearby
+            excerpt(text, positions.get(i, 0))
+            for i, text in texts.items()
+            if i in nearby
         ]
-        return Surroundings(list(positions), "\n".join(excerpts))
+        return QuotedLines(sorted(positions), "\n".join(excerpts))
+
+
+def _is_copy(content: str, text: str) -> bool:
+    """Return whether a text has the words of a content, which are more than a few, as they are."""
+    is_long = len(tokens_in(content)) >= _SHORTEST_COPY
+    return is_long and comparable(content).rstrip(".!") in comparable(text)
 
 
 def excerpt(text: str, position: int, longest: int = _MAX_EXCERPT) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import cache, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -273,7 +273,7 @@ def quantities(
     if with_more:
         # In a source "python3.12" has the number 3.12; in a statement it is a name.
         without_times = re.sub(r"(?i)(?<=[a-z])(?=\d)", " ", without_times)
-    entries.extend(_in_digits(without_times))
+    entries += _in_digits(without_times)
     # "2.5 million" and 30万 are one number each, so digits are removed first.
     without_digits = phrases("numbers", "digits").sub(" ", plain)
     for match in phrases("numbers", "chinese").finditer(without_digits):
@@ -283,7 +283,7 @@ def quantities(
         values = names_of_numbers(code)
         if with_more:
             values = values | _values_of("more_words")
-        entries.extend(_in_words(without_digits, values))
+        entries += _in_words(without_digits, values)
     return tuple(entries)
 
 
@@ -348,10 +348,7 @@ def _quantity(
     if text.startswith(("点半", "點半", "時半"), end):
         possible = [value + 0.5 for value in possible]
     following = phrases("numbers", "following").match(text, end)
-    if following:
-        word = following.group(1).casefold()
-    else:
-        word = ""
+    word = following.group(1).casefold() if following else ""
     if word in STOP_WORDS:
         word = ""
     unit = _unit(sign.strip()) or _unit(word)
@@ -543,8 +540,8 @@ def _parsers(code: str, said_on: date) -> list[Any]:
     from dateparser.date import DateDataParser  # type: ignore[import-untyped]
 
     codes = [name for name in dict.fromkeys((code, "en")) if name in language_order]
-    base = datetime(said_on.year, said_on.month, said_on.day)  # noqa: DTZ001 - a day without a time
-    settings = {"RELATIVE_BASE": base, "RETURN_AS_TIMEZONE_AWARE": False}
+    midnight = datetime.combine(said_on, time())
+    settings = {"RELATIVE_BASE": midnight, "RETURN_AS_TIMEZONE_AWARE": False}
     return [
         DateDataParser(
             languages=codes, settings={**settings, "PREFER_DATES_FROM": side}

@@ -103,18 +103,15 @@ _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 # The first words of a content, which name its subject.
 _SUBJECT_WORDS = 3
-# Why nothing is stored, by ``said_as``.
-_UNSAID = {
+# Why nothing is stored, and why no fact ends, by ``said_as``. A denial ("I don't like
+# tea any more") ends a fact; a plan does not.
+_UNSTATED = {
     "asked": "The user only asked it.",
     "supposed": "The user only supposed it.",
-    "denied": "The user said that it is not so.",
     "quoted": "The words are somebody else's.",
 }
-
-
-# A denial ("I don't like tea any more") ends a fact; a plan does not.
-_ENDS_NOTHING = {name: _UNSAID[name] for name in ("asked", "supposed", "quoted")}
-_ENDS_NOTHING["planned"] = "It is only planned."
+_UNSAID = {**_UNSTATED, "denied": "The user said that it is not so."}
+_ENDS_NOTHING = {**_UNSTATED, "planned": "It is only planned."}
 
 
 class Candidate(NamedTuple):
@@ -126,7 +123,7 @@ class Candidate(NamedTuple):
 
     new: NewFact
     place: QuoteMatch
-    min_confidence: float
+    min_confidence: float = 0.0
 
 
 class Ending(NamedTuple):
@@ -412,9 +409,7 @@ def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
     own = shared(words, source.users_keywords | answered)
     if not words:
         # Without keywords, the user must have said exactly this.
-        return any(
-            find_quote(content, line.text) for line in source.lines if line.is_users
-        )
+        return any(find_quote(content, text) for text in source.users_texts.values())
     if shared(words - own, keywords(source.tool_text)):
         return False
     if is_translation(content, place.text):
@@ -431,7 +426,7 @@ def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS = (
     is_plain_text,
     is_sure,
     has_no_secret,
@@ -447,7 +442,7 @@ CHECKS: tuple[Check, ...] = (
     has_no_rider,
 )
 # The user may have said the rejected numbers and names in other words.
-DOUBTS: tuple[Check, ...] = (has_said_numbers, has_said_names)
+DOUBTS = (has_said_numbers, has_said_names)
 # An agent also reads the texts of tools and pages.
 TOOL_CHECKS = (*CHECKS, has_enough_users_words)
 
@@ -539,7 +534,7 @@ def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-CONFIRMING_CHECKS: tuple[Check, ...] = (is_the_users, shares_words, is_said_again)
+CONFIRMING_CHECKS = (is_the_users, shares_words, is_said_again)
 
 
 # ---- the whole reply ----
@@ -562,9 +557,9 @@ class Doubt(NamedTuple):
     rejection: Rejection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ValidatedReply:
-    """The facts that a reply changes, and the rejections of its other entries.
+    """The facts that a reply changes, and the rejections of its other entries. ``repr`` leaves out all of them.
 
     Attributes:
         accepted: New facts.
@@ -575,17 +570,17 @@ class ValidatedReply:
             them. Their rejections are in ``rejected``, too.
     """
 
-    accepted: tuple[Fact, ...] = field(default=(), repr=False)
-    confirmed: tuple[Fact, ...] = field(default=(), repr=False)
-    retired: tuple[Fact, ...] = field(default=(), repr=False)
+    accepted: tuple[Fact, ...] = ()
+    confirmed: tuple[Fact, ...] = ()
+    retired: tuple[Fact, ...] = ()
     rejected: tuple[Rejection, ...] = ()
-    doubted: tuple[Doubt, ...] = field(default=(), repr=False)
+    doubted: tuple[Doubt, ...] = ()
 
     @property
     def claims(self) -> tuple[Fact, ...]:
         """The new, the retired and the doubted facts: a second reading judges them."""
-        doubted_facts = [doubt.fact for doubt in self.doubted]
-        return (*self.accepted, *self.retired, *doubted_facts)
+        doubted = (doubt.fact for doubt in self.doubted)
+        return (*self.accepted, *self.retired, *doubted)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -638,8 +633,11 @@ def validate_reply(
     )
     quotes = Counter(entry.quote for entry in reply.retired)
     ends_at = thread_time() + _MOST_SECONDS
-    entries: list[NewFact | Confirmation] = [*reply.new_facts]
-    entries += [*reply.retired, *reply.confirmed]
+    entries: list[NewFact | Confirmation] = [
+        *reply.new_facts,
+        *reply.retired,
+        *reply.confirmed,
+    ]
     for entry in entries:
         if thread_time() > ends_at:
             rejection: Rejection | None = _NO_TIME
@@ -774,7 +772,7 @@ class _Validation:
             return _UNKNOWN
         repeated = NewFact(content=fact.content, quote=entry.quote)
         place = self.source.find(entry.quote) or NOWHERE
-        candidate = Candidate(repeated, place, 0)
+        candidate = Candidate(repeated, place)
         rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
         if rejection is None:
             self.confirmed[fact.id] = confirm_again(fact, self.now)

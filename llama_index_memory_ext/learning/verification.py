@@ -17,7 +17,6 @@ from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import Fact, SaidAs
 from llama_index_memory_ext.learning.prompt import (
-    alternatives,
     messages_text,
     on_one_line,
 )
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _INSTRUCTIONS, _FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")
 )
-VERDICT_FORM = _FORM.replace("{said_as}", alternatives(get_args(SaidAs)))
+VERDICT_FORM = _FORM.replace("{said_as}", " | ".join(get_args(SaidAs)))
 _ENDED = "No longer true: "
 _MOST_CHARACTERS = 1_500
 # How the words may say that a fact is no longer true.
@@ -202,7 +201,8 @@ def verified(
         elif not fact.retired and judgement.agrees(fact):
             accepted.append(fact)
         else:
-            rejected.append(_not_verified(fact))
+            content = "" if fact.retired else fact.content
+            rejected.append(replace(_NOT_VERIFIED, content=content))
     return replace(
         valid,
         accepted=tuple(accepted),
@@ -210,11 +210,6 @@ def verified(
         rejected=tuple(rejected),
         doubted=(),
     )
-
-
-def _not_verified(fact: Fact) -> Rejection:
-    content = "" if fact.retired else fact.content
-    return replace(_NOT_VERIFIED, content=content)
 
 
 def _users_words(quote: str, lines: Sequence[Utterance]) -> str | None:
