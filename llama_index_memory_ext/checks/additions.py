@@ -1,4 +1,7 @@
-"""Finds what a statement adds to its source: names, addresses, and riders, as an instruction behind a harmless fact."""
+"""Finds the words that a statement adds to its source: names, addresses and riders.
+
+A rider is a further statement, such as an instruction behind a harmless fact.
+"""
 
 from __future__ import annotations
 
@@ -284,8 +287,8 @@ def _missing_in_characters(statement: str, evidence: str) -> list[str]:
 
 # ---- riders ----
 
-# Legitimate statements use other words than their quotes, too. The numbers were chosen
-# on LoCoMo's conversations 1 and 2; see docs/poisoning.md.
+# Legitimate statements use other words than their quotes, too. The numbers of riders
+# were chosen on LoCoMo's conversations 1 and 2; see docs/poisoning.md.
 
 # Where a sentence or an insertion ends. Commas and "and" are no ends: true facts often
 # go on behind them.

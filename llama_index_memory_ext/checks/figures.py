@@ -360,7 +360,9 @@ def _quantity(
 @lru_cache(maxsize=1_000)
 def _unit(word: str) -> str:
     """Return the unit that a word names, in one spelling; "" if it names none."""
-    units = {name: unit for unit, *names in word_lists("units")[""] for name in names}
+    units = {}
+    for unit, *names in word_lists("units")[""]:
+        units.update(dict.fromkeys(names, unit))
     if word in units:
         return units[word]
     for name, unit in units.items():

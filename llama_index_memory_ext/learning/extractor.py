@@ -453,7 +453,7 @@ class Extractor:
             ):
                 applied = Extracted(changed, valid)
                 await self._send_event(applied, before)
-                await self.user_facts.refresh(is_read=has_listeners())
+                await user_facts.refresh(is_read=has_listeners())
                 return applied
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."

@@ -99,9 +99,7 @@ def check_categories(value: Any) -> Categories:
             'Name the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or '
             f"leave them out for {', '.join(CATEGORIES)}."
         )
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value)
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
 
 
 def _is_name(value: Any) -> bool:

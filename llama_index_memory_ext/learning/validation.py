@@ -288,6 +288,19 @@ def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
+def is_denial(candidate: Candidate) -> bool:
+    """Return whether a content denies something that the user's words deny, too."""
+    place = candidate.place
+    content = candidate.new.content
+    if not denies(content):
+        return False
+    telling = keywords(content)
+    return any(
+        denies(clause.text) and overlaps(telling, keywords(clause.text))
+        for clause in clauses_in(sentences_at(place.text, place.span))
+    )
+
+
 def names_other_person(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about another person that does not name the person.
 
@@ -504,19 +517,6 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
 ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
 
 
-def is_denial(candidate: Candidate) -> bool:
-    """Return whether a content denies something that the user's words deny, too."""
-    place = candidate.place
-    content = candidate.new.content
-    if not denies(content):
-        return False
-    telling = keywords(content)
-    return any(
-        denies(clause.text) and overlaps(telling, keywords(clause.text))
-        for clause in clauses_in(sentences_at(place.text, place.span))
-    )
-
-
 def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
     content = candidate.new.content
@@ -713,7 +713,7 @@ class _Validation:
             self.accepted.append(fact)
         else:
             rejection = _KNOWN
-            if not is_said_again(candidate, self.source):
+            if is_said_again(candidate, self.source) is None:
                 self.confirmed[fact.id] = confirm_again(fact, self.now)
         self.by_label.setdefault(new.label, fact)
         return rejection
