@@ -144,7 +144,7 @@ def _missing(statement: str, evidence: str) -> list[str]:
     if "de" in (language_of(statement), language_of(evidence)):
         # German nouns have a capital at their beginning, so only later capitals count.
         names = [name for name in names if name[1:] != name[1:].lower()]
-    with_evidence = _shortened(names, evidence, words)
+    with_evidence = _names_by_initials(names, evidence, words)
     relations = relations_in(evidence)
     missing = []
     for name in dict.fromkeys(names):
@@ -223,7 +223,9 @@ def _is_abbreviation(word: str, name: str) -> bool:
     return is_short is not None and re.match(".*".join(word), name) is not None
 
 
-def _shortened(names: Sequence[str], evidence: str, words: frozenset[str]) -> set[str]:
+def _names_by_initials(
+    names: Sequence[str], evidence: str, words: frozenset[str]
+) -> set[str]:
     """Return the names whose initials the evidence has, and the initials of its names.
 
     Examples are HP, GoT and nyc.
@@ -406,7 +408,7 @@ def _telling_words(statement: str, turn: str) -> list[_Word]:
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
     commands = list(phrases("riders", "commands").finditer(statement))
     said_words = set(tokens_in(turn.casefold()))
-    said_terms = shared(_telling(statement), frozenset(_telling(turn)))
+    said_terms = shared(_telling_terms(statement), frozenset(_telling_terms(turn)))
     seen = set()
     words = []
     for match in pattern(TOKEN).finditer(statement):
@@ -439,7 +441,7 @@ def _unsaid_runs(words: Sequence[_Word]) -> list[list[_Word]]:
     return runs
 
 
-def _telling(text: str) -> Iterator[str]:
+def _telling_terms(text: str) -> Iterator[str]:
     for word in tokens_in(text.casefold()):
         yield from _terms(word)
 

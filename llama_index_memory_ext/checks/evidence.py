@@ -125,19 +125,19 @@ def find_quote(quote: str, text: str) -> Span | None:
         for token in tokens
         if token.start < start < token.end or token.start < end < token.end
     ]
-    if start >= 0 and not cut_words and _tells(wanted, tokens):
+    if start >= 0 and not cut_words and _is_telling(wanted, tokens):
         return Span(start, end, 1.0)
-    return _nearly(plain, text, wanted, tokens)
+    return _find_nearly(plain, text, wanted, tokens)
 
 
-def _nearly(
+def _find_nearly(
     quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]
 ) -> Span | None:
     """Return the part of a text with most words of a quote in their order."""
-    keys = _mended([token.key for token in wanted], {token.key for token in tokens})
+    keys = _mend_slips([token.key for token in wanted], {token.key for token in tokens})
     window = tokens
     if not pattern(r"\.{3}|\u2026").search(quote):
-        window = _densest(tokens, keys)
+        window = _densest_passage(tokens, keys)
     runs = _runs(keys, window)
     share = _share_of(runs, wanted, tokens)
     if share < _LEAST_SHARE:
@@ -172,7 +172,7 @@ def _share_of(
     matched: list[_Token] = []
     for run in runs:
         matched += wanted[run.a : run.a + run.size]
-    if not _tells(matched, tokens):
+    if not _is_telling(matched, tokens):
         return 0.0
     weight = sum(token.weight for token in matched)
     return weight / sum(token.weight for token in wanted)
@@ -202,7 +202,7 @@ def _tokens(text: str) -> tuple[_Token, ...]:
     return tuple(tokens)
 
 
-def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
+def _is_telling(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
     """Return whether a quote has several words, a word that is no stop word, or nearly all words of a short text."""
     if len(wanted) > 1 or len(tokens) <= len(wanted) + 1:
         return True
@@ -211,7 +211,7 @@ def _tells(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
     )
 
 
-def _mended(keys: Sequence[str], text_keys: set[str]) -> list[str]:
+def _mend_slips(keys: Sequence[str], text_keys: set[str]) -> list[str]:
     """Return the keys of a quote, and for a key with a slip the key that the text has."""
     unknown = [key for key in keys if key not in text_keys and _may_be_misspelt(key)]
     # A quote with more unknown words is of another text.
@@ -234,7 +234,9 @@ def _may_be_misspelt(key: str) -> bool:
     return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
 
 
-def _densest(tokens: Sequence[_Token], quote_keys: Sequence[str]) -> Sequence[_Token]:
+def _densest_passage(
+    tokens: Sequence[_Token], quote_keys: Sequence[str]
+) -> Sequence[_Token]:
     """Return the passage with most of the keys, a little longer than the quote."""
     length = int(len(quote_keys) * _STRETCH) + _SLACK
     keys = set(quote_keys)

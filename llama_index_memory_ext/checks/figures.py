@@ -208,11 +208,11 @@ class Quantity(NamedTuple):
 
 
 def missing_numbers(
-    statement: str, source: str, *, also: Collection[float] = ()
+    statement: str, source: str, *, derived: Collection[float] = ()
 ) -> list[str]:
     """Return the numbers of a statement that the source lacks or uses for something else.
 
-    Numbers may be in digits or in words on either side. ``also`` are numbers that
+    Numbers may be in digits or in words on either side. ``derived`` are numbers that
     follow from the source.
 
     >>> missing_numbers("Has 3 cats and 5 dogs, runs 10 miles", "I have three cats. I run 10 km")
@@ -224,31 +224,31 @@ def missing_numbers(
         evidence = quantities(source, language_of(source), with_more=True)
     missing = []
     for quantity in stated:
-        same = [entry for entry in evidence if quantity.values & entry.values]
+        equal = [entry for entry in evidence if quantity.values & entry.values]
         # "One" is often not said: "a cat".
-        if not same and quantity.values.isdisjoint({1.0, *also}):
+        if not equal and quantity.values.isdisjoint({1.0, *derived}):
             missing.append(quantity.written)
-        elif same and _counts_something_else(quantity, same, evidence):
+        elif equal and _counts_something_else(quantity, equal, evidence):
             missing.append(f"{quantity.written} {quantity.word or quantity.unit}")
     return missing
 
 
 def _counts_something_else(
-    quantity: Quantity, same: Sequence[Quantity], evidence: Sequence[Quantity]
+    quantity: Quantity, equal: Sequence[Quantity], evidence: Sequence[Quantity]
 ) -> bool:
     """Return whether the source contradicts the unit or the counted word of a quantity.
 
-    ``same`` has the entries of the evidence that have an equal value.
+    ``equal`` has the entries of the evidence that have an equal value.
     """
     if quantity.unit:
-        units = {entry.unit for entry in same}
+        units = {entry.unit for entry in equal}
         is_used = any(entry.unit == quantity.unit for entry in evidence)
         return quantity.unit not in units and (units != {""} or is_used)
 
     def counts_it(entry: Quantity) -> bool:
         return are_forms(quantity.word, entry.word)
 
-    is_same = not quantity.word or any(map(counts_it, same))
+    is_same = not quantity.word or any(map(counts_it, equal))
     return not is_same and any(map(counts_it, evidence))
 
 
@@ -351,14 +351,14 @@ def _quantity(
     word = following.group(1).casefold() if following else ""
     if word in STOP_WORDS:
         word = ""
-    unit = _unit(sign.strip()) or _unit(word)
+    unit = _unit_of(sign.strip()) or _unit_of(word)
     if unit == "%":
         possible += [value / 100 for value in possible]
     return Quantity(written, frozenset(possible), word, unit)
 
 
 @lru_cache(maxsize=1_000)
-def _unit(word: str) -> str:
+def _unit_of(word: str) -> str:
     """Return the unit that a word names, in one spelling; "" if it names none."""
     units = {}
     for unit, *names in word_lists("units")[""]:
@@ -392,7 +392,7 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
     >>> missing_dates("Has an exam on 2025-12-11, a Friday", "My exam is in three weeks", date(2025, 11, 20))
     ['Friday']
     """
-    missing: Sequence[DateMention] = _read(statement)
+    missing: Sequence[DateMention] = _mentions_in(statement)
     # The days are derived only if there is a date that is not in the source.
     for days in (_days_in(source), _derived_days(statement, source, said_on)):
         if missing:
@@ -401,7 +401,7 @@ def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
 
 
 def _days_in(text: str) -> Iterator[Day]:
-    for entry in _read(text):
+    for entry in _mentions_in(text):
         yield from entry.readings
 
 
@@ -424,12 +424,12 @@ def without_dates(text: str) -> str:
     >>> without_dates("Has 3 exams in May 2026")
     'Has 3 exams in  '
     """
-    for entry in reversed(_read(text)):
+    for entry in reversed(_mentions_in(text)):
         text = f"{text[: entry.start]} {text[entry.end :]}"
     return text
 
 
-def _read(text: str) -> tuple[DateMention, ...]:
+def _mentions_in(text: str) -> tuple[DateMention, ...]:
     return dates_in(text, language_of(text) or "en")
 
 
@@ -441,8 +441,8 @@ def _derived_days(statement: str, source: str, said_on: date) -> Iterator[Day]:
     for match in phrases("calendar", "year_end").finditer(source):
         yield Day(int(match["y"] or match["y2"]), 12, 31)
     yield from _from_feasts(source, said_on)
-    for text in _relative(source):
-        for day, period in _parsed(text, code, said_on):
+    for text in _relative_parts(source):
+        for day, period in _parse_relative(text, code, said_on):
             yield from _days_meant(text, code, day, period)
 
 
@@ -499,13 +499,13 @@ def _days_meant(text: str, code: str, day: date, period: str) -> list[Day]:
         monday = day - timedelta(days=day.weekday())
         dates = [monday + timedelta(days=shift) for shift in range(7)]
     elif " " in text and any(
-        entry.readings[0].weekday is not None for entry in _read(text)
+        entry.readings[0].weekday is not None for entry in _mentions_in(text)
     ):
         dates.append(day + timedelta(weeks=1))
     return [Day(date.year, date.month, date.day, date.weekday()) for date in dates]
 
 
-def _relative(source: str) -> Iterator[str]:
+def _relative_parts(source: str) -> Iterator[str]:
     """Yield the parts of a source that may be relative dates."""
     plain = digits_of(source)
     if script_of(source) == "cjk":
@@ -522,7 +522,7 @@ def _relative(source: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4_096)
-def _parsed(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
+def _parse_relative(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
     """Return the days that a relative date may mean, each with its precision.
 
     The precision is "day", "week", "month" or "year". [] for a text that is no date.

@@ -265,7 +265,7 @@ def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
     if not has_numbers(plain):
         return False
     ages = ages_in(words, source.said_on)
-    return not missing_numbers(plain, words, also=ages)
+    return not missing_numbers(plain, words, derived=ages)
 
 
 def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
@@ -394,7 +394,7 @@ def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     plain = without_dates(candidate.new.content)
     ages = source.ages if has_numbers(plain) else ()
     return _reject_missing(
-        "number_not_said", missing_numbers(plain, source.said, also=ages)
+        "number_not_said", missing_numbers(plain, source.said, derived=ages)
     )
 
 
