@@ -8,7 +8,7 @@ import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -414,28 +414,31 @@ def restore(fact: Fact, now: datetime) -> Fact:
 _WITHOUT_WORDS = ("hand", "limit", "rejected")
 
 
+def _may_quote(
+    ending: Mapping[str, Any], *, gone: Collection[str], is_team: bool
+) -> bool:
+    has_words = ending.get("retired_by") not in _WITHOUT_WORDS
+    if not ending.get("retired_reason") or not has_words:
+        return False
+    return is_team or ending.get("replaced_by") in gone
+
+
 def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
     """Return a fact without the reasons that may quote a deleted user; itself if there are none.
 
     A reason may quote the user if a fact that is ``gone`` has replaced the fact. In the
     facts of a team, each reason of a model may quote the user.
     """
-
-    def may_quote(ending: Mapping[str, Any]) -> bool:
-        has_words = ending.get("retired_by") not in _WITHOUT_WORDS
-        if not ending.get("retired_reason") or not has_words:
-            return False
-        return is_team or ending.get("replaced_by") in gone
-
+    may_quote = partial(_may_quote, gone=gone, is_team=is_team)
     without = {"retired_reason": None}
     fields: dict[str, Any] = {}
     if may_quote(vars(fact)):
         fields.update(without)
-    if any(may_quote(vars(past)) for past in fact.past_retirements):
-        past_retirements = []
-        for past in fact.past_retirements:
-            update = without if may_quote(vars(past)) else None
-            past_retirements.append(past.model_copy(update=update))
+    past_retirements = [
+        past.model_copy(update=without) if may_quote(vars(past)) else past
+        for past in fact.past_retirements
+    ]
+    if past_retirements != [*fact.past_retirements]:
         fields["past_retirements"] = tuple(past_retirements)
     if any(map(may_quote, fact.ends_facts.values())):
         fields["ends_facts"] = {

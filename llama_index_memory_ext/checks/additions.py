@@ -408,7 +408,8 @@ def _telling_words(statement: str, turn: str) -> list[_Word]:
     ends = [match.end() for match in pattern(_PART_END).finditer(statement)]
     commands = list(phrases("riders", "commands").finditer(statement))
     said_words = set(tokens_in(turn.casefold()))
-    said_terms = shared(_telling_terms(statement), frozenset(_telling_terms(turn)))
+    stated_terms = list(_telling_terms(statement))
+    said_terms = shared(stated_terms, frozenset(_telling_terms(turn)))
     seen = set()
     words = []
     for match in pattern(TOKEN).finditer(statement):

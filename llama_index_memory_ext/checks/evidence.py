@@ -225,8 +225,8 @@ def _mend_slips(keys: Sequence[str], text_keys: set[str]) -> list[str]:
             for word in words
             if word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
         ]
-        for match in get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS):
-            mended[key] = match
+        likely = get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)
+        mended[key] = next(iter(likely), key)
     return [mended.get(key, key) for key in keys]
 
 

@@ -300,10 +300,8 @@ def _clock_times(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
         yield Quantity(match.group(), frozenset(hours))
     for match in phrases("numbers", "spoken_clock").finditer(text):
         word = match[2].lower()
-        if word.isdigit():
-            spoken_hour = float(word)
-        else:
-            spoken_hour = names.get(word, _ONE.get(word, 0.0))
+        values = {**_ONE, **names}
+        spoken_hour = float(word) if word.isdigit() else values.get(word, 0.0)
         if 0 < spoken_hour <= _NOON:
             hour = spoken_hour + _values_of("hours")[match[1].lower()]
             yield Quantity(match.group(), frozenset({hour, hour + _NOON}))

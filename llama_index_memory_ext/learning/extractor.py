@@ -14,7 +14,6 @@ from datetime import date, datetime, timedelta
 from functools import partial
 from operator import add
 from time import perf_counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
@@ -159,7 +158,7 @@ class Progress(NamedTuple):
     in_a_row: int = 0
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
-    days: Mapping[str, Sequence[int]] = MappingProxyType({})
+    days: Mapping[str, Sequence[int]] = {}
     rejected: Sequence[Sequence[str | int]] = ()
 
     def succeeded(self) -> Progress:
@@ -398,11 +397,13 @@ class Extractor:
             self.session_id, "", with_active=True, after=after
         )
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        results = []
-        for row in rows:
-            if row.is_result:
-                text = (row.message.content or "")[:_RESULT_CHARACTERS]
-                results.append(Utterance(row.id, row.role, text))
+        results = [
+            Utterance(
+                row.id, row.role, (row.message.content or "")[:_RESULT_CHARACTERS]
+            )
+            for row in rows
+            if row.is_result
+        ]
         lines = await self._lines_of(rows, await self._speakers())
         return RecentLines([line for line in lines if line.text], results)
 
@@ -940,21 +941,34 @@ class Extractor:
     async def _send_event(self, learned: Extracted, before: Mapping[str, Fact]) -> None:
         if not has_listeners():
             return
-        # A change that another process had stored already was left out.
-        stored = (await self.user_facts.read()).facts
-        facts = [fact for fact in learned.changed if fact.id in stored]
-        held = [fact for fact in facts if not fact.retired]
+        stored_facts = (await self.user_facts.read()).facts
+        new = []
+        confirmed = []
+        retired = []
+        pending = []
+        for fact in learned.changed:
+            # A change that another process had stored already was left out.
+            if fact.id not in stored_facts:
+                continue
+            # A new fact over ``max_facts`` is retired, too.
+            if fact.id not in before:
+                new.append(fact.id)
+            elif not fact.retired:
+                confirmed.append(fact.id)
+            if fact.retired:
+                retired.append(fact.id)
+            elif fact.pending:
+                pending.append(fact.id)
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=learned.messages,
-                # A new fact over ``max_facts`` is retired, too.
-                new=[fact.id for fact in facts if fact.id not in before],
-                confirmed=[fact.id for fact in held if fact.id in before],
-                retired=[fact.id for fact in facts if fact.retired],
-                pending=[fact.id for fact in held if fact.pending],
+                new=new,
+                confirmed=confirmed,
+                retired=retired,
+                pending=pending,
                 rejections=learned.reply.rejections,
                 not_stored=learned.reply.rejected,
                 seconds=learned.seconds or 0.0,
@@ -999,8 +1013,7 @@ def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRep
     ended_now = []
     for ending in valid.retired:
         old = user_facts.facts[ending.id]
-        is_request = ending.retired_by == "request"
-        if is_request or (old.pending and not ending.replaced_by):
+        if _ends_at_once(ending, old):
             ended_now.append(ending)
         else:
             replacement = pending.get(ending.replaced_by or "")
@@ -1016,6 +1029,11 @@ def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRep
         retired=tuple(ended_now),
         rejected=(*valid.rejected, *[_DECIDED] * repeated),
     )
+
+
+def _ends_at_once(ending: Fact, old: Fact) -> bool:
+    """Return whether a fact ends without approval."""
+    return ending.retired_by == "request" or (old.pending and not ending.replaced_by)
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:

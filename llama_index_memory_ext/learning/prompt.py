@@ -322,8 +322,16 @@ def extraction_prompt(
         f"{i}. {on_one_line(fact.content)}\n" for i, fact in enumerate(known_facts, 1)
     )
     text = rejected
+    given = " and the date"
+    lists = "new_facts"
+    about_known = ""
+    empty = "new_facts is empty"
     if facts:
         text = f"<known_facts>\n{facts}</known_facts>\n{rejected}"
+        given = ", the facts that are known already, and the date"
+        lists = "three lists.\n\nnew_facts"
+        about_known = f"{_ABOUT_KNOWN}\n\n"
+        empty = "all three lists are empty"
     earlier = messages_text(before)
     if earlier:
         text += f"<said_before>\n{earlier}</said_before>\n"
@@ -333,35 +341,18 @@ def extraction_prompt(
     )
     if any(line.role == OTHER_ROLE for line in lines):
         text += f' What an "{OTHER_ROLE}" says is about somebody else.'
-    system = _instructions(
+    system = _INSTRUCTIONS.format(
+        given=given,
+        lists=lists,
         what_to_find=(instructions or "").strip() or _WHAT_TO_FIND,
         categories=_listed(categories),
-        knows_facts=bool(facts),
+        about_known=about_known,
+        empty=empty,
     )
     return [
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content=text),
     ]
-
-
-def _instructions(*, what_to_find: str, categories: str, knows_facts: bool) -> str:
-    given = " and the date"
-    lists = "new_facts"
-    about_known = ""
-    empty = "new_facts is empty"
-    if knows_facts:
-        given = ", the facts that are known already, and the date"
-        lists = "three lists.\n\nnew_facts"
-        about_known = f"{_ABOUT_KNOWN}\n\n"
-        empty = "all three lists are empty"
-    return _INSTRUCTIONS.format(
-        given=given,
-        lists=lists,
-        what_to_find=what_to_find,
-        categories=categories,
-        about_known=about_known,
-        empty=empty,
-    )
 
 
 def _dates(today: date, said_on: date | None) -> str:

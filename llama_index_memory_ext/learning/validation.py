@@ -557,9 +557,9 @@ class Doubt(NamedTuple):
     rejection: Rejection
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class ValidatedReply:
-    """The facts that a reply changes, and the rejections of its other entries. ``repr`` leaves out all of them.
+    """The facts that a reply changes, and the rejections of its other entries.
 
     Attributes:
         accepted: New facts.
@@ -570,11 +570,11 @@ class ValidatedReply:
             them. Their rejections are in ``rejected``, too.
     """
 
-    accepted: tuple[Fact, ...] = ()
-    confirmed: tuple[Fact, ...] = ()
-    retired: tuple[Fact, ...] = ()
+    accepted: tuple[Fact, ...] = field(default=(), repr=False)
+    confirmed: tuple[Fact, ...] = field(default=(), repr=False)
+    retired: tuple[Fact, ...] = field(default=(), repr=False)
     rejected: tuple[Rejection, ...] = ()
-    doubted: tuple[Doubt, ...] = ()
+    doubted: tuple[Doubt, ...] = field(default=(), repr=False)
 
     @property
     def claims(self) -> tuple[Fact, ...]:
@@ -721,7 +721,7 @@ class _Validation:
     def end(self, entry: Retirement, *, is_only: bool) -> Rejection | None:
         """Retire a known fact, or reject the entry that ends it."""
         is_request = self.retired_by == "request"
-        fact = self._known_fact(entry.number, past=is_request)
+        fact = self._known_fact(entry.number)
         if fact is None:
             return _UNKNOWN
         if fact.id in self.retired:
@@ -792,11 +792,12 @@ class _Validation:
             tuple(self.doubted),
         )
 
-    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
+    def _known_fact(self, number: int) -> Fact | None:
         if not 0 < number <= len(self.known_facts):
             return None
         fact = self.known_facts[number - 1]
-        if not fact.retired or (past and fact.state(self.now) == "past"):
+        is_request = self.retired_by == "request"
+        if not fact.retired or (is_request and fact.state(self.now) == "past"):
             return fact
         return None
 

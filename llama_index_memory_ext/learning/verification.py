@@ -196,13 +196,15 @@ def verified(
             if judgement.agrees(fact) and quote is not None:
                 accepted.append(fact.model_copy(update={"quote": quote}))
                 rejected.remove(doubts[fact.id])
-        elif fact.retired and judgement.said_as in _ENDS:
-            retired.append(fact)
-        elif not fact.retired and judgement.agrees(fact):
+        elif fact.retired:
+            if judgement.said_as in _ENDS:
+                retired.append(fact)
+            else:
+                rejected.append(_NOT_VERIFIED)
+        elif judgement.agrees(fact):
             accepted.append(fact)
         else:
-            content = "" if fact.retired else fact.content
-            rejected.append(replace(_NOT_VERIFIED, content=content))
+            rejected.append(replace(_NOT_VERIFIED, content=fact.content))
     return replace(
         valid,
         accepted=tuple(accepted),
