@@ -32,8 +32,7 @@ _WORDS = (
 )
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
-    "checks/rules.py",
-    "checks/people.py",
+    "checks/clauses.py",
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",
@@ -87,7 +86,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,
-    "named_times": (*_PROMPT, *_RECALL, "checks/dates.py"),
+    "named_times": (*_PROMPT, *_RECALL, "checks/figures.py"),
     "one_message": _PROMPT,
     "other_words": ("facts/ranking.py", *_WORDS),
     "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
@@ -99,7 +98,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
     "recall_generated": ("facts/ranking.py", *_WORDS),
     "restore": ("agents/contexts.py", *_STORE),
-    "secrets_stored": ("checks/secrets.py", "checks/rules.py"),
+    "secrets_stored": ("checks/secrets.py", "learning/validation.py"),
     "sharded": _PROMPT,
     "tool_rounds": (*_PROMPT, "models/ask.py"),
     "turn_cost": _TURN,

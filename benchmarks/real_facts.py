@@ -39,19 +39,18 @@ from llama_index.llms.openai import OpenAI
 from openai import APIConnectionError
 
 from benchmarks.command import NOT_MEASURED, shown
-from llama_index_memory_ext.checks.people import closest_clause
-from llama_index_memory_ext.checks.quotes import find_quote
-from llama_index_memory_ext.checks.rules import (
-    CHECKS,
-    Check,
-    denies,
-    sentences_of,
-)
+from llama_index_memory_ext.checks.clauses import closest_clause, denies, sentences_of
+from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
-from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.learning.validation import (
+    CHECKS,
+    Check,
+    ValidatedReply,
+    validate_reply,
+)
 from llama_index_memory_ext.models.ask import usage_of
 from llama_index_memory_ext.text.messages import Utterance
 from llama_index_memory_ext.text.tokens import TokenCounter

@@ -37,7 +37,7 @@ learning    extractor > verification > validation                         # how 
 ---
 facts       book deleted_messages > known > consolidation > ranking            # how facts are kept and ranked
 ---
-checks      rules > riders evidence people > names > dates > numbers quotes secrets     # what a true fact must pass
+checks      additions clauses > evidence > figures secrets             # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt > reply                                                # what a model is asked, and its answer

@@ -11,9 +11,9 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.checks.names import shares_word
-from llama_index_memory_ext.checks.quotes import Span, find_quote, tokens_in
-from llama_index_memory_ext.checks.rules import denies, sentences_at
+from llama_index_memory_ext.checks.additions import shares_word
+from llama_index_memory_ext.checks.clauses import denies, sentences_at
+from llama_index_memory_ext.checks.evidence import Span, find_quote, tokens_in
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply

@@ -716,10 +716,9 @@ def _load(modules: tuple[str, ...]) -> None:
         with _importing:
             # By name, because these modules import this file.
             tokens = import_module("llama_index_memory_ext.words.tokens")
-            dates = import_module("llama_index_memory_ext.checks.dates")
-            numbers = import_module("llama_index_memory_ext.checks.numbers")
+            figures = import_module("llama_index_memory_ext.checks.figures")
         source = "I moved to Oslo three weeks ago, with my two cats."
         statement = "Moved to Oslo on 3 May 2023 with 2 cats"
         tokens.keywords(source)
-        numbers.missing_numbers(statement, source)
-        dates.missing_dates(statement, source, datetime.now(timezone.utc).date())
+        figures.missing_numbers(statement, source)
+        figures.missing_dates(statement, source, datetime.now(timezone.utc).date())

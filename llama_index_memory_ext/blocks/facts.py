@@ -460,13 +460,7 @@ class RelevantFactsBlock(LogBlock):
             *context,
         )
 
-    async def _choose(self, showable: ShowableFacts, *request: Any) -> FactsForPrompt:
-        """Return ``_texts_of``, of many facts in a thread."""
-        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
-            return await asyncio.to_thread(self._texts_of, showable, *request)
-        return self._texts_of(showable, *request)
-
-    def _texts_of(
+    async def _choose(
         self,
         showable: ShowableFacts,
         question: str,
@@ -474,14 +468,21 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
-        ranking = self._rank(showable, question, context, surroundings)
-        lines = ranking.showable.lines
-        limit = ranking.surroundings.limit
-        entries = [entry._replace(place=FOR_QUESTION) for entry in ranking.fit(limit)]
-        return FactsForPrompt(
-            self._text_of(ranking.profile(), lines, self.profile_limit),
-            self._text_of(entries, lines, limit),
-        )
+
+        def choose() -> FactsForPrompt:
+            ranking = self._rank(showable, question, context, surroundings)
+            lines = showable.lines
+            limit = surroundings.limit
+            best = ranking.fit(limit)
+            entries = [entry._replace(place=FOR_QUESTION) for entry in best]
+            return FactsForPrompt(
+                self._text_of(ranking.profile(), lines, self.profile_limit),
+                self._text_of(entries, lines, limit),
+            )
+
+        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
+            return await asyncio.to_thread(choose)
+        return choose()
 
     def _text_of(
         self,

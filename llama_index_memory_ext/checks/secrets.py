@@ -66,10 +66,7 @@ def _holds_named_secret(text: str) -> bool:
     if without_names != text or opens_lock:
         candidates += re.sub(r"(?<=\d)[ -](?=\d)", "", without_names).split()
     # The codes of locks are shorter than passwords.
-    if opens_lock:
-        fewest_digits = _SHORTEST_CODE
-    else:
-        fewest_digits = _SHORTEST_SECRET
+    fewest_digits = _SHORTEST_CODE if opens_lock else _SHORTEST_SECRET
     return any(_looks_chosen(word, fewest_digits) for word in candidates)
 
 
@@ -91,14 +88,13 @@ def redact_secrets(text: str) -> str:
     plain = re.sub(_PRIVATE_KEY, _LEFT_OUT, unicodedata.normalize("NFKC", text))
     for format_pattern, is_secret in _FORMATS:
         plain = re.sub(format_pattern, partial(_redacted, is_secret), plain)
-    sentences = []
+    redacted = ""
     for sentence in sentences_in(plain):
         if holds_secret(sentence):
             white_space = sentence[len(sentence.rstrip()) :]
-            sentences.append(_LEFT_OUT + white_space)
+            redacted += _LEFT_OUT + white_space
         else:
-            sentences.append(sentence)
-    redacted = "".join(sentences)
+            redacted += sentence
     if holds_secret(redacted):
         return _LEFT_OUT
     return redacted
@@ -112,9 +108,8 @@ def _redacted(is_secret: Callable[[str], bool], match: re.Match[str]) -> str:
 
 def _is_random(token: str) -> bool:
     """Return whether a long token mixes letters and digits as no word, name or path does."""
-    changes = 0
-    for first, second in pairwise(token):
-        changes += first.isdigit() != second.isdigit()
+    pairs = pairwise(token)
+    changes = sum(first.isdigit() != second.isdigit() for first, second in pairs)
     has_letters = any(character.isalpha() and character != "T" for character in token)
     return has_letters and changes >= len(token) // _LETTERS_A_CHANGE
 

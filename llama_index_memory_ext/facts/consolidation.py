@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
-from llama_index_memory_ext.checks.numbers import names_of_numbers
+from llama_index_memory_ext.checks.figures import names_of_numbers
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.learning.prompt import Request, on_one_line

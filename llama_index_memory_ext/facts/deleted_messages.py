@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.checks.quotes import find_quote
+from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.fact import Fact, retire, utc_now
 from llama_index_memory_ext.text.messages import spoken
 from llama_index_memory_ext.words import visible

@@ -1031,11 +1031,8 @@ def _words_by_place(matches: Mapping[str, str]) -> str:
     parts = []
     for place, words in words_of_places.items():
         listed = ", ".join(words[:_MOST_WORDS])
-        if place:
-            parts.append(f"{place}: {listed}")
-        elif listed:
-            parts.append(listed)
-    return "; ".join(parts)
+        parts.append(f"{place}: {listed}" if place else listed)
+    return "; ".join(filter(None, parts))
 
 
 def _why_shown(entry: RankedFact, places: Collection[str]) -> str:

@@ -11,16 +11,15 @@ from collections import ChainMap, Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
+from functools import partial
 from operator import add
 from time import perf_counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.background.loop import wait_until_loaded
 from llama_index_memory_ext.checks.evidence import question_before
-from llama_index_memory_ext.checks.rules import CHECKS, TOOL_CHECKS, Check
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
@@ -57,7 +56,11 @@ from llama_index_memory_ext.learning.prompt import (
     select_known_facts,
     texts_in,
 )
-from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
+from llama_index_memory_ext.learning.validation import (
+    TOOL_CHECKS,
+    ValidatedReply,
+    validate_reply,
+)
 from llama_index_memory_ext.models.ask import (
     Usage,
     context_window,
@@ -84,7 +87,7 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.facts.known import UserFacts
@@ -131,6 +134,8 @@ _LEAST_JUDGED = 20
 Action: TypeAlias = Literal["again", "pause", "stop", "set aside"]
 
 
+# The users whose messages are the user's; None: all of them.
+_Speakers: TypeAlias = "set[str | None] | None"
 # Days and rejections that a cursor keeps.
 _DAYS_NOTED = 30
 _MOST_NOTED = 50
@@ -153,7 +158,7 @@ class Progress(NamedTuple):
     in_a_row: int = 0
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
-    days: Mapping[str, Sequence[int]] = MappingProxyType({})
+    days: Mapping[str, Sequence[int]] = {}
     rejected: Sequence[Sequence[str | int]] = ()
 
     def succeeded(self) -> Progress:
@@ -376,7 +381,7 @@ class Extractor:
             return Extracted()
         budget = self._request_budget()
         speakers = await self._speakers()
-        lines = await self._lines_of(rows, budget, speakers)
+        lines = await self._lines_of(rows, speakers, budget)
         batch = await self._batch(replace(page, rows=rows), lines, budget, speakers)
         remaining = tuple(entry for entry in progress.set_aside if entry != turn)
         return await self._learn(batch, progress._replace(set_aside=remaining))
@@ -392,13 +397,15 @@ class Extractor:
             self.session_id, "", with_active=True, after=after
         )
         rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
-        results = []
-        for row in rows:
-            if row.is_result:
-                text = (row.message.content or "")[:_RESULT_CHARACTERS]
-                results.append(Utterance(row.id, row.role, text))
-        lines = await self._lines_of(rows, RequestBudget(), await self._speakers())
-        return RecentLines(_with_text(lines), results)
+        results = [
+            Utterance(
+                row.id, row.role, (row.message.content or "")[:_RESULT_CHARACTERS]
+            )
+            for row in rows
+            if row.is_result
+        ]
+        lines = await self._lines_of(rows, await self._speakers())
+        return RecentLines([line for line in lines if line.text], results)
 
     async def apply(
         self,
@@ -428,15 +435,15 @@ class Extractor:
             user_facts = await self.user_facts.read()
             changes = user_facts.changes
             before = user_facts.facts
-            valid = await self._validated(
+            validate = partial(
+                validate_reply,
                 reply,
                 lines,
-                about,
-                self.block.now(),
                 checks=TOOL_CHECKS,
                 tool_text=tool_text,
                 retired_by=retired_by,
             )
+            valid = await self._validated(validate, about, self.block.now())
             valid = self._with_agent(valid)
             self.rejections.update(valid.rejections)
             changed = self._changed_facts(valid)
@@ -447,7 +454,7 @@ class Extractor:
             ):
                 applied = Extracted(changed, valid)
                 await self._send_event(applied, before)
-                await self.user_facts.refresh(is_read=has_listeners())
+                await user_facts.refresh(is_read=has_listeners())
                 return applied
         raise StoreError(
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
@@ -460,7 +467,7 @@ class Extractor:
         rows = unread.rows
         budget = self._request_budget(progress.halved) if rows else RequestBudget()
         speakers = await self._speakers()
-        lines = await self._lines_of(rows, budget, speakers)
+        lines = await self._lines_of(rows, speakers, budget)
         end = _end_of_turns(rows, lines, answered=answered)
         starts = [line.is_users for line in lines[:end]]
         if len(rows) < _BATCH_ROWS:
@@ -502,8 +509,8 @@ class Extractor:
                 epoch=unread.epoch,
             )
 
-    async def _speakers(self) -> set[str | None] | None:
-        """Return the speakers whose messages are the user's; None: all of them.
+    async def _speakers(self) -> _Speakers:
+        """Return the speakers whose messages are the user's.
 
         A user who does not talk in the session, such as a team, has the facts of all
         its users. A message that LlamaIndex's own memory has written is the user's.
@@ -520,34 +527,35 @@ class Extractor:
     async def _lines_of(
         self,
         rows: Sequence[LogRow],
-        budget: RequestBudget,
-        speakers: set[str | None] | None,
+        speakers: _Speakers,
+        budget: RequestBudget = RequestBudget(),  # noqa: B008 - it is immutable
     ) -> list[Utterance]:
-        """Return the text and the speaker of each row; a text is clipped to half a batch."""
-        # Counting some megabytes takes a second, which must not block the event loop.
-        return await asyncio.to_thread(
-            self._read_lines, rows, speakers, budget.batch // 2
-        )
+        """Return the text and the speaker of each row.
 
-    def _read_lines(
-        self, rows: Sequence[LogRow], user_ids: set[str | None] | None, limit: int
-    ) -> list[Utterance]:
-        """Return the lines of rows. A question of a user outside ``user_ids`` gets another role."""
-        lines = []
-        speaker = ""
-        messages = with_code_results(row.message for row in rows)
-        for row, message in zip(rows, messages, strict=True):
-            role = message.role.value
-            if message.role == MessageRole.USER:
-                speaker = row.user_id or ""
-                if user_ids is not None and row.user_id not in user_ids:
-                    role = OTHER_ROLE
-            text = spoken(message)
-            # No token is shorter than a byte.
-            if len(text.encode()) > limit:
-                text = self.block.tokenizer_fn.clip(text, limit)
-            lines.append(Utterance(row.id, role, text, speaker))
-        return lines
+        A text is clipped to half a batch. A question of a user outside ``speakers`` gets
+        another role.
+        """
+        limit = budget.batch // 2
+
+        def read_lines() -> list[Utterance]:
+            lines = []
+            speaker = ""
+            messages = with_code_results(row.message for row in rows)
+            for row, message in zip(rows, messages, strict=True):
+                role = message.role.value
+                if message.role == MessageRole.USER:
+                    speaker = row.user_id or ""
+                    if speakers is not None and row.user_id not in speakers:
+                        role = OTHER_ROLE
+                text = spoken(message)
+                # No token is shorter than a byte.
+                if len(text.encode()) > limit:
+                    text = self.block.tokenizer_fn.clip(text, limit)
+                lines.append(Utterance(row.id, role, text, speaker))
+            return lines
+
+        # Counting some megabytes takes a second, which must not block the event loop.
+        return await asyncio.to_thread(read_lines)
 
     def _request_budget(self, halved: float = 0) -> RequestBudget:
         """Return the limits of a request after so many halvings; the defaults for an unknown model."""
@@ -561,7 +569,8 @@ class Extractor:
             prompt = self._prompt((), [_ANY_FACT])
             texts = [message.content or "" for message in prompt]
             forms = forms_of(tuple(self.categories))
-            texts += [forms.words, forms.tool_text]
+            tool = forms.tool.metadata
+            texts += [forms.words, f"{tool.description}{tool.fn_schema_str}"]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return request_budget(window, fixed, halved=halved, answer=answer)
 
@@ -570,7 +579,7 @@ class Extractor:
         unread: LogPage,
         lines: Sequence[Utterance],
         budget: RequestBudget,
-        speakers: set[str | None] | None,
+        speakers: _Speakers,
     ) -> Batch:
         """Return a batch of rows and their lines, with the lines right before it.
 
@@ -581,11 +590,11 @@ class Extractor:
         page = await self.user_facts.store.readers.page(
             self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
         )
+        context = await self._lines_of(page.rows, speakers)
         before = [
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
-            for line in _with_text(
-                await self._lines_of(page.rows, RequestBudget(), speakers)
-            )
+            for line in context
+            if line.text
         ]
         times = times_of(rows, self.block.zone)
         pairs = zip(times, lines, strict=True)
@@ -598,7 +607,14 @@ class Extractor:
             asked_at = min(question_times[-1] or now, now)
         ended_at = min(times[-1] or now, now)
         return Batch(
-            unread, _with_text(lines), turns, asked_at, ended_at, before, budget, []
+            unread,
+            [line for line in lines if line.text],
+            turns,
+            asked_at,
+            ended_at,
+            before,
+            budget,
+            [],
         )
 
     async def _learn(self, batch: Batch, progress: Progress) -> Extracted:
@@ -649,14 +665,15 @@ class Extractor:
         started = perf_counter()
         related = await self._related_facts(batch)
         reply = await self._report(batch, related)
-        valid = await self._validated(
-            reply, batch.lines, related, batch.asked_at, context=batch.before
-        )
+        validate = partial(validate_reply, reply, batch.lines, context=batch.before)
+        valid = await self._validated(validate, related, batch.asked_at)
         if self.verify and valid.claims:
-            quotes = {}
-            for entry in reply.retired:
-                if 1 <= entry.number <= len(related):
-                    quotes[related[entry.number - 1].id] = entry.quote
+            numbered = dict(enumerate(related, 1))
+            quotes = {
+                numbered[entry.number].id: entry.quote
+                for entry in reply.retired
+                if entry.number in numbered
+            }
             valid = await self._verified(valid, batch, quotes)
         valid = self._with_agent(valid)
         if self.review:
@@ -775,17 +792,11 @@ class Extractor:
 
     async def _validated(
         self,
-        reply: ExtractionReply,
-        lines: Sequence[Utterance],
+        validate: Callable[..., ValidatedReply],
         related: Sequence[Fact],
         said_at: datetime,
-        *,
-        context: Sequence[Utterance] = (),
-        checks: Sequence[Check] = CHECKS,
-        tool_text: str = "",
-        retired_by: RetiredBy | None = None,
     ) -> ValidatedReply:
-        """Return the entries of a reply that pass ``validate_reply``."""
+        """Return the reply as ``validate_reply`` validates it beside the facts of the user."""
         user_facts = self.user_facts
         # A fact that was deleted since must not come back by being retired.
         current = [
@@ -796,19 +807,13 @@ class Extractor:
         # Dates and languages of a long text take a while, which must not block the
         # event loop.
         return await asyncio.to_thread(
-            validate_reply,
-            reply,
-            lines,
+            validate,
             current,
             now=said_at,
             active=(*user_facts.active, *user_facts.pending),
             past=user_facts.past,
             session_id=self.session_id,
             min_confidence=self.min_confidence,
-            checks=checks,
-            context=context,
-            tool_text=tool_text,
-            retired_by=retired_by,
         )
 
     async def _verified(
@@ -869,17 +874,14 @@ class Extractor:
 
         A new fact is the agent's own. A fact that replaces a shared fact is shared.
         """
-        agent_id = self.user_facts.view.own
         shared_ids = {
             fact.replaced_by for fact in valid.retired if fact.agent_id is None
         }
-        new = [
-            fact
-            if fact.id in shared_ids
-            else fact.model_copy(update={"agent_id": agent_id})
-            for fact in valid.accepted
-        ]
-        return replace(valid, accepted=tuple(new))
+        accepted = []
+        for fact in valid.accepted:
+            agent_id = None if fact.id in shared_ids else self.user_facts.view.own
+            accepted.append(fact.model_copy(update={"agent_id": agent_id}))
+        return replace(valid, accepted=tuple(accepted))
 
     def _changed_facts(self, valid: ValidatedReply) -> list[Fact]:
         """Return all facts that a validated reply changes.
@@ -997,10 +999,6 @@ def _end_of_turns(
     return len(rows)
 
 
-def _with_text(lines: Iterable[Utterance]) -> list[Utterance]:
-    return [line for line in lines if line.text]
-
-
 def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedReply:
     """Return a validated reply whose new facts, and the facts that they end, wait for a person.
 
@@ -1035,13 +1033,21 @@ def _pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRep
 
 def _ends_at_once(ending: Fact, old: Fact) -> bool:
     """Return whether a fact ends without approval."""
-    is_request = ending.retired_by == "request"
-    return is_request or (old.pending and not ending.replaced_by)
+    return ending.retired_by == "request" or (old.pending and not ending.replaced_by)
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
-    """Return the pending fact whose approval ends an old fact, and all facts that the old one was to end."""
-    pending = replacement or _only_ending(old)
+    """Return the pending fact whose approval ends an old fact, and all facts that the old one was to end.
+
+    Without a replacement it says that the old fact is no longer true.
+    """
+    pending = replacement or Fact(
+        content=f"No longer true: {old.content}",
+        pending=True,
+        category=old.category,
+        agent_id=old.agent_id,
+        said_as=ONLY_ENDS,
+    )
     ends_facts = {
         **pending.ends_facts,
         ending.id: ending.model_dump(mode="json", include={*ENDING}),
@@ -1055,15 +1061,4 @@ def _is_repeated(new: Fact, decided: Iterable[Fact]) -> bool:
     content = duplicate_key(new.content)
     return any(
         duplicate_key(fact.content) == content and fact.id != new.id for fact in decided
-    )
-
-
-def _only_ending(old: Fact) -> Fact:
-    """Return a pending fact that says that an old one is no longer true."""
-    return Fact(
-        content=f"No longer true: {old.content}",
-        pending=True,
-        category=old.category,
-        agent_id=old.agent_id,
-        said_as=ONLY_ENDS,
     )

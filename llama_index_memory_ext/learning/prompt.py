@@ -85,13 +85,12 @@ def check_categories(value: Any) -> Categories:
     >>> check_categories(["diet", "allergy"]), check_categories({"diet": "what they eat"})
     (('diet', 'allergy'), {'diet': 'what they eat'})
     """
-    names = []
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        names = list(value)
-    descriptions = list(value.values()) if isinstance(value, Mapping) else []
+    is_list = isinstance(value, Mapping | Sequence) and not isinstance(value, str)
+    names = list(value) if is_list else []
     are_usable = 0 < len(names) <= _MOST_CATEGORIES and all(map(_is_name, names))
-    for description in descriptions:
-        are_usable &= _is_text(description, _DESCRIPTION_CHARACTERS)
+    if isinstance(value, Mapping):
+        for description in value.values():
+            are_usable &= _is_text(description, _DESCRIPTION_CHARACTERS)
     if not are_usable or len({name.strip().casefold() for name in names}) < len(names):
         raise SettingError(
             f"categories: expected 1 to {_MOST_CATEGORIES} names, each once, of 1 to {_NAME_CHARACTERS} characters on "
@@ -100,9 +99,7 @@ def check_categories(value: Any) -> Categories:
             'Name the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or '
             f"leave them out for {', '.join(CATEGORIES)}."
         )
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value)
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
 
 
 def _is_name(value: Any) -> bool:
@@ -214,9 +211,10 @@ def texts_in(lines: Sequence[Utterance]) -> list[str]:
 
     First the user's messages, newest first, then the messages that these answer.
     """
-    users = [i for i, line in enumerate(lines) if line.is_users][:-_MOST_TEXTS:-1]
-    answered = [lines[i - 1].text for i in users if i and not lines[i - 1].is_users]
-    return [*(lines[i].text for i in users), *answered]
+    places = [i for i, line in enumerate(lines) if line.is_users]
+    newest_first = places[::-1][:_MOST_TEXTS]
+    answered = [i - 1 for i in newest_first if i and not lines[i - 1].is_users]
+    return [lines[i].text for i in (*newest_first, *answered)]
 
 
 def select_known_facts(
@@ -297,7 +295,7 @@ _DESCRIPTIONS = {"correction": "something known was wrong"}
 
 
 def extraction_prompt(
-    lines: Iterable[Utterance],
+    lines: Sequence[Utterance],
     known_facts: Sequence[Fact],
     *,
     today: date,
@@ -320,13 +318,20 @@ def extraction_prompt(
         before: The messages right before ``lines``.
         rejected: A text about facts that were rejected.
     """
-    lines = list(lines)
     facts = "".join(
         f"{i}. {on_one_line(fact.content)}\n" for i, fact in enumerate(known_facts, 1)
     )
     text = rejected
+    given = " and the date"
+    lists = "new_facts"
+    about_known = ""
+    empty = "new_facts is empty"
     if facts:
         text = f"<known_facts>\n{facts}</known_facts>\n{rejected}"
+        given = ", the facts that are known already, and the date"
+        lists = "three lists.\n\nnew_facts"
+        about_known = f"{_ABOUT_KNOWN}\n\n"
+        empty = "all three lists are empty"
     earlier = messages_text(before)
     if earlier:
         text += f"<said_before>\n{earlier}</said_before>\n"
@@ -336,35 +341,18 @@ def extraction_prompt(
     )
     if any(line.role == OTHER_ROLE for line in lines):
         text += f' What an "{OTHER_ROLE}" says is about somebody else.'
-    system = _instructions(
+    system = _INSTRUCTIONS.format(
+        given=given,
+        lists=lists,
         what_to_find=(instructions or "").strip() or _WHAT_TO_FIND,
         categories=_listed(categories),
-        knows_facts=bool(facts),
+        about_known=about_known,
+        empty=empty,
     )
     return [
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content=text),
     ]
-
-
-def _instructions(*, what_to_find: str, categories: str, knows_facts: bool) -> str:
-    given = " and the date"
-    lists = "new_facts"
-    about_known = ""
-    empty = "new_facts is empty"
-    if knows_facts:
-        given = ", the facts that are known already, and the date"
-        lists = "three lists.\n\nnew_facts"
-        about_known = f"{_ABOUT_KNOWN}\n\n"
-        empty = "all three lists are empty"
-    return _INSTRUCTIONS.format(
-        given=given,
-        lists=lists,
-        what_to_find=what_to_find,
-        categories=categories,
-        about_known=about_known,
-        empty=empty,
-    )
 
 
 def _dates(today: date, said_on: date | None) -> str:
@@ -386,11 +374,6 @@ def _listed(categories: Categories) -> str:
     for name in categories:
         description = " ".join(described.get(name, "").split())
         names.append(f"{name} ({description})" if description else name)
-    return alternatives(names)
-
-
-def alternatives(names: Iterable[str]) -> str:
-    """Return the allowed values of a field as a model reads them: "user | other"."""
     return " | ".join(names)
 
 
@@ -539,13 +522,12 @@ def _with_correction(
     messages: Sequence[ChatMessage], error: MemoryExtError
 ) -> list[ChatMessage]:
     """Return messages that ask for a readable answer, without any word of the last one."""
-    problem = (
-        getattr(error, "problem", "") or "it is not in the form that was asked for"
+    problem = getattr(error, "problem", "")
+    problem = problem or "it is not in the form that was asked for"
+    return _with_last(
+        messages,
+        f"{messages[-1].content} Your last answer could not be read: {problem}. Answer again, in valid JSON.",
     )
-    correction = (
-        f"Your last answer could not be read: {problem}. Answer again, in valid JSON."
-    )
-    return _with_last(messages, f"{messages[-1].content} {correction}")
 
 
 async def ask_for_facts(
@@ -619,12 +601,6 @@ class Forms(NamedTuple):
     words_without_known: str
     response_format: dict[str, Json]
 
-    @property
-    def tool_text(self) -> str:
-        """The description and the schema of the tool, as a request sends them."""
-        metadata = self.tool.metadata
-        return f"{metadata.description}{metadata.fn_schema_str}"
-
 
 @lru_cache(maxsize=8)
 def forms_of(categories: tuple[str, ...]) -> Forms:
@@ -655,8 +631,8 @@ def forms_of(categories: tuple[str, ...]) -> Forms:
     }
     form = partial(
         _FORM.format,
-        said_as=alternatives(get_args(SaidAs)),
-        categories=alternatives(categories),
+        said_as=" | ".join(get_args(SaidAs)),
+        categories=" | ".join(categories),
     )
     return Forms(
         tool,

@@ -454,13 +454,10 @@ class ExtractionReply(BaseModel):
     @field_validator("new_facts")
     @classmethod
     def _label_by_place(cls, facts: list[NewFact]) -> list[NewFact]:
-        labelled = []
-        for i, fact in enumerate(facts, 1):
-            if fact.label:
-                labelled.append(fact)
-            else:
-                labelled.append(fact.model_copy(update={"label": f"n{i}"}))
-        return labelled
+        return [
+            fact.model_copy(update={"label": fact.label or f"n{i}"})
+            for i, fact in enumerate(facts, 1)
+        ]
 
     @property
     def is_empty(self) -> bool:
@@ -520,16 +517,12 @@ def _reply_objects(answer: JsonValues) -> list[dict[str, Json]]:
     Facts that stand alone, in a list or one after the other, make one object.
     """
     replies = list(
-        objects_in(
-            answer.values, lambda value: not _SECTION_NAMES.isdisjoint(value.keys())
-        )
+        objects_in(answer.values, lambda value: not _SECTION_NAMES.isdisjoint(value))
     )
     if replies or answer.problem:
         return replies
     facts = list(objects_in(answer.values, _is_fact))
-    if facts:
-        return [{"new_facts": facts}]
-    return []
+    return [{"new_facts": facts}] if facts else []
 
 
 def _is_fact(value: dict[str, Json]) -> bool:

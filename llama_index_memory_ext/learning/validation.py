@@ -1,28 +1,58 @@
-"""The validation of a model's reply: which facts are stored, confirmed and retired."""
+"""Validates a model's reply: checks its entries, and tells which facts are stored, confirmed and retired.
+
+A check is a function that returns a ``Rejection`` or None. New facts must pass
+``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
+``CHECKS``. Entries that end a known fact must pass ``ENDING_CHECKS``, and entries that
+confirm one ``CONFIRMING_CHECKS``. The first rejection counts, so the cheapest
+checks stand first.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from functools import cached_property
 from time import thread_time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from llama_index_memory_ext.checks.evidence import NOWHERE, QuoteMatch, Source
-from llama_index_memory_ext.checks.riders import has_rider, unsaid_addresses
-from llama_index_memory_ext.checks.rules import (
-    CHECKS,
-    CONFIRMING_CHECKS,
-    DOUBTS,
-    ENDING_CHECKS,
-    MAX_FACT,
-    Candidate,
-    Check,
-    Ending,
-    first_rejection,
-    is_said_again,
+from llama_index_memory_ext.checks.additions import (
+    has_other_order,
+    has_rider,
+    has_subject,
+    missing_names,
+    shares_word,
+    unsaid_addresses,
+)
+from llama_index_memory_ext.checks.clauses import (
+    addresses_listener,
+    clauses_in,
+    closest_clause,
+    denies,
+    is_small_talk,
+    is_taken_back,
+    mostly_ask,
+    names_person,
+    sentences_at,
     statements_of,
+    tells_change,
+    terms_of_changes,
+    unsaid_reason,
+    with_question_marks,
+)
+from llama_index_memory_ext.checks.evidence import (
+    NOWHERE,
+    QuoteMatch,
+    Source,
+    find_quote,
+)
+from llama_index_memory_ext.checks.figures import (
+    ages_in,
+    has_numbers,
+    missing_dates,
+    missing_numbers,
+    without_dates,
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
@@ -40,12 +70,474 @@ from llama_index_memory_ext.learning.reply import (
     NewFact,
     Retirement,
 )
-from llama_index_memory_ext.words import phrases, visible
+from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.words import (
+    comparable,
+    is_translation,
+    may_be_english,
+    pattern,
+    phrases,
+    relations_in,
+    visible,
+)
+from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llama_index_memory_ext.text.messages import Utterance
+
+
+# The longest fact, quote and word, in characters.
+MAX_FACT = 500
+_MAX_QUOTE = 2_000
+_MAX_WORD = 50
+# The least share of the user's words in a fact from an agent's tool: alone, and where
+# tools and pages have texts, too.
+_USERS_SHARE = 0.4
+_USERS_SHARE_BESIDE_OTHERS = 0.6
+# If a fact has more than ``_FEW_WORDS`` words, at least this share of them was said.
+_FEW_WORDS = 7
+_LEAST_SAID = 0.15
+# Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
+# direction of a text.
+_INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+_LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
+# The first words of a content, which name its subject.
+_SUBJECT_WORDS = 3
+# Why nothing is stored, and why no fact ends, by ``said_as``. A denial ("I don't like
+# tea any more") ends a fact; a plan does not.
+_UNSTATED = {
+    "asked": "The user only asked it.",
+    "supposed": "The user only supposed it.",
+    "quoted": "The words are somebody else's.",
+}
+_UNSAID = {**_UNSTATED, "denied": "The user said that it is not so."}
+_ENDS_NOTHING = {**_UNSTATED, "planned": "It is only planned."}
+
+
+class Candidate(NamedTuple):
+    """A new fact to check.
+
+    ``place``: where its quote lies in the user's lines, or ``NOWHERE``.
+    ``min_confidence``: the least confidence that it needs.
+    """
+
+    new: NewFact
+    place: QuoteMatch
+    min_confidence: float = 0.0
+
+
+class Ending(NamedTuple):
+    """A known fact that an entry ends.
+
+    ``place``: where the quote of the entry lies in the user's lines, or ``NOWHERE``.
+    ``new``: the new fact that holds instead.
+    ``is_only``: no other fact is ended by the same quote.
+    ``is_request``: a model has read the user's request before.
+    """
+
+    fact: Fact
+    entry: Retirement
+    place: QuoteMatch
+    new: Fact | None
+    is_only: bool
+    is_request: bool
+
+
+# ---- new facts ----
+
+Checked = TypeVar("Checked")
+Check = Callable[[Candidate, Source], Rejection | None]
+
+
+def first_rejection(
+    entry: Checked,
+    source: Source,
+    checks: Iterable[Callable[[Checked, Source], Rejection | None]],
+) -> Rejection | None:
+    """Return the rejection by the first check that gives one; None if all pass."""
+    for check in checks:
+        rejection = check(entry, source)
+        if rejection:
+            return rejection
+    return None
+
+
+def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject contents that no person would write, or that a model reads in another way than a person.
+
+    Hidden characters and the tags around memories in a prompt carry instructions. A
+    very long word is an encoded text.
+    """
+    content = candidate.new.content
+    quote = candidate.new.quote
+    is_announcement = content.rstrip().endswith((":", "\uff1a"))
+    if is_announcement or not any(map(str.isalnum, content)):
+        return Rejection("unreadable", "There is no statement in it.")
+    if pattern(_INVISIBLE).search(content):
+        return Rejection("invisible", "It has invisible characters.")
+    if escape_tags(content) != content:
+        return Rejection("markup", "It has one of the tags around memories.")
+    is_too_long = len(content) > MAX_FACT or len(quote) > _MAX_QUOTE
+    if is_too_long or pattern(_LONG_WORD).search(content):
+        return Rejection(
+            "too_long",
+            f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
+            f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
+        )
+    return None
+
+
+def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the model itself is not sure of."""
+    confidence = candidate.new.confidence
+    least = candidate.min_confidence
+    if confidence >= least:
+        return None
+    return Rejection(
+        "low_confidence",
+        f"Its confidence is {confidence:.2f}; at least {least:.2f} is needed.",
+    )
+
+
+def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
+    new = candidate.new
+    if any(map(holds_secret, {new.content, new.quote, candidate.place.quote})):
+        return Rejection("secret", "It holds a password, a key or another secret.")
+    return None
+
+
+def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact whose quote is not in the user's lines.
+
+    The assistant repeats facts of the prompt, and invents some.
+    """
+    quote = candidate.new.quote
+    if candidate.place is not NOWHERE:
+        return None
+    if not quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that say it.")
+    for line in source.lines:
+        if not line.is_users and find_quote(quote, line.text):
+            return Rejection("not_the_users_words", "Only the assistant said it.")
+    return Rejection("quote_not_found", "Its quote is not in the conversation.")
+
+
+def is_not_the_assistants(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a content that copies the assistant's words, behind a quote of the user's.
+
+    A short answer may take over the words of its question.
+    """
+    is_answer = source.question(candidate.place)
+    if not is_answer and source.is_the_assistants(candidate.new.content):
+        return Rejection("not_the_users_words", "Only the assistant said it.")
+    return None
+
+
+def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact without a telling word, name, number or date of its message.
+
+    A question that the message answers belongs to it.
+    """
+    content = candidate.new.content
+    place = candidate.place
+    words = "\n".join(filter(None, (place.text, source.question(place))))
+    telling = keywords(content)
+    if place.is_translated:
+        words = f"{words}\n{candidate.new.quote}"
+    elif is_translation(content, words):
+        return None
+    elif len(telling) > _FEW_WORDS and not _are_said(telling, source.keywords):
+        return Rejection("not_the_users_words", "Too few of its words were said.")
+    if shares_word(content, words) or _shares_dates_or_numbers(content, words, source):
+        return None
+    return Rejection(
+        "not_the_users_words",
+        "None of its words are in the message that its quote is from.",
+    )
+
+
+def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
+    """Return whether the words have all dates of a content, or all its numbers."""
+    plain = without_dates(content)
+    if plain != content and not missing_dates(content, words, source.said_on):
+        return True
+    if not has_numbers(plain):
+        return False
+    ages = ages_in(words, source.said_on)
+    return not missing_numbers(plain, words, derived=ages)
+
+
+def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
+    """Return whether the conversation has enough of the words."""
+    least = _LEAST_SAID * len(words)
+    # Most words have the same form, and comparing these is fast.
+    return len(words & evidence) >= least or len(shared(words, evidence)) >= least
+
+
+def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the model itself calls asked, supposed, denied or quoted.
+
+    A content that is the denial itself passes: "Does not smoke".
+    """
+    said_as: str = candidate.new.said_as
+    if said_as == "denied" and is_denial(candidate):
+        return None
+    if said_as in _UNSAID:
+        return Rejection(said_as, _UNSAID[said_as])
+    return None
+
+
+def is_denial(candidate: Candidate) -> bool:
+    """Return whether a content denies something that the user's words deny, too."""
+    place = candidate.place
+    content = candidate.new.content
+    if not denies(content):
+        return False
+    telling = keywords(content)
+    return any(
+        denies(clause.text) and overlaps(telling, keywords(clause.text))
+        for clause in clauses_in(sentences_at(place.text, place.span))
+    )
+
+
+def names_other_person(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact about another person that does not name the person.
+
+    Such a fact would pass for a fact about the user. Its label ``about`` or the user's
+    words tell that another person is meant. If these words name a relative or a friend,
+    the content must have this relation, or a name from the quote.
+    """
+    new = candidate.new
+    place = candidate.place
+    sentences = sentences_at(place.text, place.span)
+    if new.about == "user" and (
+        names_person(new.content)
+        or closest_clause(new.content, sentences).person != "other"
+    ):
+        return None
+    relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
+    said_relations = relations_in(" ".join(sentences))
+    if said_relations:
+        relations = relations & said_relations
+        named_in = place.quote
+    else:
+        named_in = f"{source.said}\n{source.known_text}"
+    if not relations and not has_subject(new.content, named_in):
+        return Rejection("other", "It is about somebody else, and does not say whom.")
+    if new.about == "other" and has_other_order(new.content, place.text):
+        return Rejection("other", "It names people in another order than the words do.")
+    return None
+
+
+def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact that says more than its quote.
+
+    The rest may be an instruction by another person, put beside the user's words.
+    """
+    place = candidate.place
+    question = source.question(place)
+    if has_rider(
+        candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
+    ):
+        return Rejection("rider", "A part of it has no words of the user's.")
+    return None
+
+
+def says_something(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject greetings, thanks, praise, and words that only address the assistant."""
+    content = candidate.new.content
+    place = candidate.place
+    is_copy = comparable(content).rstrip(".!") in comparable(place.text)
+    if is_small_talk(content) or (is_copy and addresses_listener(content)):
+        return Rejection("small_talk", "It says nothing of the user.")
+    return None
+
+
+def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
+    content = candidate.new.content
+    place = candidate.place
+    if place.is_translated:
+        return None
+    reason = unsaid_reason(content, place.text, place.span)
+    if not reason and is_taken_back(content, place.text, place.span):
+        reason = "denied"
+    if reason:
+        return Rejection(reason, _UNSAID[reason])
+    return None
+
+
+def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject addresses, names of functions and tags that are not in the conversation.
+
+    An injected instruction may lead to such an address.
+    """
+    return _reject_missing(
+        "not_said", unsaid_addresses(candidate.new.content, source.said)
+    )
+
+
+def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject dates that do not follow from the conversation and its day."""
+    return _reject_missing(
+        "date_not_said",
+        missing_dates(candidate.new.content, source.said, source.said_on),
+    )
+
+
+def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject numbers that are not in the conversation, or count something else there.
+
+    An age follows from a year.
+    """
+    plain = without_dates(candidate.new.content)
+    ages = source.ages if has_numbers(plain) else ()
+    return _reject_missing(
+        "number_not_said", missing_numbers(plain, source.said, derived=ages)
+    )
+
+
+def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject names that are neither in the conversation nor in a known fact."""
+    return _reject_missing(
+        "name_not_said",
+        missing_names(candidate.new.content, source.said, source.known_text),
+    )
+
+
+def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact with too few of the user's keywords, or with a keyword that only a tool's text has.
+
+    A web page may tell an agent what to store.
+    """
+    if _is_users(candidate.new.content, candidate.place, source):
+        return None
+    return Rejection("not_the_users_words", "Too few of its words are the user's own.")
+
+
+def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
+    words = keywords(content)
+    answered = keywords(source.question(place))
+    own = shared(words, source.users_keywords | answered)
+    if not words:
+        # Without keywords, the user must have said exactly this.
+        return any(find_quote(content, text) for text in source.users_texts.values())
+    if shared(words - own, keywords(source.tool_text)):
+        return False
+    if is_translation(content, place.text):
+        # Words of two languages cannot be compared, and models often write English.
+        return may_be_english(content)
+    least = _USERS_SHARE_BESIDE_OTHERS if source.tool_text else _USERS_SHARE
+    quoted = keywords(place.quote) | answered
+    return len(own) >= least * len(words) and overlaps(words, quoted)
+
+
+def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
+    if missing:
+        return Rejection(reason, f"This was not said: {', '.join(missing)}.")
+    return None
+
+
+CHECKS = (
+    is_plain_text,
+    is_sure,
+    has_no_secret,
+    is_meant,
+    is_the_users,
+    is_not_the_assistants,
+    has_said_addresses,
+    names_other_person,
+    shares_words,
+    is_said_in_earnest,
+    says_something,
+    has_said_dates,
+    has_no_rider,
+)
+# The user may have said the rejected numbers and names in other words.
+DOUBTS = (has_said_numbers, has_said_names)
+# An agent also reads the texts of tools and pages.
+TOOL_CHECKS = (*CHECKS, has_enough_users_words)
+
+
+# ---- ends of known facts, and confirmations ----
+
+
+def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
+    """Keep pinned facts."""
+    if ending.fact.pinned:
+        return Rejection("pinned", "A pinned fact stays until it is unpinned.")
+    return None
+
+
+def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact whose replacement only repeats it."""
+    if ending.new is not None and ending.new.id == ending.fact.id:
+        return Rejection(
+            "replacement_rejected", "The fact that should replace it says the same."
+        )
+    return None
+
+
+def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
+    """Keep a fact that the user's words do not end."""
+    if not ending.entry.quote.strip():
+        return Rejection("no_quote", "It names no words of the user's that end it.")
+    if ending.place is not NOWHERE:
+        return None
+    return Rejection("quote_not_found", "Its quote is not in the user's words.")
+
+
+def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
+    """Keep a fact that the user's words do not contradict.
+
+    Words that ask, suppose or quote contradict nothing. Other words end the fact in
+    three cases: these words or the new fact share a word with the fact; they tell a
+    change that ends no other fact or comes with a new fact; or a model has read the
+    user's request before.
+    """
+    fact = ending.fact
+    place = ending.place
+    new = ending.new
+    reason: str = ending.entry.said_as
+    if reason not in _ENDS_NOTHING:
+        reason = unsaid_reason(
+            fact.content, place.text, place.span, may_presuppose=False
+        )
+    if reason:
+        return Rejection(reason, _ENDS_NOTHING[reason])
+    sentences = " ".join(sentences_at(place.text, place.span))
+    words = f"{sentences}\n{source.question(place)}\n{new.content if new else ''}"
+    is_change = (ending.is_only or new is not None) and tells_change(sentences)
+    if shares_word(fact.content, words) or is_change or ending.is_request:
+        return None
+    return Rejection("not_contradicted", "The user's words say nothing of it.")
+
+
+ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
+
+
+def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
+    """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
+    content = candidate.new.content
+    place = candidate.place
+    sentences = sentences_at(with_question_marks(place.text), place.span)
+    if mostly_ask(content, sentences):
+        return Rejection("asked", _UNSAID["asked"])
+    clause = closest_clause(content, sentences).text
+    is_denied = denies(clause) != denies(content)
+    is_changed = tells_change(clause) and not overlaps(
+        terms_of_changes(), keywords(content)
+    )
+    if is_denied or is_changed:
+        return Rejection("denied", "The user's words deny it or end it.")
+    return None
+
+
+CONFIRMING_CHECKS = (is_the_users, shares_words, is_said_again)
+
+
+# ---- the whole reply ----
 
 _UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
 _KNOWN = Rejection("duplicate", "It is known already.")
@@ -87,8 +579,8 @@ class ValidatedReply:
     @property
     def claims(self) -> tuple[Fact, ...]:
         """The new, the retired and the doubted facts: a second reading judges them."""
-        doubted_facts = [doubt.fact for doubt in self.doubted]
-        return (*self.accepted, *self.retired, *doubted_facts)
+        doubted = (doubt.fact for doubt in self.doubted)
+        return (*self.accepted, *self.retired, *doubted)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -141,8 +633,11 @@ def validate_reply(
     )
     quotes = Counter(entry.quote for entry in reply.retired)
     ends_at = thread_time() + _MOST_SECONDS
-    entries: list[NewFact | Confirmation] = [*reply.new_facts]
-    entries += [*reply.retired, *reply.confirmed]
+    entries: list[NewFact | Confirmation] = [
+        *reply.new_facts,
+        *reply.retired,
+        *reply.confirmed,
+    ]
     for entry in entries:
         if thread_time() > ends_at:
             rejection: Rejection | None = _NO_TIME
@@ -218,7 +713,7 @@ class _Validation:
             self.accepted.append(fact)
         else:
             rejection = _KNOWN
-            if not is_said_again(candidate, self.source):
+            if is_said_again(candidate, self.source) is None:
                 self.confirmed[fact.id] = confirm_again(fact, self.now)
         self.by_label.setdefault(new.label, fact)
         return rejection
@@ -226,7 +721,7 @@ class _Validation:
     def end(self, entry: Retirement, *, is_only: bool) -> Rejection | None:
         """Retire a known fact, or reject the entry that ends it."""
         is_request = self.retired_by == "request"
-        fact = self._known_fact(entry.number, past=is_request)
+        fact = self._known_fact(entry.number)
         if fact is None:
             return _UNKNOWN
         if fact.id in self.retired:
@@ -277,7 +772,7 @@ class _Validation:
             return _UNKNOWN
         repeated = NewFact(content=fact.content, quote=entry.quote)
         place = self.source.find(entry.quote) or NOWHERE
-        candidate = Candidate(repeated, place, 0)
+        candidate = Candidate(repeated, place)
         rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
         if rejection is None:
             self.confirmed[fact.id] = confirm_again(fact, self.now)
@@ -297,11 +792,12 @@ class _Validation:
             tuple(self.doubted),
         )
 
-    def _known_fact(self, number: int, *, past: bool = False) -> Fact | None:
+    def _known_fact(self, number: int) -> Fact | None:
         if not 0 < number <= len(self.known_facts):
             return None
         fact = self.known_facts[number - 1]
-        if not fact.retired or (past and fact.state(self.now) == "past"):
+        is_request = self.retired_by == "request"
+        if not fact.retired or (is_request and fact.state(self.now) == "past"):
             return fact
         return None
 

@@ -12,13 +12,11 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from llama_index_memory_ext.checks.evidence import excerpt
-from llama_index_memory_ext.checks.quotes import find_quote
+from llama_index_memory_ext.checks.evidence import excerpt, find_quote
 from llama_index_memory_ext.errors import VerificationError
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import Fact, SaidAs
 from llama_index_memory_ext.learning.prompt import (
-    alternatives,
     messages_text,
     on_one_line,
 )
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 _INSTRUCTIONS, _FORM = (
     (files(__package__) / "verifying.txt").read_text("utf-8").strip().split("\n---\n")
 )
-VERDICT_FORM = _FORM.replace("{said_as}", alternatives(get_args(SaidAs)))
+VERDICT_FORM = _FORM.replace("{said_as}", " | ".join(get_args(SaidAs)))
 _ENDED = "No longer true: "
 _MOST_CHARACTERS = 1_500
 # How the words may say that a fact is no longer true.
@@ -198,12 +196,15 @@ def verified(
             if judgement.agrees(fact) and quote is not None:
                 accepted.append(fact.model_copy(update={"quote": quote}))
                 rejected.remove(doubts[fact.id])
-        elif fact.retired and judgement.said_as in _ENDS:
-            retired.append(fact)
-        elif not fact.retired and judgement.agrees(fact):
+        elif fact.retired:
+            if judgement.said_as in _ENDS:
+                retired.append(fact)
+            else:
+                rejected.append(_NOT_VERIFIED)
+        elif judgement.agrees(fact):
             accepted.append(fact)
         else:
-            rejected.append(_not_verified(fact))
+            rejected.append(replace(_NOT_VERIFIED, content=fact.content))
     return replace(
         valid,
         accepted=tuple(accepted),
@@ -211,11 +212,6 @@ def verified(
         rejected=tuple(rejected),
         doubted=(),
     )
-
-
-def _not_verified(fact: Fact) -> Rejection:
-    content = "" if fact.retired else fact.content
-    return replace(_NOT_VERIFIED, content=content)
 
 
 def _users_words(quote: str, lines: Sequence[Utterance]) -> str | None:

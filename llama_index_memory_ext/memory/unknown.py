@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import (
     TextBlock,
 )
 
-from llama_index_memory_ext.checks.people import clauses_in
+from llama_index_memory_ext.checks.clauses import clauses_in
 from llama_index_memory_ext.memory.template import UNKNOWN
 from llama_index_memory_ext.text.messages import body_of
 from llama_index_memory_ext.words import pattern

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
-from llama_index_memory_ext.checks.names import missing_names
-from llama_index_memory_ext.checks.numbers import missing_numbers
+from llama_index_memory_ext.checks.additions import missing_names
+from llama_index_memory_ext.checks.figures import missing_numbers
 from llama_index_memory_ext.errors import (
     StoreError,
     SummaryReplyError,

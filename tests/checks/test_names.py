@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.checks.names import missing_names, shares_word
+from llama_index_memory_ext.checks.additions import missing_names, shares_word
 from tests.words import rows
 
 SAID = (

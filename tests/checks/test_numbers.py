@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from num2words import num2words  # type: ignore[import-untyped]
 
-from llama_index_memory_ext.checks.numbers import (
+from llama_index_memory_ext.checks.figures import (
     digits_of,
     has_numbers,
     missing_numbers,
@@ -27,7 +27,7 @@ def test_a_number_may_be_written_in_another_way_but_not_of_something_else(
 
 
 def test_what_follows_from_the_source_is_not_missing() -> None:
-    assert missing_numbers("Is 35", "I was born in 1990", also={34.0, 35.0}) == []
+    assert missing_numbers("Is 35", "I was born in 1990", derived={34.0, 35.0}) == []
     assert not has_numbers("Has one cat")
 
 

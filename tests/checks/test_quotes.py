@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.quotes import TOKEN, find_quote
+from llama_index_memory_ext.checks.evidence import TOKEN, find_quote
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. My German is rusty - I don't speak it. "

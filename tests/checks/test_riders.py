@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from llama_index_memory_ext.checks.riders import unsaid_addresses
+from llama_index_memory_ext.checks.additions import unsaid_addresses
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.checks.quotes import Span, find_quote
-from llama_index_memory_ext.checks.rules import denies, unsaid_reason
+from llama_index_memory_ext.checks.clauses import denies, unsaid_reason
+from llama_index_memory_ext.checks.evidence import Span, find_quote
 from tests.words import rows
 
 

@@ -179,7 +179,7 @@ child = os.fork()
 if not child:
     loading.start_loading()
     asyncio.run(loading.wait_until_loaded())
-    from llama_index_memory_ext.checks.numbers import names_of_numbers
+    from llama_index_memory_ext.checks.figures import names_of_numbers
     os._exit(len(names_of_numbers("en")) < 100)
 assert os.waitpid(child, 0)[1] == 0
 """

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
     SettingError,
     TokenCounter,
 )
-from llama_index_memory_ext.checks.dates import missing_dates
+from llama_index_memory_ext.checks.figures import missing_dates
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.record.text import TODAY_HEADING

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.dates import missing_dates, without_dates
-from llama_index_memory_ext.checks.names import missing_names, shares_word
-from llama_index_memory_ext.checks.numbers import missing_numbers
-from llama_index_memory_ext.checks.quotes import Span, find_quote
-from llama_index_memory_ext.checks.rules import unsaid_reason
+from llama_index_memory_ext.checks.additions import missing_names, shares_word
+from llama_index_memory_ext.checks.clauses import unsaid_reason
+from llama_index_memory_ext.checks.evidence import Span, find_quote
+from llama_index_memory_ext.checks.figures import (
+    missing_dates,
+    missing_numbers,
+    without_dates,
+)
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.words import (
     comparable,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.dates import (
+from llama_index_memory_ext.checks.figures import (
     ages_in,
     missing_dates,
     without_dates,

@@ -1,12 +1,14 @@
-"""The numbers of a text, in digits or in words, and the units that they count."""
+"""The numbers and dates of a statement: in its source, or derived from the day of the conversation."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from contextlib import suppress
+from datetime import date, datetime, time, timedelta
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.words import (
     STOP_WORDS,
@@ -14,12 +16,16 @@ from llama_index_memory_ext.words import (
     language_of,
     pattern,
     phrases,
+    script_of,
     word_lists,
 )
+from llama_index_memory_ext.words.dates import DateMention, Day, dates_in, period_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+
+# ---- numbers, in digits or in words, and the units that they count ----
 
 _TEN = 10
 # Four digits are a group in Chinese: 万 is 10,000.
@@ -202,11 +208,11 @@ class Quantity(NamedTuple):
 
 
 def missing_numbers(
-    statement: str, source: str, *, also: Collection[float] = ()
+    statement: str, source: str, *, derived: Collection[float] = ()
 ) -> list[str]:
     """Return the numbers of a statement that the source lacks or uses for something else.
 
-    Numbers may be in digits or in words on either side. ``also`` are numbers that
+    Numbers may be in digits or in words on either side. ``derived`` are numbers that
     follow from the source.
 
     >>> missing_numbers("Has 3 cats and 5 dogs, runs 10 miles", "I have three cats. I run 10 km")
@@ -218,31 +224,31 @@ def missing_numbers(
         evidence = quantities(source, language_of(source), with_more=True)
     missing = []
     for quantity in stated:
-        same = [entry for entry in evidence if quantity.values & entry.values]
+        equal = [entry for entry in evidence if quantity.values & entry.values]
         # "One" is often not said: "a cat".
-        if not same and quantity.values.isdisjoint({1.0, *also}):
+        if not equal and quantity.values.isdisjoint({1.0, *derived}):
             missing.append(quantity.written)
-        elif same and _counts_something_else(quantity, same, evidence):
+        elif equal and _counts_something_else(quantity, equal, evidence):
             missing.append(f"{quantity.written} {quantity.word or quantity.unit}")
     return missing
 
 
 def _counts_something_else(
-    quantity: Quantity, same: Sequence[Quantity], evidence: Sequence[Quantity]
+    quantity: Quantity, equal: Sequence[Quantity], evidence: Sequence[Quantity]
 ) -> bool:
     """Return whether the source contradicts the unit or the counted word of a quantity.
 
-    ``same`` has the entries of the evidence that have an equal value.
+    ``equal`` has the entries of the evidence that have an equal value.
     """
     if quantity.unit:
-        units = {entry.unit for entry in same}
+        units = {entry.unit for entry in equal}
         is_used = any(entry.unit == quantity.unit for entry in evidence)
         return quantity.unit not in units and (units != {""} or is_used)
 
     def counts_it(entry: Quantity) -> bool:
         return are_forms(quantity.word, entry.word)
 
-    is_same = not quantity.word or any(map(counts_it, same))
+    is_same = not quantity.word or any(map(counts_it, equal))
     return not is_same and any(map(counts_it, evidence))
 
 
@@ -267,7 +273,7 @@ def quantities(
     if with_more:
         # In a source "python3.12" has the number 3.12; in a statement it is a name.
         without_times = re.sub(r"(?i)(?<=[a-z])(?=\d)", " ", without_times)
-    entries.extend(_in_digits(without_times))
+    entries += _in_digits(without_times)
     # "2.5 million" and 30万 are one number each, so digits are removed first.
     without_digits = phrases("numbers", "digits").sub(" ", plain)
     for match in phrases("numbers", "chinese").finditer(without_digits):
@@ -277,7 +283,7 @@ def quantities(
         values = names_of_numbers(code)
         if with_more:
             values = values | _values_of("more_words")
-        entries.extend(_in_words(without_digits, values))
+        entries += _in_words(without_digits, values)
     return tuple(entries)
 
 
@@ -294,10 +300,8 @@ def _clock_times(text: str, names: Mapping[str, float]) -> Iterator[Quantity]:
         yield Quantity(match.group(), frozenset(hours))
     for match in phrases("numbers", "spoken_clock").finditer(text):
         word = match[2].lower()
-        if word.isdigit():
-            spoken_hour = float(word)
-        else:
-            spoken_hour = names.get(word, _ONE.get(word, 0.0))
+        values = {**_ONE, **names}
+        spoken_hour = float(word) if word.isdigit() else values.get(word, 0.0)
         if 0 < spoken_hour <= _NOON:
             hour = spoken_hour + _values_of("hours")[match[1].lower()]
             yield Quantity(match.group(), frozenset({hour, hour + _NOON}))
@@ -342,22 +346,21 @@ def _quantity(
     if text.startswith(("点半", "點半", "時半"), end):
         possible = [value + 0.5 for value in possible]
     following = phrases("numbers", "following").match(text, end)
-    if following:
-        word = following.group(1).casefold()
-    else:
-        word = ""
+    word = following.group(1).casefold() if following else ""
     if word in STOP_WORDS:
         word = ""
-    unit = _unit(sign.strip()) or _unit(word)
+    unit = _unit_of(sign.strip()) or _unit_of(word)
     if unit == "%":
         possible += [value / 100 for value in possible]
     return Quantity(written, frozenset(possible), word, unit)
 
 
 @lru_cache(maxsize=1_000)
-def _unit(word: str) -> str:
+def _unit_of(word: str) -> str:
     """Return the unit that a word names, in one spelling; "" if it names none."""
-    units = {name: unit for unit, *names in word_lists("units")[""] for name in names}
+    units = {}
+    for unit, *names in word_lists("units")[""]:
+        units.update(dict.fromkeys(names, unit))
     if word in units:
         return units[word]
     for name, unit in units.items():
@@ -365,3 +368,212 @@ def _unit(word: str) -> str:
         if is_prefix and word.startswith(name):
             return unit
     return ""
+
+
+# ---- dates ----
+
+_WORD_OR_NUMBER = r"[^\W_]+"
+# A source is searched for relative dates in this many words, or characters of a script
+# without spaces, and in pieces of at most these lengths.
+_MOST_READ = 100
+_MOST_WORD_OR_NUMBERS = 4
+_MOST_CHARACTERS = 5
+# Numbers of years that may be an age or a duration.
+_YEARS = frozenset(range(1, 121))
+
+
+def missing_dates(statement: str, source: str, said_on: date) -> list[str]:
+    """Return the dates of a statement that neither stand in the source nor follow from it.
+
+    ``said_on`` is the day of the conversation.
+
+    >>> missing_dates("Has an exam on 2025-12-11, a Friday", "My exam is in three weeks", date(2025, 11, 20))
+    ['Friday']
+    """
+    missing: Sequence[DateMention] = _mentions_in(statement)
+    # The days are derived only if there is a date that is not in the source.
+    for days in (_days_in(source), _derived_days(statement, source, said_on)):
+        if missing:
+            missing = _without_evidence(missing, days, said_on)
+    return [statement[entry.start : entry.end].strip(" ,.") for entry in missing]
+
+
+def _days_in(text: str) -> Iterator[Day]:
+    for entry in _mentions_in(text):
+        yield from entry.readings
+
+
+def _without_evidence(
+    dates: Iterable[DateMention], evidence: Iterable[Day], said_on: date
+) -> list[DateMention]:
+    """Return the dates of which no reading fits a day of the evidence."""
+    days = set(evidence)
+    missing = []
+    for entry in dates:
+        pairs = product(entry.readings, days)
+        if not any(_fits(stated, day, said_on) for stated, day in pairs):
+            missing.append(entry)
+    return missing
+
+
+def without_dates(text: str) -> str:
+    """Return the text with a space for each date, also for a year, a month or a weekday alone.
+
+    >>> without_dates("Has 3 exams in May 2026")
+    'Has 3 exams in  '
+    """
+    for entry in reversed(_mentions_in(text)):
+        text = f"{text[: entry.start]} {text[entry.end :]}"
+    return text
+
+
+def _mentions_in(text: str) -> tuple[DateMention, ...]:
+    return dates_in(text, language_of(text) or "en")
+
+
+def _derived_days(statement: str, source: str, said_on: date) -> Iterator[Day]:
+    """Yield the days that follow from a source, by kind of expression."""
+    code = language_of(source) or language_of(f"{statement} {source}") or "en"
+    yield from _from_years(source, code, said_on)
+    yield from _from_days_of_month(source, said_on)
+    for match in phrases("calendar", "year_end").finditer(source):
+        yield Day(int(match["y"] or match["y2"]), 12, 31)
+    yield from _from_feasts(source, said_on)
+    for text in _relative_parts(source):
+        for day, period in _parse_relative(text, code, said_on):
+            yield from _days_meant(text, code, day, period)
+
+
+def _from_years(source: str, code: str, said_on: date) -> Iterator[Day]:
+    """Yield the years and months that a number of years leads to: "for five years"."""
+    months = {day.month for day in _days_in(source) if day.month}
+    numbers = set[float]()
+    for quantity in quantities(source, code, with_more=True):
+        numbers |= quantity.values & _YEARS
+    for number in numbers:
+        year = said_on.year - int(number)
+        yield Day(year)
+        yield Day(year, said_on.month)
+        # A user who turns 40 in May was born 40 years before that May, which may be
+        # next year's.
+        for month in months:
+            yield Day(year, month)
+            yield Day(year + 1, month)
+
+
+def _from_days_of_month(source: str, said_on: date) -> Iterator[Day]:
+    """Yield "on the 3rd" in the month before, this month and the next."""
+    this_month = said_on.year * 12 + said_on.month - 1
+    for match in phrases("calendar", "day_of_month").finditer(source):
+        for shift in (-1, 0, 1):
+            year, month = divmod(this_month + shift, 12)
+            yield Day(year, month + 1, int(match["d"] or match["d2"]))
+
+
+def _from_feasts(source: str, said_on: date) -> Iterator[Day]:
+    """Yield the feasts that a source names, in the year before, this year and the next."""
+    folded = source.casefold().replace("new year", "newyear").replace("'s", "")
+    words = set(pattern(_WORD_OR_NUMBER).findall(folded))
+    for month, day, *names in word_lists("calendar")["feasts"]:
+        # Names in scripts without spaces may stand inside a longer word.
+        unspaced = [name for name in names if not name.isascii() and name in folded]
+        if unspaced or not words.isdisjoint(names):
+            for shift in (-1, 0, 1):
+                yield Day(said_on.year + shift, int(month), int(day))
+
+
+def _days_meant(text: str, code: str, day: date, period: str) -> list[Day]:
+    """Return the days that a relative date may mean.
+
+    A year and a month are one entry each. "Next week" means each of its days, and "next
+    Friday" that Friday or the Friday after it.
+    """
+    if period == "year":
+        return [Day(day.year)]
+    if period == "month":
+        return [Day(day.year, day.month)]
+    dates = [day]
+    if period == "week" and not quantities(text, code):
+        monday = day - timedelta(days=day.weekday())
+        dates = [monday + timedelta(days=shift) for shift in range(7)]
+    elif " " in text and any(
+        entry.readings[0].weekday is not None for entry in _mentions_in(text)
+    ):
+        dates.append(day + timedelta(weeks=1))
+    return [Day(date.year, date.month, date.day, date.weekday()) for date in dates]
+
+
+def _relative_parts(source: str) -> Iterator[str]:
+    """Yield the parts of a source that may be relative dates."""
+    plain = digits_of(source)
+    if script_of(source) == "cjk":
+        for start in range(min(len(plain), _MOST_READ)):
+            for length in range(2, _MOST_CHARACTERS + 1):
+                yield plain[start : start + length]
+        return
+    words = pattern(_WORD_OR_NUMBER).findall(plain)[:_MOST_READ]
+    for start in range(len(words)):
+        for length in range(1, _MOST_WORD_OR_NUMBERS + 1):
+            text = " ".join(words[start : start + length])
+            if not text.isdigit():
+                yield text
+
+
+@lru_cache(maxsize=4_096)
+def _parse_relative(text: str, code: str, said_on: date) -> list[tuple[date, str]]:
+    """Return the days that a relative date may mean, each with its precision.
+
+    The precision is "day", "week", "month" or "year". [] for a text that is no date.
+    """
+    days = []
+    for parser in _parsers(code, said_on):
+        data = parser.get_date_data(text)
+        if data.date_obj is not None:
+            days.append((data.date_obj.date(), data.period))
+    return days
+
+
+@lru_cache(maxsize=8)
+def _parsers(code: str, said_on: date) -> list[Any]:
+    # Imported at first use, because only background jobs need it.
+    from dateparser.data.languages_info import language_order  # type: ignore[import-untyped]
+    from dateparser.date import DateDataParser  # type: ignore[import-untyped]
+
+    codes = [name for name in dict.fromkeys((code, "en")) if name in language_order]
+    midnight = datetime.combine(said_on, time())
+    settings = {"RELATIVE_BASE": midnight, "RETURN_AS_TIMEZONE_AWARE": False}
+    return [
+        DateDataParser(
+            languages=codes, settings={**settings, "PREFER_DATES_FROM": side}
+        )
+        for side in ("past", "future")
+    ]
+
+
+def _fits(stated: Day, evidence: Day, said_on: date) -> bool:
+    """Return whether each stated part of a date agrees with a day of the evidence.
+
+    A day without a year may be in the year before ``said_on``, the same or the next.
+    """
+    if evidence.day and evidence.weekday is None:
+        period = period_of(evidence)
+        if period:
+            evidence = evidence._replace(weekday=period.start.weekday())
+    year = stated.year
+    if evidence.year is None and year is not None and abs(year - said_on.year) <= 1:
+        evidence = evidence._replace(year=year)
+    parts = zip(stated, evidence, strict=True)
+    return all(part is None or part == evidence_part for part, evidence_part in parts)
+
+
+def ages_in(source: str, said_on: date) -> set[float]:
+    """Return the ages to which the years of a source lead.
+
+    A user who was born in 1990 is 34 or 35 in 2025.
+    """
+    ages = set()
+    for day in _days_in(source):
+        if day.year:
+            age = float(said_on.year - day.year)
+            ages |= {age, age - 1}
+    return ages

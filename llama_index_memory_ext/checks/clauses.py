@@ -1,0 +1,443 @@
+"""Reads the sentences and clauses of a user: whom they are about, and how they say a statement, as asked or denied."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.checks.evidence import Span, tokens_in
+from llama_index_memory_ext.words import (
+    FUNCTION_WORDS,
+    IRREGULAR,
+    STOP_WORDS,
+    pattern,
+    phrases,
+    relations_in,
+    script_of,
+    words_of_section,
+)
+from llama_index_memory_ext.words.tokens import (
+    keywords,
+    languages_of,
+    overlaps,
+    shared,
+    term_of,
+)
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterable, Sequence
+
+
+# ---- sentences ----
+
+_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return pattern(_SENTENCE).findall(with_question_marks(text))
+
+
+def statements_of(text: str) -> str:
+    """Return a text without its questions; "" if it has nothing else.
+
+    >>> statements_of("I live in Rome. Is it far?"), statements_of("Is it far?")
+    ('I live in Rome.', '')
+    """
+    statements = ""
+    for sentence in pattern(_SENTENCE).findall(text):
+        if not _is_question(with_question_marks(sentence).strip()):
+            statements += sentence
+    return statements.strip()
+
+
+def sentences_at(text: str, span: Span) -> list[str]:
+    """Return the sentences of a text in which a part of it lies."""
+    sentences = []
+    for match in pattern(_SENTENCE).finditer(text):
+        sentence = match.group().strip()
+        if sentence and match.start() < span.end and span.start < match.end():
+            sentences.append(sentence)
+    return sentences
+
+
+def with_question_marks(text: str) -> str:
+    """Return a text of the same length in which the question marks of all scripts are "?"."""
+    return phrases("clauses", "question_marks").sub("?", text)
+
+
+def _is_question(sentence: str) -> bool:
+    return _matches("question", sentence[-2:])
+
+
+def _matches(section: str, text: str) -> bool:
+    """Return whether a text has a phrase of a section of ``clauses.txt``."""
+    return phrases("clauses", section).search(text) is not None
+
+
+def _words_in(text: str) -> list[str]:
+    """Return the words of a text in lower case, with straight apostrophes."""
+    return [word.replace("\u2019", "'") for word in tokens_in(text.casefold())]
+
+
+# ---- whom clauses are about ----
+
+# The words of a section of ``people.txt``.
+_people = partial(words_of_section, "people")
+# "My best friend", "meine kleine Schwester": the words between are few.
+_WORDS_OF_PERSON = 4
+
+
+class Clause(NamedTuple):
+    """A clause of a message.
+
+    ``person``: whom it is about, "user" or "other"; "" if the words do not tell.
+    """
+
+    text: str
+    person: str
+
+
+def clauses_in(sentences: Iterable[str]) -> list[Clause]:
+    """Return the clauses of sentences.
+
+    A clause that names no person has the person of the clause before it: "My brother is
+    a pilot and lives in Rome".
+    """
+    clauses = []
+    for sentence in sentences:
+        person = ""
+        for text in phrases("people", "clause_end").split(sentence):
+            person = _person_of(text) or person
+            clauses.append(Clause(text, person))
+    return clauses
+
+
+def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
+    """Return the clause with most keywords of a statement, of equal ones the user's.
+
+    >>> sentences = ["My sister is a nurse, and I cook."]
+    >>> closest_clause("Is a nurse", sentences).person, closest_clause("Cooks", sentences).person
+    ('other', 'user')
+    """
+    telling = keywords(statement)
+    best = Clause("", "")
+    most = -1
+    for clause in clauses_in(sentences):
+        count = len(shared(telling, keywords(clause.text)))
+        if count > most or (count == most and clause.person != "other"):
+            best = clause
+            most = count
+    return best
+
+
+def names_person(statement: str) -> bool:
+    """Return whether a statement names a relation of the user's, as in "Has two kids"."""
+    is_implied = not _people("implied").isdisjoint(_word_beginnings(statement))
+    return is_implied or bool(relations_in(statement))
+
+
+def _person_of(clause: str) -> str:
+    if script_of(clause) == "cjk":
+        if _named_in_characters().search(clause):
+            return "other"
+        is_speaker = phrases("people", "speaker_in_characters").search(clause)
+        return "user" if is_speaker else ""
+    words = _word_beginnings(clause)
+    length = _length_of_other(words)
+    speakers = _people("speaker")
+    # "i" is also a preposition, in Swedish, Danish and Norwegian.
+    if "en" not in (languages_of(clause) or ("en",)):
+        speakers -= {"i"}
+    if not speakers.isdisjoint(words[length:]):
+        return "user"
+    if length:
+        return "other"
+    return "" if _people("own").isdisjoint(words) else "user"
+
+
+def _word_beginnings(text: str) -> list[str]:
+    """Return the words of a text in lower case, each up to its apostrophe."""
+    return [word.partition("'")[0] for word in _words_in(text)]
+
+
+def _length_of_other(words: list[str]) -> int:
+    """Return the number of words at the beginning of a clause that name another person.
+
+    They are "she", or an article or possessive before a relation: "my best friend".
+    """
+    first = words[:1]
+    if not _people("other").isdisjoint(first):
+        return 1
+    if not (_people("own") | _people("article")).isdisjoint(first):
+        for length, word in enumerate(words[1:_WORDS_OF_PERSON], 2):
+            if relations_in(word):
+                return length
+    return 0
+
+
+@cache
+def _named_in_characters() -> re.Pattern[str]:
+    """Return a pattern of the beginning of a clause that names another person in characters."""
+    names = words_of_section("relations", "")
+    unspaced = [name for name in names if not name.isascii()]
+    relations = "|".join(sorted(unspaced, key=len, reverse=True))
+    frame = phrases("people", "other_in_characters").pattern
+    return pattern(frame.replace("RELATION", relations))
+
+
+def is_small_talk(statement: str) -> bool:
+    """Return whether a statement has no telling word, or a greeting and a name alone.
+
+    >>> [is_small_talk(text) for text in ("Thanks, Dave!", "I'm glad", "Works in Rome", "I love Rome")]
+    [True, True, False, False]
+    """
+    rest = phrases("small_talk", "phrases").sub(" ", statement)
+    greetings = words_of_section("small_talk", "greetings")
+    light_words = greetings | words_of_section("small_talk", "light")
+    telling = keywords(rest) - keywords(" ".join(light_words))
+    for code in languages_of(statement):
+        telling -= keywords(" ".join(FUNCTION_WORDS[code]))
+    words = _word_beginnings(statement)
+    is_greeting = rest != statement or not greetings.isdisjoint(words)
+    is_call = len(words) == 1 and statement.endswith("!")
+    if (is_greeting or is_call) and not _mentions_user(words):
+        names = {word for word in rest.split() if word[:1].isupper()}
+        telling -= keywords(" ".join(names))
+    return not telling
+
+
+def addresses_listener(sentence: str) -> bool:
+    """Return whether a sentence of the user's is about the listener, or about no person.
+
+    >>> [addresses_listener(text) for text in ("Good luck with your exam!", "It's so peaceful", "My exam is over")]
+    [True, True, False]
+    """
+    words = _word_beginnings(sentence)
+    if not words or _mentions_user(words):
+        return False
+    is_impersonal = words[0] in words_of_section("small_talk", "impersonal")
+    return is_impersonal or not _people("listener").isdisjoint(words)
+
+
+def _mentions_user(words: list[str]) -> bool:
+    mentions = _people("speaker") | _people("own")
+    return not mentions.isdisjoint(words)
+
+
+# ---- denials and changes ----
+
+# The words of a section of ``clauses.txt``.
+_words = partial(words_of_section, "clauses")
+# Words that a negation skips: it denies the next word.
+_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
+_LIGHT_OR_HAS = _LIGHT | _words("has")
+# How many words behind the speaker can tell a change: "I have gone back".
+_NEAR = 3
+# The characters between a statement and its correction, and how many characters of a
+# correction tell that a content copies the correction.
+_PAUSES = " ,.;:!\n\u2014\u3002\uff01\uff0c\u3001"
+_NOTICED = 12
+
+
+def denies(text: str) -> bool:
+    """Return whether a text has a negation: a word, a form such as "don't", or a character.
+
+    >>> denies("Does not drink"), denies("No."), denies("不喝酒"), denies("Drinks tea")
+    (True, True, True, False)
+    """
+    if script_of(text) == "cjk":
+        return _matches("negation_in_characters", text)
+    return any(map(_is_negation, _words_in(text)))
+
+
+def _is_negation(word: str) -> bool:
+    # Also forms such as "don't" and "dont".
+    is_form = word.endswith("nt") and word in STOP_WORDS
+    return is_form or word.endswith("n't") or word in _words("negations")
+
+
+def tells_change(text: str) -> bool:
+    """Return whether the speaker tells a change.
+
+    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
+    [True, True, False, False]
+    """
+    words = [word.removesuffix("'ve") for word in _words_in(text)]
+    for i, word in enumerate(words):
+        if word not in _words("speakers"):
+            continue
+        for verb in words[i + 1 : i + 1 + _NEAR]:
+            is_past = verb in IRREGULAR and not verb.endswith("n")
+            if term_of(verb) in terms_of_changes() and (
+                is_past or verb.endswith("ed") or verb == "back"
+            ):
+                return True
+    return _matches("since_now", text)
+
+
+@cache
+def terms_of_changes() -> frozenset[str]:
+    """Return the stems of the verbs that tell a change."""
+    return frozenset(map(term_of, _words("changes")))
+
+
+def is_taken_back(statement: str, text: str, span: Span) -> bool:
+    """Return whether a message calls a statement untrue, or takes it back right behind it.
+
+    >>> from llama_index_memory_ext.checks.evidence import find_quote
+    >>> text = "I live in Rome. Sorry, no: in Bari."
+    >>> is_taken_back("Lives in Rome", text, find_quote("I live in Rome", text))
+    True
+    """
+    if denies(statement):
+        return False
+    clause = closest_clause(statement, sentences_at(text, span)).text
+    if not clause.strip():
+        return False
+    end = max(text.find(clause), 0) + len(clause)
+    behind = text[end:]
+    correction = behind.lstrip(_PAUSES)[:_NOTICED]
+    if correction and correction in statement:
+        return False
+    # The last match is empty.
+    sentence = "".join(sentences_of(text[:end].rstrip())[-2:])
+    untrue = phrases("clauses", "untrue").search(sentence)
+    if untrue and not _matches("contrast", sentence[untrue.end() :]):
+        return True
+    if _matches("taken_back", behind):
+        return True
+    telling = keywords(statement) - _LIGHT_OR_HAS
+    shared_words = shared(telling, keywords(clause))
+    return _denied_word(clause) in telling and 2 * len(shared_words) >= len(telling)
+
+
+def _denied_word(clause: str) -> str:
+    """Return the stem of the word that the only negation of a clause denies; "" if there is none.
+
+    >>> _denied_word("I do not have a car"), _denied_word("I can't live without tea")
+    ('car', '')
+    """
+    words = _words_in(clause)
+    negations = [i for i, word in enumerate(words) if _is_negation(word)]
+    if len(negations) == 1:
+        for word in words[negations[0] + 1 :]:
+            if word not in _LIGHT_OR_HAS:
+                return term_of(word)
+    return ""
+
+
+# ---- questions, suppositions and words of others ----
+
+# A quote of fewer words may stand in quotation marks.
+_LEAST_QUOTED = 3
+# The quotation marks of each kind.
+_OPENING_MARKS = "\u201c\u201e\u300c\"'"
+_CLOSING_MARKS = "\u201d\u201c\u300d\"'"
+
+
+def unsaid_reason(
+    statement: str, text: str, span: Span, *, may_presuppose: bool = True
+) -> str:
+    """Return how the words around a quote say a statement that they do not state.
+
+    Return "asked", "supposed" or "quoted", or "" for a statement.
+    ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
+
+    >>> from llama_index_memory_ext.checks.evidence import find_quote
+    >>> text = "I like coffee. Should I learn Rust?"
+    >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
+    'asked'
+    """
+    if all(map(_is_question, filter(str.strip, sentences_of(statement)))):
+        return "asked"
+    if _matches("supposed", statement):
+        return "supposed"
+    sentences = sentences_at(text, span)
+    if not _is_stated(statement, text):
+        if _is_asked(statement, sentences, may_presuppose=may_presuppose):
+            return "asked"
+        is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
+        if is_supposed and not _matches("conditional", statement):
+            return "supposed"
+    is_ironic = any(map(phrases("clauses", "irony").search, sentences))
+    if is_ironic or _is_quoted(text, span):
+        return "quoted"
+    return ""
+
+
+def _is_asked(
+    statement: str, sentences: Sequence[str], *, may_presuppose: bool
+) -> bool:
+    """Return whether sentences are questions that do not presuppose a statement."""
+    if not sentences or not all(map(_is_question, sentences)):
+        return False
+    return not (may_presuppose and _is_presupposed(statement, sentences))
+
+
+def _is_stated(statement: str, text: str) -> bool:
+    """Return whether a message states a telling word of a statement."""
+    clauses = []
+    for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
+        if _matches("supposed", sentence):
+            continue
+        if _is_question(sentence):
+            # "I have two kids, how much tax do I pay?" asks only in its last clause.
+            clauses += phrases("clauses", "clause_end").split(sentence)[:-1]
+        else:
+            clauses.append(sentence)
+    return overlaps(keywords(statement), keywords(" ".join(clauses)))
+
+
+def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
+    """Return whether a question calls the statement the user's own: "my two cats"."""
+    telling = [word for word in _words_in(statement) if word not in _LIGHT_OR_HAS]
+    if not telling or denies(statement):
+        return False
+    for words in map(_words_in, sentences):
+        for i, word in enumerate(words, 1):
+            if word in _words("own"):
+                owned = keywords(" ".join(words[i : i + len(telling)]))
+                if all(overlaps(keywords(term), owned) for term in telling):
+                    return True
+    return False
+
+
+def mostly_ask(statement: str, sentences: Sequence[str]) -> bool:
+    """Return whether sentences ask or suppose at least half of the said keywords of a statement.
+
+    Return True if all sentences do. A question without a question mark counts, too.
+    """
+    asking = list[str]()
+    stating = list[str]()
+    for sentence in sentences:
+        (asking if _may_ask(sentence) else stating).append(sentence)
+    telling = keywords(statement)
+    stated = shared(telling, keywords("\n".join(stating)))
+    only_asked = shared(telling, keywords("\n".join(asking))) - stated
+    return not stating or (bool(only_asked) and len(only_asked) >= len(stated))
+
+
+def _may_ask(sentence: str) -> bool:
+    """Return whether a sentence asks or supposes something, also without a question mark."""
+    sentence = sentence.strip()
+    is_asked = _matches("asks", sentence) or _is_question(sentence)
+    return is_asked or _matches("supposed", sentence)
+
+
+def _is_quoted(text: str, span: Span) -> bool:
+    """Return whether a quote lies in quotation marks, in an answered line of a mail, or in a text to work on."""
+    if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if _matches("text_behind", text[: span.start]):
+        return True
+    if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
+        return False
+    for opening, closing in zip(_OPENING_MARKS, _CLOSING_MARKS, strict=True):
+        start = text.rfind(opening, 0, span.start + 1)
+        if start >= 0 and not text[max(start - 1, 0) : start].isalnum():
+            end = max(span.end - 1, start + 1)
+            if closing not in text[start + 1 : end] and closing in text[end:]:
+                return True
+    return False
