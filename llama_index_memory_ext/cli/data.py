@@ -5,10 +5,9 @@ from __future__ import annotations
 import sqlite3
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from json import detect_encoding, dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -195,8 +194,7 @@ _BLOCK_BYTES = 1 << 20
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
 
 
-@dataclass(frozen=True)
-class _StoredData:
+class _StoredData(NamedTuple):
     """The data that ``forget`` deletes.
 
     ``users``: the namespaces whose facts are deleted.
@@ -216,8 +214,7 @@ class _StoredData:
         return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The number of texts in a database file after a deletion.
 
     ``searched``: texts that were long enough to be searched.
