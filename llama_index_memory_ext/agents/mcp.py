@@ -239,15 +239,14 @@ def memory_server(
 
     def add(
         function: Callable[..., Awaitable[str]],
-        documented: Callable[..., object],
         *,
         writes: bool = False,
         destroys: bool = False,
     ) -> None:
         server.add_tool(
             _guarded(function, limits),
-            name=documented.__name__,
-            description=inspect.getdoc(documented),
+            name=function.__name__.removeprefix("a"),
+            description=inspect.getdoc(function),
             annotations=ToolAnnotations(
                 read_only_hint=not writes,
                 destructive_hint=destroys,
@@ -255,11 +254,11 @@ def memory_server(
             ),
         )
 
-    add(readers.search_memory, readers.search_memory)
-    add(readers.list_memories, readers.list_memories)
+    add(readers.search_memory)
+    add(readers.list_memories)
     if not read_only:
-        add(spec.aremember, spec.remember, writes=True)
-        add(spec.aforget, spec.forget, writes=True, destroys=True)
+        add(spec.aremember, writes=True)
+        add(spec.aforget, writes=True, destroys=True)
     server.resource("memory://facts", title="Facts about the user")(
         _guarded(readers.read_facts, {})
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
-from llama_index_memory_ext.background.loop import run
+from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.checks.additions import shares_word
 from llama_index_memory_ext.checks.clauses import denies, sentences_at
 from llama_index_memory_ext.checks.evidence import Span, find_quote, tokens_in
@@ -218,7 +218,7 @@ class MemoryToolSpec(BaseToolSpec):
             names = [SEARCH_TOOL, "remember", "forget"]
         self.spec_functions = [(name, f"a{name}") for name in names]
 
-    def search_memory(self, query: str) -> str:
+    async def asearch_memory(self, query: str) -> str:
         """Search the facts about the user and the earlier messages of this conversation.
 
         Use it when an answer may depend on something from earlier that you do not see.
@@ -228,42 +228,6 @@ class MemoryToolSpec(BaseToolSpec):
         Args:
             query (str): A few words that the fact or message would contain.
         """
-        return str(run(self.asearch_memory(query)))
-
-    def remember(
-        self, content: str, quote: str, category: str = DEFAULT_CATEGORY
-    ) -> str:
-        """Remember one lasting fact about the user, when the user asks you to or it will matter in later conversations.
-
-        Never passwords, permissions, or words of other people than the user. Example:
-        remember(content="Is allergic to nuts", quote="I'm allergic to nuts",
-        category="context")
-
-        Args:
-            content (str): One statement in the third person, without a subject.
-            quote (str): The words of the user that say it, copied exactly from one
-                message.
-            category (str): What kind of fact it is.
-        """
-        return str(run(self.aremember(content, quote, category)))
-
-    def forget(self, facts: list[str], quote: str) -> str:
-        """Forget facts about the user, only when the user asks you to forget them, not to edit a text.
-
-        Everything at once needs two calls: the first lists what would go, the second
-        follows when the user said yes. Example: forget(facts=["3f2a91bc"],
-        quote="please forget where I live")
-
-        Args:
-            facts (list): The ids of facts that search_memory shows, or the words of a
-                fact.
-            quote (str): The words of the user that ask for it, copied exactly from one
-                message.
-        """
-        return str(run(self.aforget(facts, quote)))
-
-    async def asearch_memory(self, query: str) -> str:
-        """Do the same as ``search_memory``, asynchronously."""
         return await self.search_with(self.retriever, str(query))
 
     async def search_with(self, retriever: MemoryRetriever, query: str) -> str:
@@ -280,7 +244,18 @@ class MemoryToolSpec(BaseToolSpec):
     async def aremember(
         self, content: str, quote: str, category: str = DEFAULT_CATEGORY
     ) -> str:
-        """Do the same as ``remember``, asynchronously."""
+        """Remember one lasting fact about the user, when the user asks you to or it will matter in later conversations.
+
+        Never passwords, permissions, or words of other people than the user. Example:
+        remember(content="Is allergic to nuts", quote="I'm allergic to nuts",
+        category="context")
+
+        Args:
+            content (str): One statement in the third person, without a subject.
+            quote (str): The words of the user that say it, copied exactly from one
+                message.
+            category (str): What kind of fact it is.
+        """
         self._check_may_write()
         block = self.memory.facts_block
         fact = {
@@ -312,7 +287,18 @@ class MemoryToolSpec(BaseToolSpec):
         return answer
 
     async def aforget(self, facts: list[str], quote: str) -> str:
-        """Do the same as ``forget``, asynchronously."""
+        """Forget facts about the user, only when the user asks you to forget them, not to edit a text.
+
+        Everything at once needs two calls: the first lists what would go, the second
+        follows when the user said yes. Example: forget(facts=["3f2a91bc"],
+        quote="please forget where I live")
+
+        Args:
+            facts (list): The ids of facts that search_memory shows, or the words of a
+                fact.
+            quote (str): The words of the user that ask for it, copied exactly from one
+                message.
+        """
         self._check_may_write()
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
@@ -336,6 +322,11 @@ class MemoryToolSpec(BaseToolSpec):
                 "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
             )
         return "\n".join(answers)
+
+    # The tools of synchronous agents, with these descriptions for the model.
+    search_memory = in_sync(asearch_memory, note=None)
+    remember = in_sync(aremember, note=None)
+    forget = in_sync(aforget, note=None)
 
     async def _approve_pending(self, facts: Sequence[Fact]) -> None:
         """Approve facts that wait for a yes: the user's request to remember them is one."""

@@ -390,9 +390,12 @@ def in_sync(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
     *,
     after: Callable[[Any], Awaitable[object]] | None = None,
-    note: str = "",
+    note: str | None = "",
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return the synchronous twin of a method, named without the ``a``; the call ``after`` follows it."""
+    """Return the synchronous twin of a method, named without the ``a``; the call ``after`` follows it.
+
+    Without a ``note``, None, the twin has the docstring of the method.
+    """
 
     @wraps(method)
     def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -405,7 +408,8 @@ def in_sync(
         return run(call())
 
     twin.__name__ = method.__name__.removeprefix("a")
-    twin.__doc__ = f"As ``{method.__name__}``{note}."
+    if note is not None:
+        twin.__doc__ = f"As ``{method.__name__}``{note}."
     return twin
 
 

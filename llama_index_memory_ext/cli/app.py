@@ -100,22 +100,6 @@ Model = Annotated[
     str | None,
     option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
 ]
-_Table = Annotated[
-    str,
-    option(
-        "--table NAME",
-        "The chat table. Default: llama_index_memory.",
-        envvar="LLAMA_INDEX_MEMORY_TABLE",
-    ),
-]
-_Schema = Annotated[
-    str | None,
-    option(
-        "--schema NAME",
-        "The schema of the tables, on PostgreSQL.",
-        envvar="LLAMA_INDEX_MEMORY_SCHEMA",
-    ),
-]
 
 # Text in brackets in a help text is not markup.
 app = typer.Typer(
@@ -131,7 +115,23 @@ app = typer.Typer(
     epilog=example("facts list --user ann"),
 )
 def _set_tables(
-    *, table: _Table = "llama_index_memory", schema: _Schema = None
+    *,
+    table: Annotated[
+        str,
+        option(
+            "--table NAME",
+            "The chat table. Default: llama_index_memory.",
+            envvar="LLAMA_INDEX_MEMORY_TABLE",
+        ),
+    ] = "llama_index_memory",
+    schema: Annotated[
+        str | None,
+        option(
+            "--schema NAME",
+            "The schema of the tables, on PostgreSQL.",
+            envvar="LLAMA_INDEX_MEMORY_SCHEMA",
+        ),
+    ] = None,
 ) -> None:
     if not table:
         raise UsageError("--table must not be empty.")

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.agent.workflow import FunctionAgent
 
-_Temporary = Annotated[
-    bool, typer.Option("--temporary", help="Store nothing; facts are read.")
-]
 _HELP = """\
 /facts           list the facts about you; the command `facts forget ID` deletes a fact
 /why [QUESTION]  show why each fact is in the prompt for QUESTION (default: the last question), or not
@@ -49,7 +46,9 @@ def chat(
     model: Model = None,
     embed: Embed = None,
     timeout: Timeout = TIMEOUT,
-    temporary: _Temporary = False,
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="Store nothing; facts are read.")
+    ] = False,
     time_zone: TimeZone = None,
 ) -> None:
     """Talk with an agent that remembers.

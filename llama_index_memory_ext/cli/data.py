@@ -5,10 +5,9 @@ from __future__ import annotations
 import sqlite3
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from json import detect_encoding, dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -32,26 +31,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import SessionInfo
 
 
-_Format = Annotated[
-    Literal["llama_index", "openai"],
-    typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
-]
-_Output = Annotated[
-    typer.FileBinaryWrite,
-    cli.option("--output -o FILE", "The file to write; - for stdout."),
-]
-_File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
-]
-_Order = Annotated[
-    Literal["used", "messages", "name"],
-    typer.Option("--sort", metavar="ORDER", help="used, messages or name."),
-]
-_Limit = Annotated[int, cli.option("--limit COUNT", "Most sessions.", min=1)]
-_After = Annotated[
-    str | None, cli.option("--after ID", "Only sessions after this session.")
-]
-
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
     app, name="sessions", help="List the sessions.", epilog=cli.example("sessions list")
@@ -62,9 +41,16 @@ cli.app.add_typer(
 def list_(
     *,
     user: User = None,
-    sort: _Order = "used",
-    limit: _Limit = sys.maxsize,
-    after: _After = None,
+    sort: Annotated[
+        Literal["used", "messages", "name"],
+        typer.Option("--sort", metavar="ORDER", help="used, messages or name."),
+    ] = "used",
+    limit: Annotated[
+        int, cli.option("--limit COUNT", "Most sessions.", min=1)
+    ] = sys.maxsize,
+    after: Annotated[
+        str | None, cli.option("--after ID", "Only sessions after this session.")
+    ] = None,
     time_zone: TimeZone = None,
     db: Db = None,
     json: Json = False,
@@ -114,8 +100,14 @@ def export(
     session: Session = None,
     user: User = None,
     agent: Agent = None,
-    layout: _Format = "llama_index",
-    output: _Output = "-",  # type: ignore[assignment] # Typer opens it
+    layout: Annotated[
+        Literal["llama_index", "openai"],
+        typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
+    ] = "llama_index",
+    output: Annotated[
+        typer.FileBinaryWrite,
+        cli.option("--output -o FILE", "The file to write; - for stdout."),
+    ] = "-",  # type: ignore[assignment] # Typer opens it
     db: Db = None,
 ) -> None:
     """Write messages as JSON, or facts as JSON Lines.
@@ -146,7 +138,9 @@ def export(
     "import", epilog=cli.example("import chat-17.json --session chat-17 --user ann")
 )
 def import_(
-    file: _File,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
+    ],
     *,
     session: Session = None,
     user: User = None,
@@ -198,18 +192,9 @@ _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 20
 # These columns never hold the id of a user or a session, but may hold the same word.
 _COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
-_Days = Annotated[
-    float | None,
-    cli.option("--days DAYS", "Delete turns older than this.", min=0.001, max=36_500),
-]
-_Messages = Annotated[
-    int | None,
-    cli.option("--messages COUNT", "Keep so many messages of each session.", min=1),
-]
 
 
-@dataclass(frozen=True)
-class _StoredData:
+class _StoredData(NamedTuple):
     """The data that ``forget`` deletes.
 
     ``users``: the namespaces whose facts are deleted.
@@ -229,8 +214,7 @@ class _StoredData:
         return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The number of texts in a database file after a deletion.
 
     ``searched``: texts that were long enough to be searched.
@@ -285,8 +269,16 @@ def forget(
 @cli.app.command(epilog=cli.example("retain --days 90"))
 def retain(
     *,
-    days: _Days = None,
-    messages: _Messages = None,
+    days: Annotated[
+        float | None,
+        cli.option(
+            "--days DAYS", "Delete turns older than this.", min=0.001, max=36_500
+        ),
+    ] = None,
+    messages: Annotated[
+        int | None,
+        cli.option("--messages COUNT", "Keep so many messages of each session.", min=1),
+    ] = None,
     session: Session = None,
     user: User = None,
     yes: Yes = False,

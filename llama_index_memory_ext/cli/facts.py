@@ -53,20 +53,10 @@ def _day(text: str) -> str:
     return text
 
 
-_Text = Annotated[
-    str,
-    typer.Argument(
-        metavar="TEXT", help="The fact in one sentence.", parser=_with_words
-    ),
-]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact's id.")]
 _IDS = typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
-_Ids = Annotated[list[str] | None, _IDS]
 _RequiredIds = Annotated[list[str], _IDS]
 _Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
-_Apply = Annotated[bool, typer.Option("--apply", help="Retire the proposed facts.")]
-_All = Annotated[bool, typer.Option("--all", help="All facts of the user.")]
-_NoTags = Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")]
 _Categories = Literal[
     "preference", "knowledge", "context", "behavior", "goal", "correction"
 ]
@@ -116,10 +106,6 @@ _FIELDS: dict[str, Any] = {
     ],
     "tags": _TAGS,
 }
-_Ttl = Annotated[
-    float | None,
-    cli.option("--ttl DAYS", "It expires after this many days.", min=0.001),
-]
 _CONTENT = Annotated[
     str | None,
     cli.option("--content TEXT", "The new text of the fact.", parser=_with_words),
@@ -282,7 +268,19 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 @command("add", '"Likes tea" --tag drink', create=True, **_FIELDS)
 async def add(
-    memory: "CondensedMemory", text: _Text, *, ttl: _Ttl = None, **options: Any
+    memory: "CondensedMemory",
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT", help="The fact in one sentence.", parser=_with_words
+        ),
+    ],
+    *,
+    ttl: Annotated[
+        float | None,
+        cli.option("--ttl DAYS", "It expires after this many days.", min=0.001),
+    ] = None,
+    **options: Any,
 ) -> Output:
     """Add a fact, with --agent for this agent alone.
 
@@ -300,7 +298,13 @@ async def add(
 
 @command("edit", "3f2a91bc --confidence 0.9", content=_CONTENT, **_FIELDS)
 async def edit(
-    memory: "CondensedMemory", fact_id: _Id, *, no_tags: _NoTags = False, **options: Any
+    memory: "CondensedMemory",
+    fact_id: _Id,
+    *,
+    no_tags: Annotated[
+        bool, typer.Option("--no-tags", help="Remove all tags.")
+    ] = False,
+    **options: Any,
 ) -> Output:
     """Change the text or the settings of a fact."""
     fields = _given(options)
@@ -333,9 +337,9 @@ async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
 @command("forget", "3f2a91bc")
 async def forget(
     memory: "CondensedMemory",
-    fact_ids: _Ids = None,
+    fact_ids: Annotated[list[str] | None, _IDS] = None,
     *,
-    all_: _All = False,
+    all_: Annotated[bool, typer.Option("--all", help="All facts of the user.")] = False,
     yes: Yes = False,
 ) -> Output:
     """Delete facts for good, after a question.
@@ -365,7 +369,9 @@ async def forget(
 async def consolidate(
     memory: "CondensedMemory",
     *,
-    apply: _Apply = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Retire the proposed facts.")
+    ] = False,
     yes: Yes = False,
     model: Model = None,
 ) -> Output:

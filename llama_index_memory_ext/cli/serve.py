@@ -29,57 +29,7 @@ from llama_index_memory_ext.cli.app import (
 )
 from llama_index_memory_ext.cli.facts import check_whose
 
-_Port = Annotated[
-    int,
-    cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535),
-]
-_Write = Annotated[
-    bool,
-    typer.Option("--write", help="Allow changes; each asks for confirmation."),
-]
-_Html = Annotated[
-    typer.FileBinaryWrite | None,
-    cli.option("--html FILE", "Write --session as a page, and end."),
-]
-_Question = Annotated[
-    str, cli.option("--question TEXT", "With --html: the next question.")
-]
-_Total = Annotated[
-    int | None, cli.option("--token-limit TOKENS", "Of the prompt. Default: 60000.")
-]
-_Record = Annotated[
-    int | None,
-    cli.option("--condensed-token-limit TOKENS", "Of the record. Default: 50000."),
-]
-_Facts = Annotated[
-    int | None,
-    cli.option("--facts-token-limit TOKENS", "Of the facts. Default: 2000."),
-]
-_Profile = Annotated[
-    int | None,
-    cli.option("--profile-token-limit TOKENS", "Of the profile. Default: 1000."),
-]
-_Recall = Annotated[
-    int | None,
-    cli.option("--recall-token-limit TOKENS", "Of the recall. Default: 2000."),
-]
-_OtherSession = Annotated[
-    str | None,
-    cli.option("--session ID", "A session that holds the quotes."),
-]
-_ReadOnly = Annotated[
-    bool, typer.Option("--read-only", help="Offer only tools that search and list.")
-]
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
-_Config = Annotated[
-    _Program | None,
-    cli.option("--print-config PROGRAM", "Print a configuration, and end."),
-]
-_Http = Annotated[
-    int | None,
-    cli.option("--http PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
-]
-_Host = Annotated[str, cli.option("--host HOST", "With --http. Default: 127.0.0.1.")]
 # Not an option, because other users can read the arguments of a process.
 _TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16
@@ -102,16 +52,41 @@ _CONFIG_FILES: dict[str, str] = {
 def inspect(
     *,
     db: Db = None,
-    port: _Port = 0,
-    write: _Write = False,
-    html: _Html = None,
+    port: Annotated[
+        int,
+        cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535),
+    ] = 0,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Allow changes; each asks for confirmation."),
+    ] = False,
+    html: Annotated[
+        typer.FileBinaryWrite | None,
+        cli.option("--html FILE", "Write --session as a page, and end."),
+    ] = None,
     session: Session = None,
-    question: _Question = "",
-    token_limit: _Total = None,
-    condensed_token_limit: _Record = None,
-    facts_token_limit: _Facts = None,
-    profile_token_limit: _Profile = None,
-    recall_token_limit: _Recall = None,
+    question: Annotated[
+        str, cli.option("--question TEXT", "With --html: the next question.")
+    ] = "",
+    token_limit: Annotated[
+        int | None, cli.option("--token-limit TOKENS", "Of the prompt. Default: 60000.")
+    ] = None,
+    condensed_token_limit: Annotated[
+        int | None,
+        cli.option("--condensed-token-limit TOKENS", "Of the record. Default: 50000."),
+    ] = None,
+    facts_token_limit: Annotated[
+        int | None,
+        cli.option("--facts-token-limit TOKENS", "Of the facts. Default: 2000."),
+    ] = None,
+    profile_token_limit: Annotated[
+        int | None,
+        cli.option("--profile-token-limit TOKENS", "Of the profile. Default: 1000."),
+    ] = None,
+    recall_token_limit: Annotated[
+        int | None,
+        cli.option("--recall-token-limit TOKENS", "Of the recall. Default: 2000."),
+    ] = None,
     embed: Embed = None,
     agent: Agent = None,
     time_zone: TimeZone = None,
@@ -181,14 +156,27 @@ async def _serve(server: Any, host: str, port: int, path: str, note: str) -> Non
 def mcp(
     *,
     user: User = None,
-    session: _OtherSession = None,
+    session: Annotated[
+        str | None,
+        cli.option("--session ID", "A session that holds the quotes."),
+    ] = None,
     db: Db = None,
-    read_only: _ReadOnly = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer only tools that search and list.")
+    ] = False,
     embed: Embed = None,
     time_zone: TimeZone = None,
-    print_config: _Config = None,
-    http: _Http = None,
-    host: _Host = "127.0.0.1",
+    print_config: Annotated[
+        _Program | None,
+        cli.option("--print-config PROGRAM", "Print a configuration, and end."),
+    ] = None,
+    http: Annotated[
+        int | None,
+        cli.option("--http PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
+    ] = None,
+    host: Annotated[
+        str, cli.option("--host HOST", "With --http. Default: 127.0.0.1.")
+    ] = "127.0.0.1",
 ) -> None:
     """Serve the facts of a user over the Model Context Protocol.
 

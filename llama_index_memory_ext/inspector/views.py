@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import attrgetter
@@ -509,11 +509,7 @@ async def _count_skipped(
 
 def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
     """Return the columns of messages, for a copy of their session under the name ``key``."""
-    names = [field.name for field in fields(LogRow)]
-    # ``asdict`` would copy each message.
-    return [
-        {"key": key, **{name: getattr(row, name) for name in names}} for row in rows
-    ]
+    return [{"key": key, **row._asdict()} for row in rows]
 
 
 def _sort_as_in_prompt(

@@ -86,6 +86,16 @@ _STORE_KINDS = (
     """,
 )
 
+_SELECT_FACTS = "SELECT namespace, id, data FROM {facts}"
+# As for a new fact of this version.
+_SET_SPEAKER = """
+UPDATE {facts} SET session_id = :session_id, said_by = (
+    SELECT COALESCE(user_id, (SELECT MIN(user_id) FROM {owners} WHERE key = :session_id))
+    FROM {rows} WHERE key = :session_id AND id = :row_id
+)
+WHERE namespace = :namespace AND id = :id
+"""
+
 # Version 5 gives sessions without a user separate namespaces. Before, their namespaces
 # were the ids of the sessions.
 _NAME_ANONYMOUS = (
@@ -220,23 +230,14 @@ def _add_columns(conn: Connection, table: sa.Table) -> None:
 
 def _store_speakers(conn: Connection, tables: Tables) -> None:
     """Store the session and the speaker of each fact of a version before 5."""
-    rows = tables.rows
-    facts = tables.facts
-    # Each database spells paths in JSON in another way, so SQLAlchemy writes this
-    # statement.
-    session_id = facts.c.data["session_id"].as_string()
-    row_id = sa.cast(facts.c.data[("message_ids", 0)].as_string(), sa.BigInteger)
-    owner = sa.select(sa.func.min(tables.owners.c.user_id)).where(
-        tables.owners.c.key == rows.c.key
-    )
-    speaker = sa.select(
-        sa.func.coalesce(rows.c.user_id, owner.scalar_subquery())
-    ).where(rows.c.key == session_id, rows.c.id == row_id)
-    conn.execute(
-        sa.update(facts)
-        .where(session_id.is_not(None))
-        .values(session_id=session_id, said_by=speaker.scalar_subquery())
-    )
+    speakers = []
+    for fact in conn.execute(tables.sql(_SELECT_FACTS)).all():
+        row_ids = fact.data.get("message_ids") or [None]
+        if fact.data.get("session_id"):
+            place = {"namespace": fact.namespace, "id": fact.id, "row_id": row_ids[0]}
+            speakers.append({**place, "session_id": fact.data["session_id"]})
+    if speakers:
+        conn.execute(tables.sql(_SET_SPEAKER), speakers)
 
 
 # ---- the mark of an encrypted database ----

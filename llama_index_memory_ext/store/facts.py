@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import (
@@ -45,8 +45,7 @@ ALL_AGENTS = AgentView(agents=None)
 PAGE_FACTS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class FactChanges:
+class FactChanges(NamedTuple):
     """The facts of a namespace, retired ones too, that changed since a reader's last read, oldest change first.
 
     ``change``: the number of the last change. ``epoch``: changes with every deletion.
@@ -63,8 +62,7 @@ class FactChanges:
 NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(NamedTuple):
     """A user who is deleted.
 
     ``namespaces``: the namespaces that are deleted. ``sessions``: the user's sessions,

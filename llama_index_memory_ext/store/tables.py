@@ -478,8 +478,7 @@ class SessionAccess(NamedTuple):
         return OF_NOBODY if self.user_id is None else OWN
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
+class LogRow(NamedTuple):
     """One message of a session, which ``message`` parses.
 
     ``id``: grows in the order of writing.
@@ -624,8 +623,7 @@ class LogPage:
     state: Json = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state of a session at one moment, read in one query for a prompt.
 
     ``position``: the cursor of the record.

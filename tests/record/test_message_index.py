@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -35,7 +34,7 @@ def rows_of(*messages: ChatMessage) -> list[LogRow]:
 def on_days(rows: Sequence[LogRow], *days: int) -> list[LogRow]:
     """The rows, each so many days after the first day."""
     return [
-        replace(row, timestamp=MAY_8 + day * 86_400 * 10**9)
+        row._replace(timestamp=MAY_8 + day * 86_400 * 10**9)
         for row, day in zip(rows, days, strict=True)
     ]
 
@@ -244,7 +243,7 @@ def test_a_heading_for_each_day_is_counted() -> None:
 
 @pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
 def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
-    rows = [replace(row, timestamp=timestamp) for row in rows_of(*TEA)]
+    rows = [row._replace(timestamp=timestamp) for row in rows_of(*TEA)]
     index = index_of(rows)
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
