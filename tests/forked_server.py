@@ -59,6 +59,7 @@ IMPORTED = (
 
 def import_all() -> None:
     """Import the package and the libraries, and load the data that each program would read anew."""
+    gc.disable()
     for name in IMPORTED:
         # Older versions of a library have other modules.
         with suppress(ModuleNotFoundError):
@@ -72,6 +73,7 @@ def import_all() -> None:
     asyncio.run(loading.wait_until_loaded())
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def serve(path: str) -> None:
