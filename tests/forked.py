@@ -78,10 +78,14 @@ def python_command() -> list[str]:
     return client_of(started_server())
 
 
+def python_file() -> Path:
+    """Return the file that stands for ``sys.executable``."""
+    return Path(started_server()).with_name("python")
+
+
 def path_with_python() -> str:
     """Return a PATH on which ``python`` and the command of the package are forked."""
-    folder = Path(started_server()).parent
-    return os.pathsep.join([str(folder), os.environ["PATH"]])
+    return os.pathsep.join([str(python_file().parent), os.environ["PATH"]])
 
 
 def run_forked(

@@ -23,6 +23,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext import MemoryStore
+from tests.forked import python_file
 
 # Modules, of which some show what they import.
 per_turn = import_module("benchmarks.per_turn")
@@ -179,7 +180,10 @@ async def test_every_case_with_a_pause_can_be_measured(
             assert await case(uri)
 
 
-def test_a_case_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_case_is_measured_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(python_file()))
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
     with wire.listening() as server:
         server.answer = ""
