@@ -59,8 +59,8 @@ def put_temporary_files_into_memory() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """No further process when files are named; else one more than there are cores, because tests also wait."""
-    if any(".py" in argument for argument in config.args):
+    """No further process when files alone are named; else one more than there are cores, because tests also wait."""
+    if all(".py" in argument for argument in config.args):
         return 0
     return (os.cpu_count() or 1) + 1
 
