@@ -1,14 +1,16 @@
 """Runs Python programs in processes forked from one that has LlamaIndex, the package and its libraries imported.
 
 Importing them takes most of the time of a short program. ``PYTHON`` stands for ``python`` in a command: it takes the
-same arguments, and its input, output, errors, signals and exit code are those of the program. What a test wants to see
-of a new Python (which modules it imports, and when) needs ``sys.executable``.
+same arguments, and its input, output, errors, signals and exit code are those of the program. The processes that a
+program starts through ``multiprocessing`` are forked, too. What a test wants to see of a new Python (which modules it
+imports, and when) needs ``sys.executable``.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ def start_server() -> str:
     # The path of a socket must be short.
     folder = TemporaryDirectory(prefix="fork")
     path = f"{folder.name}/socket"
+    write_scripts(Path(folder.name), shlex.join(client_of(path)))
     server = subprocess.Popen(
         [sys.executable, str(FOLDER / "forked_server.py"), path],
         stdin=subprocess.PIPE,
@@ -43,31 +46,46 @@ def start_server() -> str:
     return path
 
 
-def python_command() -> list[str]:
-    """Return what stands for ``python`` in a command."""
+def client_of(path: str) -> list[str]:
+    """Return the command that stands for ``python``, by the socket of the server."""
+    # Without the modules of the site, which the client does not need.
+    return [sys.executable, "-I", "-S", str(FOLDER / "forked_client.py"), path]
+
+
+def write_scripts(folder: Path, command: str) -> None:
+    """Write ``python`` and the command of the package, which are forked."""
+    for name, options in (
+        ("python", ""),
+        ("llama-index-memory", "-m llama_index_memory_ext"),
+    ):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec {command} {options} "$@"\n')
+        script.chmod(0o755)
+
+
+def started_server() -> str:
+    """Return the socket of the server when it can be connected to."""
     path = os.environ.get(SHARED) or start_server()
     deadline = time.monotonic() + START_SECONDS
     while not Path(path).exists():
         assert time.monotonic() < deadline, "the process to fork from has not started"
         time.sleep(0.01)
-    # Without the modules of the site, which the client does not need.
-    return [sys.executable, "-I", "-S", str(FOLDER / "forked_client.py"), path]
+    return path
 
 
-@cache
+def python_command() -> list[str]:
+    """Return what stands for ``python`` in a command."""
+    return client_of(started_server())
+
+
+def python_file() -> Path:
+    """Return the file that stands for ``sys.executable``."""
+    return Path(started_server()).with_name("python")
+
+
 def path_with_python() -> str:
     """Return a PATH on which ``python`` and the command of the package are forked."""
-    folder = TemporaryDirectory(prefix="path")
-    atexit.register(folder.cleanup)
-    command = " ".join(f"'{part}'" for part in python_command())
-    for name, options in (
-        ("python", ""),
-        ("llama-index-memory", "-m llama_index_memory_ext"),
-    ):
-        script = Path(folder.name, name)
-        script.write_text(f'#!/bin/sh\nexec {command} {options} "$@"\n')
-        script.chmod(0o755)
-    return os.pathsep.join([folder.name, os.environ["PATH"]])
+    return os.pathsep.join([str(python_file().parent), os.environ["PATH"]])
 
 
 def run_forked(

@@ -17,27 +17,46 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 def main(path: str, arguments: list[str]) -> None:
     """Run a program; its exit code or signal becomes that of this process."""
+    files = inherited_files()
     early: list[int] = []
     forward_to(early.append)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    socket.send_fds(connection, [b"."], [0, 1, 2])
+    socket.send_fds(connection, [b"."], files)
     request = {
         "arguments": arguments,
+        "files": files,
         "folder": os.getcwd(),  # noqa: PTH109 - pathlib takes longer to import
         "environment": dict(os.environ),
         "ignored": [number for number in FORWARDED if is_ignored(number)],
     }
     connection.sendall(json.dumps(request).encode() + b"\n")
-    # Only the program has its input and output now.
-    for file in (0, 1):
-        os.close(file)
+    # Only the program has its input, its output and its pipes now.
+    for file in files:
+        if file != 2:
+            os.close(file)
     answers = connection.makefile("rb")
     program = int(answers.readline())
     forward_to(lambda number: os.kill(program, number))
     for number in early:
         os.kill(program, number)
     end(int(answers.readline() or -signal.SIGKILL))
+
+
+def inherited_files() -> list[int]:
+    """Return the numbers of the open files: input, output, errors, and the pipes of ``multiprocessing``."""
+    numbers = sorted(int(name) for name in os.listdir("/dev/fd"))  # noqa: PTH208 - pathlib takes longer to import
+    # The last one was the folder itself.
+    return [number for number in numbers if is_open(number)]
+
+
+def is_open(number: int) -> bool:
+    """Say whether a file has this number."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def is_ignored(number: int) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import gc
 import io
 import json
+import multiprocessing
 import os
 import pkgutil
 import runpy
@@ -31,6 +33,8 @@ from typing import Any
 IMPORTED = (
     "anyio._backends._asyncio",
     "concurrent.futures.process",
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
     "fastapi",
     "h11",
     "gunicorn.app.wsgiapp",
@@ -57,8 +61,13 @@ IMPORTED = (
 )
 
 
+# Of a program; their numbers are lower.
+MOST_FILES = 100
+
+
 def import_all() -> None:
     """Import the package and the libraries, and load the data that each program would read anew."""
+    gc.disable()
     for name in IMPORTED:
         # Older versions of a library have other modules.
         with suppress(ModuleNotFoundError):
@@ -72,6 +81,7 @@ def import_all() -> None:
     asyncio.run(loading.wait_until_loaded())
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def serve(path: str) -> None:
@@ -97,7 +107,7 @@ def serve(path: str) -> None:
 
 def supervise(connection: socket.socket) -> None:
     """Start the program of a client, say its number and its exit code, and kill it if the client was killed."""
-    _, files, *_ = socket.recv_fds(connection, 1, 3)
+    _, files, *_ = socket.recv_fds(connection, 1, MOST_FILES)
     with connection.makefile("rb") as lines:
         request = json.loads(lines.readline())
     program = fork()
@@ -127,11 +137,19 @@ def fork() -> int:
         return os.fork()
 
 
+def give_numbers(files: list[int], numbers: list[int]) -> None:
+    """Give open files the numbers that they have in the client."""
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, MOST_FILES) for file in files]
+    for file in files:
+        os.close(file)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
+
+
 def become(request: dict[str, Any], files: list[int]) -> None:
     """Be the process that the client stands for; never return."""
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
+    give_numbers(files, request["files"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -185,9 +203,9 @@ def open_streams() -> None:
 
 def run(arguments: list[str], main: types.ModuleType) -> None:
     """Do what ``python`` does with these arguments."""
-    while arguments[0] == "-W":
-        warnings._setoption(arguments[1])  # type: ignore[attr-defined]
-        arguments = arguments[2:]
+    while arguments[0] in {"-B", "-W"}:
+        if arguments.pop(0) == "-W":
+            warnings._setoption(arguments.pop(0))  # type: ignore[attr-defined]
     add_paths()
     if arguments[0] == "-c":
         sys.path.insert(0, "")
@@ -246,6 +264,8 @@ def end_program(main: types.ModuleType, status: int) -> int:
 
 if __name__ == "__main__":
     import_all()
+    # The processes of multiprocessing are forked here, too.
+    multiprocessing.set_executable(str(Path(sys.argv[1]).with_name("python")))
     serve(sys.argv[1])
     # Modules are not taken apart, which takes a second.
     os._exit(0)

@@ -23,6 +23,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext import MemoryStore
+from tests.forked import python_file
 
 # Modules, of which some show what they import.
 per_turn = import_module("benchmarks.per_turn")
@@ -33,9 +34,7 @@ honesty = import_module("benchmarks.honesty")
 secrets_stored = import_module("benchmarks.secrets_stored")
 one_message = import_module("benchmarks.one_message")
 told = import_module("benchmarks.told")
-plots = import_module("benchmarks.plots")
 pauses = import_module("benchmarks.pauses")
-wire = import_module("benchmarks.wire")
 many_sessions = import_module("benchmarks.many_sessions")
 locomo = import_module("benchmarks.locomo")
 real_facts = import_module("benchmarks.real_facts")
@@ -51,8 +50,22 @@ def read(name: str) -> Any:
     return json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def plots() -> Any:
+    """The module, which imports matplotlib."""
+    return import_module("benchmarks.plots")
+
+
+@pytest.fixture
+def wire() -> Any:
+    """The module, which imports the library of Anthropic."""
+    return import_module("benchmarks.wire")
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_results_say_what_was_run_where_and_with_which_versions(file: Path) -> None:
+def test_results_say_what_was_run_where_and_with_which_versions(
+    plots: Any, file: Path
+) -> None:
     """And hold what the notebook shows of them."""
     result = json.loads(file.read_text(encoding="utf-8"))
     module = result["command"].split()[2]
@@ -76,7 +89,7 @@ def test_results_say_what_was_run_where_and_with_which_versions(file: Path) -> N
         assert result["seconds"] >= 0
 
 
-def test_every_series_is_drawn_with_all_its_points() -> None:
+def test_every_series_is_drawn_with_all_its_points(plots: Any) -> None:
     results = plots.read_results()
     figures = [
         *(
@@ -193,7 +206,10 @@ async def test_every_case_with_a_pause_can_be_measured(
             assert await case(uri)
 
 
-def test_a_case_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_case_is_measured_in_a_process_of_its_own(
+    wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(python_file()))
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
     with wire.listening() as server:
         server.answer = ""
@@ -561,7 +577,9 @@ def test_a_server_that_never_answers_is_named_with_what_to_do(
     assert "Start the server" in error
 
 
-async def test_messages_that_are_not_copied_are_sent_as_those_that_are() -> None:
+async def test_messages_that_are_not_copied_are_sent_as_those_that_are(
+    wire: Any,
+) -> None:
     first = TextBlock(text="One")
     others = [ChatMessage("Two", role="assistant"), ChatMessage("Three")]
     plain = [ChatMessage(blocks=[first]), *others]

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -53,10 +52,8 @@ def serving(
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
         Path(folder, "app.py").write_text(app, encoding="utf-8")
-        # Uvicorn starts several workers as new processes itself.
-        python = python_command() if workers == 1 else [sys.executable]
         command = [
-            *python,
+            *python_command(),
             "-m",
             "uvicorn",
             "app:app",

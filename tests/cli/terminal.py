@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
+from typer import main as typer_main
 
 from llama_index_memory_ext.__main__ import main
 from tests.forked import python_command
@@ -81,6 +83,10 @@ class Keyboard(io.TextIOWrapper):
         return True
 
 
+# Typer builds all commands anew for each call, which takes most of the time of a short one.
+get_command = cache(typer_main.get_command)
+
+
 class Here:
     """Runs commands in this process, which saves starting LlamaIndex each time, with variables of the environment."""
 
@@ -109,6 +115,7 @@ class Here:
             for name, value in (self.variables | environment).items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", stream(given, encoding="utf-8"))
+            patch.setattr(typer_main, "get_command", get_command)
             code = main(options)
         out, err = self.capsys.readouterr()
         return subprocess.CompletedProcess(options, code, out, err)

@@ -143,6 +143,9 @@ def test_the_next_loop_goes_on_wherever_one_was_closed(
             name, async_database_uri=any_database_uri, extract_facts=False
         )
 
+    # What other tests have left is not walked through behind each step.
+    gc.collect()
+    gc.freeze()
     memory, confirmed = open_one("chat"), ["first?", "yes"]
     asyncio.run(memory.aput_messages([user("first?"), assistant("yes")]))
     for steps in count(1):
