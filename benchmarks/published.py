@@ -36,23 +36,29 @@ Share of the evidence in the prompt, or within a budget (see [how to read](#how-
 | prompts of 4,000 tokens, recall by default | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
 | 2,000 of the 4,000 tokens for recall | {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | | {by} |
 | the same with `embed_model="local"` | {evidence_in_prompt_e5|mean over the questions, CondensedMemory with recall and E5|.0f} % | | {by} |
-| all five as one conversation; with 2,000 tokens of recall | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory, recall by default|.0f} %; {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, all in one session, LlamaIndex's Memory|.0f} % | {by} |
-| replies of about 800 tokens, 4,000 of 8,000 tokens for recall; other conversations than the rules were chosen on | {long_replies|mean over the questions, chosen on, CondensedMemory with recall|.0f} %; {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, chosen on, LlamaIndex's Memory|.0f} %; {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
-| questions that name a time, 500 of 2,000 tokens for recall; other conversations | {named_times|evidence, chosen on, CondensedMemory, with its time|.0f} %; {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, chosen on, LlamaIndex's Memory, with its time|.1f} %; {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
-| within a budget of messages, by words; with `embed_model="local"` | {recall|turns, similarity|.1f} %; {recall_e5|turns with E5, similarity|.1f} % | | {by} |
-| within a budget of facts, by similarity; by score | {recall|observations, similarity|.1f} %; {recall|observations, blended|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
-| the same with `embed_model="local"` | {recall_e5|observations with E5, similarity|.1f} %; {recall_e5|observations with E5, blended|.1f} % | | {by} |
+| all five as one conversation | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, all in one session, LlamaIndex's Memory|.0f} % | {by} |
+| the same with 2,000 tokens of recall | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory with recall|.0f} % | | {by} |
+| replies of about 800 tokens, 4,000 of 8,000 tokens for recall | {long_replies|mean over the questions, chosen on, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, chosen on, LlamaIndex's Memory|.0f} % | {by} |
+| the same, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
+| questions that name a time, 500 of 2,000 tokens for recall | {named_times|evidence, chosen on, CondensedMemory, with its time|.0f} % | {named_times|evidence, chosen on, LlamaIndex's Memory, with its time|.1f} % | {by} |
+| the same, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
+| within a budget of messages, by words | {recall|turns, similarity|.1f} % | | {by} |
+| the same with `embed_model="local"` | {recall_e5|turns with E5, similarity|.1f} % | | {by} |
+| within a budget of facts, by similarity | {recall|observations, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
+| the same with `embed_model="local"` | {recall_e5|observations with E5, similarity|.1f} % | | {by} |
+| within a budget of facts, by score | {recall|observations, blended|.1f} % | | {by} |
+| the same with `embed_model="local"` | {recall_e5|observations with E5, blended|.1f} % | | {by} |
 | the facts of a block of 2,000 tokens (conversations 3 to 5) | {recall|facts shown within 2,000 tokens, elsewhere, by default: evidence|.1f} % in {recall|facts shown within 2,000 tokens, elsewhere, by default: tokens|,.0f} tokens | | {by} |
 | RealMem: facts grow while questions are asked | {growing|as the block ranks|.1f} % | newest first: {growing|newest first|.1f} % | {by} |
 
 Questions written by hand, in two halves: the rules were chosen on the first.
 
-| setting | first half; second half | by |
-|---|---|---|
-| the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, chosen on|of}; {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
-| the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, chosen on|of}; {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
-| `min_similarity=0.5` shows exactly the right facts (46 questions each) | {exact_facts|questions with exactly the right facts, chosen on|.0f}; {exact_facts|questions with exactly the right facts, elsewhere|.0f} | {by} |
-| `min_similarity=0.5` shows no fact to a question that none answers (9 each) | {exact_facts|questions without an answer that get no fact, chosen on|.0f}; {exact_facts|questions without an answer that get no fact, elsewhere|.0f} | {by} |
+| setting | first half | second half | by |
+|---|---|---|---|
+| the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, chosen on|of} | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
+| the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, chosen on|of} | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
+| `min_similarity=0.5` shows exactly the right facts (46 questions each) | {exact_facts|questions with exactly the right facts, chosen on|.0f} | {exact_facts|questions with exactly the right facts, elsewhere|.0f} | {by} |
+| `min_similarity=0.5` shows no fact to a question that none answers (9 each) | {exact_facts|questions without an answer that get no fact, chosen on|.0f} | {exact_facts|questions without an answer that get no fact, elsewhere|.0f} | {by} |
 
 ## What does it cost?
 
@@ -60,44 +66,63 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 
 | setting | this package | LlamaIndex's `Memory` | by |
 |---|---|---|---|
-| tokens of a prompt in a conversation of 400 turns, all defaults; share in a cache | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f}; {per_turn|share from the cache, CondensedMemory, as they come|.0%} | {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}; {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%} | {by} |
-| the same at a limit of 8,000 without recall | {per_turn|tokens of a prompt, CondensedMemory, a limit of 8,000 tokens|,.0f}; {per_turn|share from the cache, CondensedMemory, a limit of 8,000 tokens|.0%} | {per_turn|tokens of a prompt, LlamaIndex's Memory, a limit of 8,000 tokens|,.0f}; {per_turn|share from the cache, LlamaIndex's Memory, a limit of 8,000 tokens|.0%} | {by} |
-| the same with 2,000 tokens of recall | {per_turn|tokens of a prompt, CondensedMemory with recall, a limit of 8,000 tokens|,.0f}; {per_turn|share from the cache, CondensedMemory with recall, a limit of 8,000 tokens|.0%} | | {by} |
+| tokens of a prompt in a conversation of 400 turns, all defaults | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f} | {by} |
+| share of these in a cache | {per_turn|share from the cache, CondensedMemory, as they come|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%} | {by} |
+| tokens of a prompt at a limit of 8,000 without recall | {per_turn|tokens of a prompt, CondensedMemory, a limit of 8,000 tokens|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, a limit of 8,000 tokens|,.0f} | {by} |
+| share of these in a cache | {per_turn|share from the cache, CondensedMemory, a limit of 8,000 tokens|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, a limit of 8,000 tokens|.0%} | {by} |
+| tokens of a prompt at a limit of 8,000 with 2,000 tokens of recall | {per_turn|tokens of a prompt, CondensedMemory with recall, a limit of 8,000 tokens|,.0f} | | {by} |
+| share of these in a cache | {per_turn|share from the cache, CondensedMemory with recall, a limit of 8,000 tokens|.0%} | | {by} |
 | price of a prompt, all defaults, OpenAI up to GPT-5.5 | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | 1 with prompts as long | {by} |
-| price of a prompt token without facts, OpenAI up to GPT-5.5 | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f}; without recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
-| tokens that llama.cpp processes in a turn, at 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f}; without recall {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
+| price of a prompt token without facts, OpenAI up to GPT-5.5 | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} | 1 | {by} |
+| the same without recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
+| tokens that llama.cpp processes in a turn, at 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
+| the same without recall | {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} | | {by} |
 
 ## How fast is it?
 
 | setting | this package | LlamaIndex's `Memory` | by |
 |---|---|---|---|
-| a turn of a growing session, at 100, 1,000 and 10,000 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f}, {history_cost|one turn, CondensedMemory at 1,000 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f}, {history_cost|one turn, LlamaIndex's Memory at 1,000 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
+| a turn of a growing session, at 100 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} ms | {by} |
+| the same at 1,000 | {history_cost|one turn, CondensedMemory at 1,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 1,000 messages|.0f} ms | {by} |
+| the same at 10,000 | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
 | a turn at 10,000 messages, all of which match the question | {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms, {turn_cost|10,000 messages with recall against 100|.1f} times that at 100 | {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages | {by} |
 | the same without recall | {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms, {turn_cost|10,000 messages without recall against 100|.2f} times that at 100 | | {by} |
-| longest pause of the event loop, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms in 99 of 100 turns, {turn_cost|longest pause in a turn, 10,000 messages and 1,000 facts|.0f} ms in all | | {by} |
+| longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
+| the same in all turns | {turn_cost|longest pause in a turn, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
 | a turn with 1,000 facts against a turn with none | {facts_cost|a turn with 1,000 facts against one without|.2f} times | | {by} |
 | delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
-| order of 1,000, 10,000 and 100,000 facts for a question | {ranking_speed|question with rank, 1,000 facts|.1f}, {ranking_speed|question with rank, 10,000 facts|.1f} and {ranking_speed|question with rank, 100,000 facts|.1f} ms | | {by} |
+| order of 1,000 facts for a question | {ranking_speed|question with rank, 1,000 facts|.1f} ms | | {by} |
+| the same of 10,000 | {ranking_speed|question with rank, 10,000 facts|.1f} ms | | {by} |
+| the same of 100,000 | {ranking_speed|question with rank, 100,000 facts|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
 | `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
-| first `aget` of a new process, 100,000 messages ([up to a second](keeping-it-short.md#recall) is indexing); in a database of `Memory` | {restore|more than a fresh session, 100,000 messages|.0f} ms; {restore|more than a fresh session, 100,000 messages of LlamaIndex's Memory|.0f} ms | | {by} |
-| processor time and memory of a process's first question | {first_question|CPU time, with the vocabulary|*1000 .0f} ms and {first_question|memory, with the vocabulary|.0f} MiB | | {by} |
+| first `aget` of a new process, 100,000 messages ([up to a second](keeping-it-short.md#recall) is indexing) | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
+| the same in a database of `Memory` | {restore|more than a fresh session, 100,000 messages of LlamaIndex's Memory|.0f} ms | | {by} |
+| processor time of a process's first question | {first_question|CPU time, with the vocabulary|*1000 .0f} ms | | {by} |
+| memory of a process's first question | {first_question|memory, with the vocabulary|.0f} MiB | | {by} |
 | `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
 
 ## Are facts true?
 
 | case | result | by |
 |---|---|---|
-| true facts of LoCoMo that the checks lose: exact quotes; quotes as models alter them | {honesty|LoCoMo, true facts lost: exact quotes|.1f} %; {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
+| true facts of LoCoMo that the checks lose, with exact quotes | {honesty|LoCoMo, true facts lost: exact quotes|.1f} % | {by} |
+| the same with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
 | true facts that the checks lose in a hard set written by hand | {honesty|hard set, true facts lost: all|.1f} % | {by} |
 | replies written to deceive that are stored, without `verify=True`, from a model that labels truly how a fact was said | {honesty|false replies stored: all|.0f} % | {by} |
 | the same without wishes and orders (stored on purpose), duplicates and retirements | {honesty|false replies stored: without what is stored on purpose, duplicates and retirements|.0f} % | {by} |
 | the same from a model without labels | {honesty|false replies stored: all, from a model that tells nothing of how they were said|%of} | {by} |
-| invented numbers stored; secrets stored | {honesty|false replies stored: invented number|of}; {honesty|false replies stored: secret|of} | {by} |
-| true facts made false by a program that are stored: labelled truly; a tenth of the labels wrong; all labelled as stated | {honesty|falsehoods stored, elsewhere, labelled truly|.1f} %; {honesty|falsehoods stored, elsewhere, labelled a tenth wrongly|.1f} %; {honesty|falsehoods stored, elsewhere, labelled always stated|.0f} % | {by} |
-| of these, two swapped names; statements of another turn (labelled truly) | {honesty|falsehoods stored, elsewhere, labelled truly: two names swapped|of}; {honesty|falsehoods stored, elsewhere, labelled truly: a statement of another turn|of} | {by} |
-| secrets stored; harmless facts lost as secrets, of 30 each written by hand | {secrets_stored|secrets stored|.0f}; {secrets_stored|harmless facts lost|.0f} | {by} |
-| duplicates, contradictions and plans that tidying up removes, in generated stores of 400 facts; with other words | {consolidation|tidied up, honest model, templates chosen with|.0f} %; {consolidation|tidied up, honest model, templates held out|.0f} % | {by} |
+| invented numbers stored, of replies written to deceive | {honesty|false replies stored: invented number|of} | {by} |
+| secrets stored, of the same | {honesty|false replies stored: secret|of} | {by} |
+| true facts made false by a program that are stored, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly|.1f} % | {by} |
+| the same with a tenth of the labels wrong | {honesty|falsehoods stored, elsewhere, labelled a tenth wrongly|.1f} % | {by} |
+| the same, all labelled as stated | {honesty|falsehoods stored, elsewhere, labelled always stated|.0f} % | {by} |
+| of these, two swapped names, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly: two names swapped|of} | {by} |
+| of these, statements of another turn, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly: a statement of another turn|of} | {by} |
+| secrets stored, of 30 written by hand | {secrets_stored|secrets stored|.0f} | {by} |
+| harmless facts lost as secrets, of 30 | {secrets_stored|harmless facts lost|.0f} | {by} |
+| duplicates, contradictions and plans that tidying up removes, in generated stores of 400 facts | {consolidation|tidied up, honest model, templates chosen with|.0f} % | {by} |
+| the same with other words | {consolidation|tidied up, honest model, templates held out|.0f} % | {by} |
 
 ## Is anything lost?
 
@@ -107,8 +132,10 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | the same with a restart in the middle | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user that another user is shown, in 200 random interleavings of 3 users in 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
 | differences between an index and a new one, after 20,000 random changes and questions in all languages | {index_operations|differences between an index and a new one|.0f} | | {by} |
-| true facts that tidying up loses, in 120 stores of 400 facts; facts that undo does not bring back | {consolidation|true facts lost, of 120 stores of 400|.0f}; {consolidation|facts that undo did not bring back|.0f} | | {by} |
-| right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely; to other questions {dated_questions|questions: the days add, mean|times} times | | {by} |
+| true facts that tidying up loses, in 120 stores of 400 facts | {consolidation|true facts lost, of 120 stores of 400|.0f} | | {by} |
+| facts that undo does not bring back | {consolidation|facts that undo did not bring back|.0f} | | {by} |
+| right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
+| the same to other questions | {dated_questions|questions: the days add, mean|times} times as likely | | {by} |
 """
 
 IN_SHORT = """

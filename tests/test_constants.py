@@ -35,12 +35,17 @@ class Constant(NamedTuple):
     gain_elsewhere: str
 
 
+def table() -> str:
+    """Return the last section of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    return page.split("\n## For contributors: the constants\n")[1]
+
+
 def constants() -> list[Constant]:
     """Return the rows of the table."""
-    section = PAGE.read_text(encoding="utf-8").split("\n## Constants\n")[1]
     rows = re.findall(
         r"^\| `(\w+)` \| `([\w/.]+)` \| `(.+?)` \| (.+?) \| (.+?) \|$",
-        section,
+        table(),
         re.MULTILINE,
     )
     return [Constant(*row) for row in rows]
@@ -58,9 +63,8 @@ def test_a_constant_has_the_value_that_the_page_says(constant: Constant) -> None
 def test_each_constant_is_listed_once() -> None:
     listed = [(row.file, row.name) for row in constants()]
     assert len(listed) == len(set(listed))
-    section = PAGE.read_text(encoding="utf-8").split("\n## Constants\n")[1]
     # The heading and the line below it.
-    assert section.count("\n|") == len(listed) + 2
+    assert table().count("\n|") == len(listed) + 2
 
 
 def test_no_tuned_constant_is_missing() -> None:
