@@ -509,31 +509,24 @@ class TfidfRanker:
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
         """Return the score of each row for a query of groups of terms with these weights."""
-        size = len(self._row_words)
-        if not weights:
-            return np.zeros(size)
-        rows = []
-        counts = []
-        factors = []
-        sizes = []
+        scores = np.zeros(len(self._row_words))
+        norms = self._norms()
+        # Term by term: arrays of all terms together come from the system for each
+        # question anew, which takes longer than the scores.
         for group, weight in weights.items():
             occurrences = self._occurrences(group)
-            rows.append(occurrences.rows)
-            counts.append(occurrences.counts)
-            sizes.append(len(occurrences.rows))
-            factors.append(weight * self._idf(sizes[-1]) ** 2)
-        # All terms at once, and in place: to make a short array takes longer than to
-        # compute its numbers.
-        all_rows = np.concatenate(rows, dtype=np.intp)
-        all_counts = np.concatenate(counts)
-        divisors = self._norms().take(all_rows)
-        divisors += all_counts
-        # Each further occurrence of a term adds less.
-        all_counts *= self._saturation + 1
-        all_counts /= divisors
-        all_counts *= np.repeat(factors, sizes)
-        scores = np.bincount(all_rows, all_counts, minlength=size)
-        return np.asarray(scores, dtype=np.float64)
+            factor = (
+                weight
+                * self._idf(len(occurrences.rows)) ** 2
+                * (self._saturation + 1)
+            )
+            divisors = norms.take(occurrences.rows)
+            divisors += occurrences.counts
+            # Each further occurrence of a term adds less.
+            shares = occurrences.counts * factor
+            shares /= divisors
+            np.add.at(scores, occurrences.rows, shares)
+        return scores
 
     def _occurrences(self, group: Group) -> _Occurrences:
         postings = [self._postings[term] for term in group if term in self._postings]
@@ -546,7 +539,7 @@ class TfidfRanker:
             np.concatenate([view(posting.rows) for posting in postings]),
             np.concatenate([view(posting.counts) for posting in postings]),
         )
-        rows = np.flatnonzero(by_row)
+        rows = np.flatnonzero(by_row > 0)
         return _Occurrences(rows, by_row[rows])
 
     def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
