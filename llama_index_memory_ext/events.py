@@ -165,7 +165,7 @@ class MessagesRecalledEvent(MemoryEvent):
         description="Tokens of the messages that are shown, with the tags around them."
     )
     token_limit: int = Field(
-        description="Most tokens of the messages; some questions may use three tenths more."
+        description="Most tokens of the messages; some questions may use four tenths more."
     )
     cached: bool = Field(
         description="Whether the messages were selected before, for the same question."

@@ -430,7 +430,7 @@ class RelevantFactsBlock(LogBlock):
         return Surroundings(
             self._room_in(self.name, limit),
             tuple(profile),
-            showable.stated_in(record),
+            showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
             room,
         )
