@@ -158,9 +158,7 @@ def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
     assert free == all_of_them[: len(free)]
 
 
-@pytest.mark.parametrize(
-    ("newer", "number"), [("green tea", 1), ("Bye to all", 4)]
-)
+@pytest.mark.parametrize(("newer", "number"), [("green tea", 1), ("Bye to all", 4)])
 def test_messages_of_the_record_take_a_part_of_their_tokens(
     newer: str, number: int
 ) -> None:
@@ -177,7 +175,7 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
     ("last", "number", "number_asked"),
     [("green tea", 5, 5), ("green tea of Caroline", 4, 1)],
 )
-def test_a_question_about_the_last_message_recalls_half(
+def test_a_question_about_the_last_message_recalls_a_third(
     last: str, number: int, number_asked: int
 ) -> None:
     messages = [*(user(f"Her green tea {i} is cold.") for i in range(6)), user(last)]
