@@ -153,7 +153,7 @@ class MessagesRecalledEvent(MemoryEvent):
     ``row_ids``: the first row of each message, in their order.
     ``scores``: similarity of each message to the question, 0..1; 1 for the best.
     ``tokens``: tokens of the messages that are shown, with the tags around them.
-    ``token_limit``: most tokens of the messages; some questions may use three tenths
+    ``token_limit``: most tokens of the messages; some questions may use four tenths
     more.
     ``cached``: whether the messages were selected before, for the same question.
     ``seconds``: of the work, reading the record included.

@@ -73,6 +73,7 @@ from llama_index_memory_ext.text.messages import (
     turns_of,
 )
 from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.words.asking import TOLD_SHARE, is_statement
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class RelevantFactsBlock(LogBlock):
         self._last_session = session_id
         if not (user_facts.active or showable.facts):
             return FactsForPrompt()
-        surroundings = await self._surroundings(user_facts, showable, record)
+        surroundings = await self._surroundings(user_facts, showable, question, record)
         key = self._cache_key(user_facts, showable, surroundings, question, context)
         cached = self._texts.get(key)
         facts = cached
@@ -409,9 +410,13 @@ class RelevantFactsBlock(LogBlock):
         self,
         user_facts: UserFacts,
         showable: ShowableFacts,
+        question: str,
         record: RecordInPrompt | None,
     ) -> Surroundings:
-        """Return the record and the profile beside the facts for the question; empty without one of them."""
+        """Return the record and the profile beside the facts for the question; empty without one of them.
+
+        A text that only tells something has a quarter of the tokens.
+        """
         room = self._room_in(PROFILE_NAME, self.profile_limit)
         if record is None or not room:
             return Surroundings(self._room_in(self.name, self.token_limit))
@@ -427,10 +432,12 @@ class RelevantFactsBlock(LogBlock):
         if profile:
             # The rest is the facts, and the element around them.
             limit -= self.profile_limit - room
+        if is_statement(question):
+            limit = int(limit * TOLD_SHARE)
         return Surroundings(
             self._room_in(self.name, limit),
             tuple(profile),
-            showable.stated_in(record),
+            showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
             room,
         )
@@ -570,8 +577,8 @@ class RelevantFactsBlock(LogBlock):
         """Return why each fact is shown for a question, or not, as a table for a terminal or a notebook.
 
         For a question about the past, past facts are included. ``context`` are the
-        turns before, oldest first. The last prompt of the session gives the profile.
-        Default: the session of the last prompt. ``most`` leaves out the facts that are
+        turns before, oldest first. The last prompt of the session gives the profile and
+        the recalled messages. Default: the session of the last prompt. ``most`` leaves out the facts that are
         neither shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
@@ -783,7 +790,7 @@ class RelevantFactsBlock(LogBlock):
     ) -> Ranking:
         user_facts = await self._user_facts(session_id).read()
         showable = await user_facts.showable_for(question)
-        surroundings = await self._surroundings(user_facts, showable, record)
+        surroundings = await self._surroundings(user_facts, showable, question, record)
         await showable.prepare([question, *context])
         # Ranking many facts takes long enough to block the event loop.
         return await asyncio.to_thread(

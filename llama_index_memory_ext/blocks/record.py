@@ -198,7 +198,7 @@ class CondensedMemoryBlock(LogBlock):
         default=None,
         ge=0,
         validate_default=True,
-        description="Tokens for messages found for the question, which get three tenths more if it asks something and "
+        description="Tokens for messages found for the question, which get four tenths more if it asks something and "
         "the record leaves them free; 0: none; default: an eighth of a limit of at least 1,000, at most 2,000.",
     )
 

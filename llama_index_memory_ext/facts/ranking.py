@@ -275,12 +275,14 @@ class RecordInPrompt:
     ``readers``: the cursors of the store that holds its log.
     ``cursor``: the epoch of the session, and the position of the record's cursor.
     ``row_ids``: the messages that the prompt shows whole.
+    ``recalled_ids``: the recalled messages that the prompt shows whole.
     """
 
     session_id: str
     readers: Readers
     cursor: tuple[int, int]
     row_ids: frozenset[int]
+    recalled_ids: frozenset[int] = frozenset()
 
 
 class Surroundings(NamedTuple):
@@ -354,12 +356,12 @@ class ShowableFacts:
         # Times tell facts apart: there are two days, or a stated beginning.
         self.has_times = any(fact.valid_from for fact in self.facts) or self.days.any()
 
-    def stated_in(self, record: RecordInPrompt) -> frozenset[str]:
-        """Return the ids of facts whose messages the prompt shows, without pinned facts and corrections."""
+    def stated_in(self, session_id: str, row_ids: frozenset[int]) -> frozenset[str]:
+        """Return the ids of facts that only these messages state, without pinned facts and corrections."""
         stated = set()
-        for row_id in record.row_ids:
-            for fact in self._stated_by.get((record.session_id, row_id), ()):
-                is_shown = record.row_ids.issuperset(fact.message_ids)
+        for row_id in row_ids:
+            for fact in self._stated_by.get((session_id, row_id), ()):
+                is_shown = row_ids.issuperset(fact.message_ids)
                 if is_shown and not comes_first(fact):
                     stated.add(fact.id)
         return frozenset(stated)
@@ -381,7 +383,7 @@ class ShowableFacts:
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
         best = [self.ids[i] for i in np.lexsort((self.newer, -worth)).tolist()]
         names = dict.fromkeys([*self.pinned_ids, *best])
-        stated = self.stated_in(record)
+        stated = self.stated_in(record.session_id, record.row_ids)
         candidates = [name for name in names if name not in stated]
         tokens = [self.lines[name].tokens for name in candidates]
         return [candidates[i] for i in fit_tokens(tokens, limit)]

@@ -1150,15 +1150,25 @@ class CondensedMemory(Memory):
     ) -> RecordInPrompt | None:
         """Return the record among the contents; None if it is not among them."""
         window = self.condensed_block.window(self.session_id)
-        if window is None or self.condensed_block.name not in contents:
+        record = contents.get(self.condensed_block.name)
+        if window is None or record is None:
             return None
         active = [row.id for row in turn.snapshot.active]
         # A longer entry may be clipped, and then shows only a part of its message.
         longest = window.message_limit // 2
         whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
         row_ids = frozenset([*active, *whole])
-        readers = self.sql_store.readers
-        return RecordInPrompt(self.session_id, readers, window.place, row_ids)
+        recalled_ids = set[int]()
+        for message, _ in getattr(record, "matches", ()):
+            if message.is_whole:
+                recalled_ids.update(message.row_ids)
+        return RecordInPrompt(
+            self.session_id,
+            self.sql_store.readers,
+            window.place,
+            row_ids,
+            frozenset(recalled_ids),
+        )
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""

@@ -57,7 +57,7 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.words.asking import asks, is_statement
+from llama_index_memory_ext.words.asking import TOLD_SHARE, asks, is_statement
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
@@ -108,9 +108,12 @@ LONGEST_MESSAGE_TOKENS = 500
 # The share of the limit for one recalled message.
 _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
-_ASKED_SHARE = 1.3
-# The share for a text that only tells something.
-_TOLD_SHARE = 0.25
+_ASKED_SHARE = 1.4
+# The share for a question that matches the last message more than all older messages.
+_CURRENT_SHARE = 0.35
+# A message of the record that matches takes this share of its tokens, of 100 at most:
+# so a question about the current talk recalls less.
+_IN_RECORD_SHARE = 0.3
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
@@ -357,16 +360,26 @@ class MessageIndex:
         """Return the messages as ``ranked`` that fit, clipped to ``message_limit``, under headings of their days.
 
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
-        first.
+        first. Messages from the row ``before`` on are in the record, and take a part of
+        the budget.
         """
-        matches = self._matches(question, context, before)
+        matches = self._matches(question, context, math.inf)
+        shown_from = bisect_left(
+            matches.messages, before, key=lambda message: message.row_ids[-1]
+        )
+        best = matches.similarity[:shown_from].max(initial=0.0)
+        if not best:
+            return []
+        if matches.similarity[-1] > best:
+            budget = budget.current
+        matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
         worth = matches.similarity[matches.order] / length
         fewest_tokens = tokens.min(initial=message_limit)
         fitting: list[RankedMessage] = []
         days: set[str] = set()
-        used = 0
+        used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
         rooms = np.where(
@@ -380,6 +393,9 @@ class MessageIndex:
         ):
             if used + fewest_tokens > budget.most:
                 break
+            if place >= shown_from:
+                used += _IN_RECORD_SHARE * min(message_tokens, _SHORT)
+                continue
             day = matches.messages[place].day
             cost = message_tokens
             if day not in days:
@@ -482,6 +498,7 @@ class FoundMessage:
         text: The text, in which our own tags are escaped.
         message_id: The id in the ``additional_kwargs`` of the message, if the program
             has set it.
+        is_whole: Whether the text is not clipped.
     """
 
     similarity: float
@@ -490,6 +507,7 @@ class FoundMessage:
     day: str
     text: str = field(repr=False)
     message_id: str | int | float | None = None
+    is_whole: bool = True
 
 
 class _ShownMessage(NamedTuple):
@@ -512,10 +530,21 @@ class RecallBudget(NamedTuple):
     Attributes:
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
+        is_asked: Whether the text is a question.
     """
 
     limit: int
     most: int
+    is_asked: bool = False
+
+    @property
+    def current(self) -> RecallBudget:
+        """The budget of a text about the last message: a third of the tokens for a question."""
+        if not self.is_asked:
+            return self
+        return RecallBudget(
+            int(self.limit * _CURRENT_SHARE), int(self.most * _CURRENT_SHARE)
+        )
 
 
 class _Request(NamedTuple):
@@ -835,13 +864,14 @@ def recall_budget(
 ) -> RecallBudget:
     """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
 
-    A question may have three tenths more where they are free, and a text that asks for
+    A question may have four tenths more where they are free, and a text that asks for
     nothing has a quarter unless ``recall_when`` is "always".
     """
     if asks(question):
-        return RecallBudget(limit, max(limit, min(int(limit * _ASKED_SHARE), free)))
+        most = max(limit, min(int(limit * _ASKED_SHARE), free))
+        return RecallBudget(limit, most, is_asked=True)
     if recall_when == "asked" and is_statement(question):
-        limit = int(limit * _TOLD_SHARE)
+        limit = int(limit * TOLD_SHARE)
     return RecallBudget(limit, limit)
 
 
@@ -867,6 +897,7 @@ def show_messages(
                 message.day,
                 "\n".join(entry.body for entry in entries),
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
+                tokens <= limit,
             )
             shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages

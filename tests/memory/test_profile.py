@@ -182,6 +182,27 @@ async def test_facts_of_a_clipped_message_stay(open_memory: OpenMemory) -> None:
     assert contents(PROFILE, await ask(memory)) == ["Plays chess"]
 
 
+@pytest.mark.parametrize(
+    ("rest", "shown"), [("", []), ("And so on. " * 80, ["Plays chess"])]
+)
+async def test_facts_of_recalled_messages_are_left_out(
+    open_memory: OpenMemory, rest: str, shown: list[str]
+) -> None:
+    """But not of a message that is clipped."""
+    options = {**OPTIONS, "recall_token_limit": 100, "profile_token_limit": 40}
+    memory = open_memory(**options)
+    await ask(memory, f"I play chess. {rest}")
+    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
+    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await memory.facts.aadd("Owns a red boat", pinned=True)
+    await ask_until_cut(memory)
+    prompt = await ask(memory, "Do I play chess?")
+    recalled = prompt.partition("<earlier_messages")[2]
+    assert "<message user>I play chess. " in recalled.replace("chess.\n", "chess. ")
+    assert "Plays chess" not in contents(PROFILE, prompt)
+    assert contents(BEHIND, prompt) == shown
+
+
 async def test_behind_the_record_are_facts_that_concern_the_question(
     open_memory: OpenMemory,
 ) -> None:

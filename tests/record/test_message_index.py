@@ -53,12 +53,13 @@ def found(
     limit: int = EVERYTHING,
     message_limit: int = 500,
     most: int = 0,
+    is_asked: bool = False,
 ) -> Any:
     fitting = index.fitting(
         question,
         context,
         before,
-        RecallBudget(limit, most or limit),
+        RecallBudget(limit, most or limit, is_asked),
         message_limit,
     )
     return [ranked.message.row_ids for ranked in fitting]
@@ -154,6 +155,38 @@ def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
         > len(found(index, question, limit=60))
     )
     assert free == all_of_them[: len(free)]
+
+
+@pytest.mark.parametrize(("newer", "number"), [("green tea", 1), ("Bye to all", 4)])
+def test_messages_of_the_record_take_a_part_of_their_tokens(
+    newer: str, number: int
+) -> None:
+    """Only if they match the question better than what is recalled."""
+    older = [user(f"tea {i}") for i in range(6)]
+    rows = rows_of(*older, *(user(f"{newer}, {i}") for i in range(6)))
+    index = index_of(on_days(rows, *[0] * 6, *[1] * 6))
+    (tokens,) = {COUNTER.count(f"<message user>tea {i}\n") for i in range(6)}
+    limit = 4 * tokens + COUNTER.count(DAY_HEADING.format("2023-05-08"))
+    assert len(found(index, "green tea", limit=limit, before=rows[6].id)) == number
+
+
+@pytest.mark.parametrize(
+    ("last", "number", "number_asked"),
+    [("green tea", 5, 5), ("green tea of Caroline", 4, 1)],
+)
+def test_a_question_about_the_last_message_recalls_a_third(
+    last: str, number: int, number_asked: int
+) -> None:
+    messages = [*(user(f"Her green tea {i} is cold.") for i in range(6)), user(last)]
+    rows = rows_of(*messages)
+    index = index_of(on_days(rows, *[0] * 6, 1))
+    tokens = COUNTER.count("<message user>Her green tea 0 is cold.\n")
+    heading = COUNTER.count(DAY_HEADING.format("2023-05-08"))
+    question = "Which green tea does Caroline like?"
+    limits = {"limit": 5 * tokens + heading, "before": rows[6].id}
+    assert len(found(index, question, **limits, is_asked=True)) == number_asked
+    # A text that asks for nothing has few tokens already.
+    assert len(found(index, question, **limits)) == number
 
 
 # ---- what is never found -------------------------------------------------------------------------------
