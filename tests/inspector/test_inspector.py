@@ -23,7 +23,7 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreErro
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.views import preview_prompt
+from llama_index_memory_ext.inspector.views import Views
 from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
@@ -234,7 +234,8 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with aclosing(reader_of(store)) as reader:
-        seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
+        query = {"id": SESSION, "user": "mia", "q": "What do I eat?"}
+        seen = (await Views(reader, limits).session(query))["preview"]
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(
         SESSION, user_id="mia", chat_store=store, **options
