@@ -23,7 +23,11 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreErro
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.views import Views
+from llama_index_memory_ext.inspector.views import (
+    PromptPreview,
+    SessionPreview,
+    read_subject,
+)
 from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
@@ -50,6 +54,13 @@ OTHER_HOSTS = """
 127.0.0.1.evil.com xlocalhost [::1]:8000 [127.0.0.1]:8000 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/ localhost:80/x
 localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil loc\u0430lhost localho\u017ft
 """
+
+
+async def preview_prompt(
+    store: MemoryStore, session_id: str, user: str, question: str, limits: Any
+) -> PromptPreview:
+    subject = await read_subject(store, session_id, user)
+    return await SessionPreview(store, subject, limits).prompt(question)
 
 
 def bytes_of(file: Path) -> bytes:
@@ -234,8 +245,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with aclosing(reader_of(store)) as reader:
-        query = {"id": SESSION, "user": "mia", "q": "What do I eat?"}
-        seen = (await Views(reader, limits).session(query))["preview"]
+        seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(
         SESSION, user_id="mia", chat_store=store, **options
