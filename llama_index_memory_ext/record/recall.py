@@ -268,7 +268,10 @@ class MessageIndex:
     def end(self) -> IndexEnd:
         """Return the end of the index, to which ``cut_back`` returns."""
         with self._lock:
-            units = [_Unit(*map(list, unit)) for unit in self._units]
+            units = [
+                _Unit([*unit.rows], [*unit.words], [*unit.tokens])
+                for unit in self._units
+            ]
             return IndexEnd(self.newest, self.turns, units, self._is_echo)
 
     def cut_back(self, end: IndexEnd) -> None:

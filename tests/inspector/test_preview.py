@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
@@ -75,7 +75,9 @@ async def prompt_of(file: Path, question: str = "") -> str:
             prompt = await memory.aget()
     for beside in file.parent.glob("copy.db*"):
         beside.unlink()
-    memory_text = "".join(block.text for block in prompt[0].blocks)
+    memory_text = "".join(
+        block.text for block in prompt[0].blocks if isinstance(block, TextBlock)
+    )
     return memory_text + "".join(map(body_of, prompt[1:]))
 
 
