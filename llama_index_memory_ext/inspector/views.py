@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import (
     ALL,
+    AgentView,
     Fact,
     PastRetirement,
     SetAside,
@@ -26,7 +27,7 @@ from llama_index_memory_ext.inspector.actions import digest_of, tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.store.facts import NOTHING_READ
+from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ALL_STATUSES,
@@ -485,6 +486,30 @@ class PreviewReaders(Readers):
         return True
 
 
+class PreviewFacts(Facts):
+    """Reads the facts of a user, of all agents too; each of them once.
+
+    ``by_id``: all facts that were read.
+    """
+
+    def __init__(self, database: Any, readers: Readers) -> None:
+        super().__init__(database, readers)
+        self.by_id: dict[str, Fact] = {}
+
+    async def read(
+        self,
+        namespace: str,
+        seen: FactChanges = NOTHING_READ,
+        *,
+        view: AgentView = ALL,
+    ) -> FactChanges:
+        """Return the facts that changed since ``seen``."""
+        changes = await super().read(namespace, seen, view=ALL)
+        self.by_id.update({fact.id: fact for fact in changes.facts})
+        visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
+        return replace(changes, facts=visible)
+
+
 class Subject(NamedTuple):
     """A session and a user, as long as nothing of theirs is deleted: a deletion changes an epoch."""
 
@@ -509,10 +534,10 @@ class SessionPreview:
         self.subject = subject
         self._store = store
         self._limits = limits
-        self._memory = memory_on(store.model_copy(), subject.session_id, limits)
+        self._facts = PreviewFacts(store.database, store.readers)
+        copy = store.model_copy(update={"facts": self._facts})
+        self._memory = memory_on(copy, subject.session_id, limits)
         self._memory.facts_block.belong_to(subject.user)
-        self._changes = NOTHING_READ
-        self._facts: dict[str, Fact] = {}
 
     async def prompt(self, question: str) -> PromptPreview:
         """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
@@ -550,7 +575,7 @@ class SessionPreview:
             summary=window.summary if window else "",
             runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
             tokens=_tokens_by_kind(parts),
-            all_facts=await self._read_facts(),
+            all_facts=with_states(self._facts.by_id.values(), self._limits),
             memory=memory,
         )
 
@@ -567,15 +592,6 @@ class SessionPreview:
         if new_index and new_index is not index:
             new_index.drop()
         return prompt
-
-    async def _read_facts(self) -> list[FactWithState]:
-        """Return all facts of the user, of which only the changes are read again."""
-        changes = await self._store.facts.read(
-            self.subject.user, self._changes, view=ALL
-        )
-        self._changes = changes
-        self._facts.update({fact.id: fact for fact in changes.facts})
-        return with_states(self._facts.values(), self._limits)
 
 
 def _sort_as_in_prompt(
