@@ -126,7 +126,7 @@ class FactsInjectedEvent(MemoryEvent):
     ``user_id``: the owner of the facts; the session's id if it has no user.
     ``agent_id``: the agent that sees the facts; None: shared facts.
     ``fact_ids``: the facts that are shown, in their order.
-    ``active_facts``: the number of active facts, shown or not.
+    ``known``: the number of active facts, shown or not.
     ``profile_fact_ids``: those of ``fact_ids`` that stand in front of the record.
     ``tokens``: tokens of the facts that are shown.
     ``profile_tokens``: tokens of the facts in front of the record.
@@ -138,7 +138,7 @@ class FactsInjectedEvent(MemoryEvent):
     user_id: str
     agent_id: str | None
     fact_ids: list[str]
-    active_facts: int
+    known: int
     profile_fact_ids: list[str]
     tokens: int
     profile_tokens: int

@@ -217,7 +217,8 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""
-        session_id = session_id or DEFAULT_SESSION_ID
+        if session_id is None:
+            session_id = DEFAULT_SESSION_ID
         self._seen[session_id] = None
         if len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]

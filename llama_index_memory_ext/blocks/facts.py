@@ -67,6 +67,7 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import (
+    Question,
     Utterance,
     question_in,
     spoken,
@@ -280,6 +281,7 @@ class RelevantFactsBlock(LogBlock):
     )
     # The record of the last prompt, by session; None without a record.
     _records: Recent[str, RecordInPrompt | None] = PrivateAttr(default_factory=Recent)
+    _last_question: Question = PrivateAttr(default=Question("", []))
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -371,7 +373,8 @@ class RelevantFactsBlock(LogBlock):
             self._advise(messages)
         user_facts = await self._user_facts(session_id).read(talk.changes)
         turns = turns_of(talk.lines)[-self.context_turns :]
-        question, context = question_in(messages, turns, self.context_turns)
+        self._last_question = question_in(messages, turns, self.context_turns)
+        question, context = self._last_question
         showable = await user_facts.showable_for(question)
         self._records.put(session_id, record)
         self._last_session = session_id
@@ -396,7 +399,7 @@ class RelevantFactsBlock(LogBlock):
                     agent_id=self.view.own,
                     fact_ids=fact_ids,
                     profile_fact_ids=profile_ids,
-                    active_facts=len(showable.facts),
+                    known=len(showable.facts),
                     tokens=facts.profile.tokens + facts.question.tokens,
                     profile_tokens=facts.profile.tokens,
                     token_limit=self.token_limit,
@@ -585,6 +588,11 @@ class RelevantFactsBlock(LogBlock):
         record = self._records.get(session_id)
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
+
+    @property
+    def last_question(self) -> Question:
+        """The question of the last prompt, and the turns before it, as ``aexplain`` takes them."""
+        return self._last_question
 
     @property
     def rejections(self) -> dict[str, int]:

@@ -35,6 +35,7 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
+    MessageIndex,
     MessageSearch,
     RecalledText,
 )
@@ -325,6 +326,10 @@ class CondensedMemoryBlock(LogBlock):
     def window(self, session_id: str = DEFAULT_SESSION_ID) -> Window | None:
         """Return the window of the record as this process has read it last; None if it has not."""
         return self._search.reader.windows.get(session_id)
+
+    def index(self, session_id: str = DEFAULT_SESSION_ID) -> MessageIndex | None:
+        """Return the index of the messages of a session in this process; None if nothing was recalled."""
+        return self._search.indexes.get(session_id)
 
     def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Return whether tools were used in the last turn of the record, as this process has shown it."""

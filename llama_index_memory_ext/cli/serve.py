@@ -120,7 +120,7 @@ def inspect(
     }
     limits = {name: value for name, value in options.items() if value is not None}
     # Raises an error at once for limits that do not fit together.
-    memory_on(ext.MemoryStore(), "", "", limits)
+    memory_on(ext.MemoryStore(), "", limits)
 
     async def show(store: ext.MemoryStore) -> None:
         async with aclosing(reader_of(store)) as reader:

@@ -33,14 +33,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.tables import Readers
     from llama_index_memory_ext.text.tokens import CountedText
 
 
 class _Choice(NamedTuple):
-    """The facts that were chosen for the profile of a session, and the cursor of its record then."""
+    """The facts that were chosen for the profile of a session, and the store and the cursor of its record then."""
 
+    readers: Readers
     cursor: tuple[int, int]
     fact_ids: list[str]
+
+    def is_for(self, record: RecordInPrompt) -> bool:
+        """Return whether the record has not been cut since."""
+        return self.readers is record.readers and self.cursor == record.cursor
 
 
 class UserFacts:
@@ -149,13 +155,13 @@ class UserFacts:
         record. So every process shows the same profile until the record is cut.
         """
         choice = self._choices.get(record.session_id)
-        if choice is None or choice.cursor != record.cursor:
+        if choice is None or not choice.is_for(record):
             fact_ids = self.present.profile(record, limit, weights)
             # An empty choice is not kept: the first facts enter the profile at once.
             if not fact_ids:
                 return []
             fact_ids = await self._store_choice(reader, record, fact_ids)
-            choice = _Choice(record.cursor, fact_ids)
+            choice = _Choice(record.readers, record.cursor, fact_ids)
             self._choices.put(record.session_id, choice)
         names = dict.fromkeys([*self.present.pinned_ids, *choice.fact_ids])
         return [self.facts[name] for name in names if name in self.present.lines]

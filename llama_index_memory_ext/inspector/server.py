@@ -112,6 +112,7 @@ class Inspector:
         return self._html("error", 500, title=title, text=f"A {name} was raised.")
 
     async def _show(self, page: str, query: Mapping[str, str]) -> Response:
+        await self._views.drop_deleted()
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page == "really" and self.access.writes:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
-from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import attrgetter
+from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import (
     ALL,
+    AgentView,
     Fact,
     PastRetirement,
     SetAside,
@@ -25,29 +27,31 @@ from llama_index_memory_ext.inspector.actions import digest_of, tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
-from llama_index_memory_ext.store import MemoryStore, SessionInfo
+from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ALL_STATUSES,
+    ARCHIVED,
+    LAST_ID,
     LogRow,
+    Readers,
+    ReadPosition,
+    Snapshot,
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import (
-    body_of,
-    in_zone,
-    question_in,
-    with_code_results,
-)
+from llama_index_memory_ext.text.messages import body_of, in_zone, storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
     from llama_index_memory_ext.facts.ranking import (
         ExplainedFact,
         Explanation,
         RankedFact,
     )
-    from llama_index_memory_ext.memory.stats import MemoryStats
+    from llama_index_memory_ext.store import MemoryStore, SessionInfo
+    from llama_index_memory_ext.store.tables import Transaction
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -57,13 +61,7 @@ _LAST_PAGE = 10**9
 MOST_MESSAGES = 2_000
 # The most facts outside the prompt that a preview explains.
 _MOST_EXPLAINED = 1_000
-# Recall without a kept index searches the newest 2,000 messages.
-_MOST_RECALLED = 2_000
-# No entry of the record has fewer tokens.
-_LEAST_TOKENS = 4
 
-# Stands for a blank session_id or user_id, which no memory accepts.
-_UNNAMED = "(no name)"
 # The kind of the part that begins with this line.
 _KINDS = {
     "<condensed_memory>": "record",
@@ -112,12 +110,25 @@ class ListPage:
         return rows[self.skipped : self.skipped + PAGE_ROWS]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Views:
-    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too."""
+    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too.
+
+    The last session page leaves its indexes to the next one of the session.
+    """
 
     store: MemoryStore
     limits: Mapping[str, Any]
+    _previews: SessionPreview | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def drop_deleted(self) -> None:
+        """Drop the indexes if a message or a fact was deleted since."""
+        if self._previews:
+            subject = self._previews.subject
+            now = await read_subject(self.store, subject.session_id, subject.user)
+            if subject != now:
+                self._previews = None
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
         """Return the sessions whose name or users contain the text ``q``, the last used first."""
@@ -161,9 +172,15 @@ class Views:
         """Return a session, and the prompt that the model would get for the question ``q``."""
         session = await self._session(query)
         question = query.get("q", "")
-        preview = await preview_prompt(
-            self.store, session["id"], session["user"], question, self.limits
-        )
+        subject = await read_subject(self.store, session["id"], session["user"])
+        async with self._lock:
+            previews = self._previews
+            # A failure leaves no half of a prompt behind.
+            self._previews = None
+            if previews is None or previews.subject != subject:
+                previews = SessionPreview(self.store, subject, self.limits)
+            preview = await previews.prompt(question)
+            self._previews = previews
         learning = await self._learning(session["id"], preview)
         return {**session, **learning, "preview": preview, "q": question}
 
@@ -247,22 +264,31 @@ class Views:
         return {"id": session_id, "info": infos[0], "users": users, "user": user}
 
     async def _learning(self, session_id: str, preview: PromptPreview) -> Context:
-        """Return the number of facts that hold, and the progress and the calls of each reader for facts."""
+        """Return the numbers of facts that hold, and the progress and the calls of each reader for facts."""
+        facts_block = preview.memory.facts_block
+        current_facts = [
+            fact for fact, state in preview.all_facts if state == "present"
+        ]
+        readers = self.store.readers
         unread = {}
         set_aside: list[SetAside] = []
         days = []
         rejected: list[tuple[str | int, ...]] = []
-        for reader in preview.readers:
-            _, state = await self.store.readers.state(session_id, reader)
+        for reader in await readers.names(session_id):
+            if not reader.startswith(f"{facts_block.name} "):
+                continue
+            _, state = await readers.state(session_id, reader)
             progress = progress_of(state)
-            count = await self.store.readers.count_messages(session_id, reader=reader)
+            count = await readers.count_messages(session_id, reader=reader)
             unread[_reader_name(reader)] = count
             set_aside += progress.set_aside
             days += [(day, *counts) for day, counts in progress.days.items()]
             rejected += map(tuple, progress.rejected)
         return {
-            "current_facts": sum(
-                entry.state == "present" for entry in preview.all_facts
+            "active": await readers.count_messages(session_id, status=ACTIVE),
+            "current_facts": len(current_facts),
+            "agent_facts": sum(
+                facts_block.view.sees(fact.agent_id) for fact in current_facts
             ),
             "unread": unread,
             "set_aside": set_aside,
@@ -371,145 +397,201 @@ class PromptPreview:
     """The prompt that the model would get for a question.
 
     ``question``: the question, "" before the first.
+    ``messages``: the messages of the record.
+    ``left``: the number of messages that had left the record before the question.
     ``explanation``: why each fact is in the prompt, or not.
     ``facts``: the explained facts; facts of the prompt come first, in its order.
     ``summary``: the summary of the older conversation, or "".
     ``runs``: the parts in the order of the prompt, grouped by kind and role.
     ``tokens``: tokens by kind, in the order of the prompt.
     ``all_facts``: all facts of the user.
-    ``stats``: the numbers of the memory.
-    ``readers``: the names of the session's readers for facts.
-    ``settings``: a memory with the limits.
+    ``memory``: the memory with the limits.
     """
 
     question: str
+    messages: int
+    left: int
     explanation: Explanation
     facts: list[ExplainedFact]
     summary: str
     runs: list[list[Part]]
     tokens: Counter[str]
     all_facts: list[FactWithState]
-    stats: MemoryStats
-    readers: list[str]
-    settings: CondensedMemory
+    memory: CondensedMemory
 
 
 def memory_on(
-    store: MemoryStore, session_id: str, user_id: str, limits: Mapping[str, Any]
+    store: MemoryStore, session_id: str, limits: Mapping[str, Any]
 ) -> CondensedMemory:
     """Return a memory that asks no model; raise a LimitError for limits that do not fit together."""
-    # The host may have stored ids that a memory does not accept.
-    name = session_id.strip() or _UNNAMED
-    user = None
-    if user_id != namespace_of_session(session_id):
-        user = user_id.strip() or _UNNAMED
     options: Any = {"extract_facts": False, **limits}
-    return CondensedMemory.from_defaults(
-        name, user_id=user, chat_store=store, **options
-    )
+    memory = CondensedMemory.from_defaults("preview", chat_store=store, **options)
+    # The host may have stored an id that ``from_defaults`` does not accept.
+    memory.session_id = session_id
+    return memory
 
 
 async def read_facts(
     store: MemoryStore, user: str, limits: Mapping[str, Any]
 ) -> list[FactWithState]:
-    """Return all facts of a user with their states now; the time zone of the limits tells today."""
+    """Return all facts of a user with their states now."""
+    return with_states((await store.facts.read(user, view=ALL)).facts, limits)
+
+
+def with_states(
+    facts: Iterable[Fact], limits: Mapping[str, Any]
+) -> list[FactWithState]:
+    """Return the facts with their states now; the time zone of the limits tells today."""
     now = in_zone(utc_now(), limits.get("time_zone"))
-    facts = (await store.facts.read(user, view=ALL)).facts
     return [FactWithState(fact, fact.state(now)) for fact in facts]
 
 
-async def preview_prompt(
-    store: MemoryStore,
-    session_id: str,
-    user_id: str,
-    question: str,
-    limits: Mapping[str, Any],
-) -> PromptPreview:
-    """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
-    settings = memory_on(MemoryStore(), session_id, user_id, limits)
-    name = settings.session_id
-    record = settings.condensed_block
-    profile_reader = settings.facts_block.profile_reader_of(name)
-    cursors = {}
-    for reader in (record.name, profile_reader):
-        cursors[reader] = await store.readers.state(session_id, reader)
-    skipped = await _count_skipped(store, session_id, record)
-    rows = await store.readers.find(session_id, offset=skipped)
-    all_facts = await read_facts(store, user_id, limits)
-    copy = MemoryStore(db_data=_copy_rows(rows, name))
-    async with aclosing(copy):
-        await _move_cursors(copy, name, cursors)
-        memory = memory_on(copy, session_id, user_id, limits)
-        copied_facts = [fact for fact, _ in all_facts]
-        await copy.facts.write(memory.facts.namespace, copied_facts, view=ALL)
+class PreviewReaders(Readers):
+    """Reads a session as if a question were put; a cursor that moves is not stored.
+
+    ``question``: the row of the question. The turn before it is in the log then.
+    """
+
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
+        self.question: LogRow | None = None
+        self._positions: dict[str, int] = {}
+
+    def find_within(
+        self,
+        tx: Transaction,
+        key: str,
+        statuses: Sequence[str] = ALL_STATUSES,
+        *page: Any,
+        **limits: Any,
+    ) -> list[LogRow]:
+        """Return rows as ``Readers``, behind the log also the turn before the question."""
+        if self.question:
+            statuses = ALL_STATUSES
+        return super().find_within(tx, key, statuses, *page, **limits)
+
+    async def read_snapshot(self, key: str, reader: str, *request: Any) -> Snapshot:
+        """Return the state of the session, which is open to any look."""
+        snapshot = await super().read_snapshot(key, reader, *request)
+        position = self._positions.get(reader, snapshot.position)
+        snapshot = snapshot._replace(position=position, is_closed=False)
+        if self.question:
+            log = snapshot.log + snapshot.active
+            snapshot = snapshot._replace(active=(self.question,), log=log)
+        return snapshot
+
+    async def move(self, key: str, reader: str, *, new: int, **_: Any) -> bool:
+        """Move a cursor for this look alone."""
+        self._positions[reader] = new
+        return True
+
+
+class PreviewFacts(Facts):
+    """Reads the facts of a user, of all agents too; each of them once.
+
+    ``by_id``: all facts that were read.
+    """
+
+    def __init__(self, database: Any, readers: Readers) -> None:
+        super().__init__(database, readers)
+        self.by_id: dict[str, Fact] = {}
+
+    async def read(
+        self,
+        namespace: str,
+        seen: FactChanges = NOTHING_READ,
+        *,
+        view: AgentView = ALL,
+    ) -> FactChanges:
+        """Return the facts that changed since ``seen``."""
+        changes = await super().read(namespace, seen, view=ALL)
+        self.by_id.update({fact.id: fact for fact in changes.facts})
+        visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
+        return changes._replace(facts=visible)
+
+
+class Subject(NamedTuple):
+    """A session and a user, as long as nothing of theirs is deleted: a deletion changes an epoch."""
+
+    session_id: str
+    user: str
+    epoch: int
+    facts_epoch: int
+
+
+async def read_subject(store: MemoryStore, session_id: str, user: str) -> Subject:
+    """Return a session and a user as they are now."""
+    page = await store.readers.page(session_id, "", ReadPosition(), limit=1, watch=user)
+    return Subject(session_id, user, page.epoch, page.facts.epoch)
+
+
+class SessionPreview:
+    """Makes the prompts of a session for a user. What is indexed for one of them stays for the next."""
+
+    def __init__(
+        self, store: MemoryStore, subject: Subject, limits: Mapping[str, Any]
+    ) -> None:
+        self.subject = subject
+        self._store = store
+        self._limits = limits
+        self._facts = PreviewFacts(store.database, store.readers)
+        copy = store.model_copy(update={"facts": self._facts})
+        self._memory = memory_on(copy, subject.session_id, limits)
+        self._memory.facts_block.belong_to(subject.user)
+
+    async def prompt(self, question: str) -> PromptPreview:
+        """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
+        memory = self._memory
+        record = memory.condensed_block
+        session_id = self.subject.session_id
+        # A new object: a profile that was chosen for another look is not the stored one.
+        readers = PreviewReaders(self._store.database)
+        memory.sql_store.readers = readers
         # Reading the record makes older messages leave it.
         prompt = await memory.aget()
-        # The jobs of the copy index its oldest messages, and the copy is closed before a
-        # question could find these.
-        await copy.jobs.stop()
-        stats = await memory.astats()
-        messages = with_code_results([row.message for row in rows[-PAGE_ROWS:]])
+        # A new process, too, indexes the oldest messages after its first prompt.
+        await self._store.jobs.stop()
+        window = record.window(session_id)
+        position = window.seen.position if window else 0
+        left = await readers.count_messages(session_id, status=ARCHIVED, last=position)
         if question:
-            messages.append(ChatMessage(question))
-            await memory.aput(ChatMessage(question))
-            prompt = await memory.aget()
-            await copy.jobs.stop()
-        facts_block = memory.facts_block
-        newest_question, context = question_in(messages, [], facts_block.context_turns)
+            data = storable(ChatMessage(question))
+            readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
+            prompt = await self._ask()
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
+        latest = memory.facts_block.last_question
         # After the prompt, so that the explanation knows the record in it.
-        explanation = await facts_block.aexplain(
-            newest_question, context=context, most=_MOST_EXPLAINED
+        explanation = await memory.facts_block.aexplain(
+            latest.text, context=latest.context, most=_MOST_EXPLAINED
         )
-        summary = await memory.condensed_block.asummary(name)
-        used_facts = memory.last_used().facts
-    prefix = f"{facts_block.name} "
-    names = await store.readers.names(session_id)
-    return PromptPreview(
-        question=newest_question,
-        explanation=explanation,
-        facts=_sort_as_in_prompt(explanation.facts, used_facts),
-        summary=summary,
-        runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
-        tokens=_tokens_by_kind(parts),
-        all_facts=all_facts,
-        stats=stats.model_copy(
-            update={
-                "messages": stats.messages + skipped,
-                "older": stats.older + skipped,
-            }
-        ),
-        readers=[name for name in names if name.startswith(prefix)],
-        settings=settings,
-    )
+        return PromptPreview(
+            question=latest.text,
+            messages=len(window.instructions + window.entries) if window else 0,
+            left=left,
+            explanation=explanation,
+            facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
+            summary=window.summary if window else "",
+            runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
+            tokens=_tokens_by_kind(parts),
+            all_facts=with_states(self._facts.by_id.values(), self._limits),
+            memory=memory,
+        )
 
-
-async def _move_cursors(
-    copy: MemoryStore, session_id: str, cursors: Mapping[str, tuple[int, str]]
-) -> None:
-    for reader, (position, state) in cursors.items():
-        if position:
-            await copy.readers.move(
-                session_id, reader, epoch=0, old=0, new=position, state=state
-            )
-
-
-async def _count_skipped(
-    store: MemoryStore, session_id: str, record: CondensedMemoryBlock
-) -> int:
-    """Return how many of the oldest messages neither the record nor recall reads."""
-    count = store.readers.count_messages
-    behind_cursor = await count(session_id, reader=record.name)
-    in_record = min(behind_cursor, record.token_limit // _LEAST_TOKENS)
-    copied = max(in_record, _MOST_RECALLED) + PAGE_ROWS
-    return max(await count(session_id) - copied, 0)
-
-
-def _copy_rows(rows: Iterable[LogRow], key: str) -> list[dict[str, Any]]:
-    """Return the columns of messages, for a copy of their session under the name ``key``."""
-    return [{"key": key, **row._asdict()} for row in rows]
+    async def _ask(self) -> list[ChatMessage]:
+        """Return the prompt for a question. Leave the turn before the question out of the index that stays."""
+        record = self._memory.condensed_block
+        index = record.index(self.subject.session_id)
+        end = index.end() if index else None
+        prompt = await self._memory.aget()
+        await self._store.jobs.stop()
+        new_index = record.index(self.subject.session_id)
+        if index and end:
+            index.cut_back(end)
+        if new_index and new_index is not index:
+            new_index.drop()
+        return prompt
 
 
 def _sort_as_in_prompt(

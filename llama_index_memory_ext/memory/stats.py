@@ -29,8 +29,8 @@ class MemoryStats(BaseModel):
     ``messages``: all messages of the session.
     ``active``: messages of the current turn, which are not in the record yet.
     ``verbatim``: messages that the record shows, long ones clipped.
-    ``older``: messages that have left the record; they are still in the database.
-    ``summarised``: messages of ``older`` that the running summary covers.
+    ``left``: messages that have left the record; they are still in the database.
+    ``summarised``: messages of ``left`` that the running summary covers.
     ``record_tokens``: tokens of the record, without recalled messages.
     ``summary_tokens``: tokens of the summary in the record.
     ``facts``: active facts of the user that the agent of this memory sees.
@@ -51,7 +51,7 @@ class MemoryStats(BaseModel):
     messages: int
     active: int
     verbatim: int
-    older: int
+    left: int
     summarised: int
     record_tokens: int
     summary_tokens: int
@@ -67,7 +67,7 @@ class MemoryStats(BaseModel):
         current = (
             f"{self.active} of the current turn, {self.verbatim} shown in the record"
         )
-        older = f"{self.older} older than the record, {self.summarised} in its summary"
+        older = f"{self.left} older than the record, {self.summarised} in its summary"
         lines = [
             ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
             ("messages", f"{self.messages}: {current}; {older}"),
@@ -144,7 +144,7 @@ async def read_stats(
         **size._asdict(),
         messages=await count(session_id),
         active=await count(session_id, status=ACTIVE),
-        older=await count(session_id, status=ARCHIVED, last=position),
+        left=await count(session_id, status=ARCHIVED, last=position),
         facts=sum(fact.state(now) == "present" for fact in visible_facts),
         retired=sum(fact.retired for fact in visible_facts),
         pending=await count(session_id, reader=reader) if facts.extract_facts else None,

@@ -174,6 +174,15 @@ class _Unit(NamedTuple):
     tokens: list[int]
 
 
+class IndexEnd(NamedTuple):
+    """The end of an index: its newest row, the last turns, and the last messages with their neighbours."""
+
+    newest: int
+    turns: list[list[str]]
+    units: list[_Unit]
+    is_echo: bool
+
+
 class MessageIndex:
     """The messages of one session, indexed for questions. A call and its results are one message.
 
@@ -259,6 +268,21 @@ class MessageIndex:
             self.newest = new[-1].id
             del self._units[: -2 * _REACH - 1]
 
+    def end(self) -> IndexEnd:
+        """Return the end of the index, to which ``cut_back`` returns."""
+        with self._lock:
+            units = [
+                _Unit([*unit.rows], [*unit.words], [*unit.tokens])
+                for unit in self._units
+            ]
+            return IndexEnd(self.newest, self.turns, units, self._is_echo)
+
+    def cut_back(self, end: IndexEnd) -> None:
+        """Remove the rows that were indexed behind an earlier end."""
+        with self._lock:
+            self.newest, self.turns, self._units, self._is_echo = end
+            self._index_units(max(len(self._units) - _REACH - 1, 0))
+
     def _add_to_units(self, row: LogRow) -> None:
         message = row.message
         speech = spoken(message)
@@ -281,7 +305,7 @@ class MessageIndex:
 
     def _index_units(self, first: int) -> None:
         """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
-        self._remove_messages(self._units[first:])
+        removed_ids = self._remove_messages(self._units[first:])
         texts = ["\n".join(unit.words) for unit in self._units]
         times = times_of([unit.rows[0] for unit in self._units], self._time_zone)
         if times and times[-1]:
@@ -301,14 +325,21 @@ class MessageIndex:
             day = date_words(date.fromisoformat(days[i])) if days[i] else ""
             context = neighbours(i, texts, days)
             documents.append(tfidf.Document(document_id, texts[i], context, day))
+        self.ranker.remove(removed_ids - {document.id for document in documents})
         self.ranker.add(documents)
 
-    def _remove_messages(self, units: Sequence[_Unit]) -> None:
-        """Remove the messages of units from the end of the index; nothing if they are not indexed."""
-        row_ids = {unit.rows[0].id for unit in units}
-        while self._messages and self._messages[-1].row_ids[0] in row_ids:
+    def _remove_messages(self, units: Sequence[_Unit]) -> set[str]:
+        """Remove all messages from the first of these units on from the end of the index, and return their ids.
+
+        They stay in the ranker, which replaces most of them.
+        """
+        first_row = units[0].rows[0].id if units else 0
+        removed_ids = set()
+        while self._messages and self._messages[-1].row_ids[0] >= first_row:
+            removed_ids.add(self._ids[-1])
             for values in (self._messages, self._ids, self._tokens, self._questions):
                 values.pop()
+        return removed_ids
 
     def ranked(
         self, question: str, context: Sequence[str] = (), before: float = math.inf

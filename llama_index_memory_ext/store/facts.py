@@ -644,8 +644,10 @@ class KeptVectors:
         """Store vectors, except vectors of facts that were deleted meanwhile.
 
         False if messages were deleted since the epoch, because later messages may have
-        got their ids.
+        got their ids. A store that only reads stores none.
         """
+        if self.database.set_up:
+            return True
         # The transaction locks the facts or the messages, so that no vector outlives
         # them.
         if self.readers is None:

@@ -23,7 +23,11 @@ from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreErro
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.views import preview_prompt
+from llama_index_memory_ext.inspector.views import (
+    PromptPreview,
+    SessionPreview,
+    read_subject,
+)
 from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
@@ -50,6 +54,13 @@ OTHER_HOSTS = """
 127.0.0.1.evil.com xlocalhost [::1]:8000 [127.0.0.1]:8000 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/ localhost:80/x
 localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil loc\u0430lhost localho\u017ft
 """
+
+
+async def preview_prompt(
+    store: MemoryStore, session_id: str, user: str, question: str, limits: Any
+) -> PromptPreview:
+    subject = await read_subject(store, session_id, user)
+    return await SessionPreview(store, subject, limits).prompt(question)
 
 
 def bytes_of(file: Path) -> bytes:

@@ -123,9 +123,9 @@ async def test_blocks_stay_as_they_are_until_a_cut(
                 assert "".join(texts(prompt)[:-1]) == element
                 now = closed(prompt)
                 assert len(now) <= MOST_BLOCKS
-                was_cut = (await memory.astats()).older != position
+                was_cut = (await memory.astats()).left != position
                 assert was_cut or now[: len(before)] == before
-                before, position = now, (await memory.astats()).older
+                before, position = now, (await memory.astats()).left
             await memory.aput(assistant("word " * answered))
 
 

@@ -136,7 +136,7 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
         assert (
             event.session_id,
             event.user_id,
-            event.active_facts,
+            event.known,
             event.token_limit,
         ) == (
             "chat",

@@ -87,7 +87,7 @@ async def test_the_numbers_are_those_of_the_conversation(
     await memory.facts_block.await_jobs("chat")
     stats = await memory.astats()
     assert (stats.messages, stats.active, stats.pending) == (11, 1, 1)
-    assert (stats.older, stats.summarised, stats.verbatim) == (8, 8, 2)
+    assert (stats.left, stats.summarised, stats.verbatim) == (8, 8, 2)
     assert (stats.facts, stats.retired, stats.rejections) == (
         2,
         1,
@@ -137,7 +137,7 @@ async def test_what_was_cut_is_not_counted_as_summarised(
         await memory.condensed_block.aflush("chat")
         stats = await memory.astats()
         assert stats.pending is None
-        seen.append((stats.older, stats.summarised))
+        seen.append((stats.left, stats.summarised))
     # The questions at the end go into the log with what comes next.
     assert seen == [(3, 0), (8, 5), (13, 5)]
     assert "extraction is off" in str(stats)
@@ -161,7 +161,7 @@ async def test_what_fails_is_seen_until_it_succeeds(
         assert (failure.failures, failure.error) == (1, "InternalServerError")
         assert start <= failure.at <= datetime.now(timezone.utc)
         assert failure.retry_at == failure.at + timedelta(seconds=2)
-    assert (stats.pending, stats.older) == (5, 0)
+    assert (stats.pending, stats.left) == (5, 0)
     assert "failed    facts: InternalServerError, once, last at 2" in str(stats)
     assert "secrets" not in str(stats) + repr(stats)
     assert MemoryStats.model_validate_json(stats.model_dump_json()) == stats
@@ -176,7 +176,7 @@ async def test_what_fails_is_seen_until_it_succeeds(
     await memory.aflush()
     stats = await memory.astats()
     assert (stats.failures, stats.pending, stats.active) == ({}, 0, 0)
-    assert stats.older == stats.summarised > 0
+    assert stats.left == stats.summarised > 0
 
 
 STATS = """{
@@ -236,7 +236,7 @@ def test_every_message_is_counted_once(
             text = await memory.condensed_block.aget(session_id=memory.session_id)
             assert stats.record_tokens == memory.tokenizer_fn.count(text)
             assert stats.verbatim == len(record(text))
-            behind = stats.messages - stats.active - stats.older
+            behind = stats.messages - stats.active - stats.left
             assert 0 <= stats.verbatim <= behind + system
             assert stats.messages == len(await memory.aget_all())
         await memory.aclose()

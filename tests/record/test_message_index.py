@@ -183,7 +183,7 @@ def test_a_question_about_the_last_message_recalls_a_third(
     tokens = COUNTER.count("<message user>Her green tea 0 is cold.\n")
     heading = COUNTER.count(DAY_HEADING.format("2023-05-08"))
     question = "Which green tea does Caroline like?"
-    limits = {"limit": 5 * tokens + heading, "before": rows[6].id}
+    limits: Any = {"limit": 5 * tokens + heading, "before": rows[6].id}
     assert len(found(index, question, **limits, is_asked=True)) == number_asked
     # A text that asks for nothing has few tokens already.
     assert len(found(index, question, **limits)) == number

@@ -1,0 +1,263 @@
+"""What a session page keeps for the next one: never another prompt, no deleted words, and nothing in the store."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, closing
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage, TextBlock
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext.inspector.views import PromptPreview, Views
+from llama_index_memory_ext.store import reader_of
+from llama_index_memory_ext.text.messages import body_of
+from tests.conversation import assistant, calling, result, user
+from tests.inspector.conftest import Inspected
+from tests.inspector.example import SESSION
+from tests.inspector.test_inspector import bytes_of
+from tests.search.test_embeddings import Meanings
+
+Inspect = Callable[..., Awaitable[Inspected]]
+
+# The record is cut, and messages that left it are recalled.
+LIMITS: dict[str, Any] = {
+    "token_limit": 9_000,
+    "condensed_token_limit": 1_600,
+    "recall_token_limit": 500,
+}
+
+
+@pytest.fixture
+async def store(filled: Path) -> AsyncIterator[MemoryStore]:
+    """The store of the service, beside that of the inspector."""
+    async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{filled}")) as store:
+        yield store
+
+
+def open_memory(uri: str, **options: Any) -> CondensedMemory:
+    return CondensedMemory.from_defaults(
+        SESSION,
+        user_id="mia",
+        extract_facts=False,
+        async_database_uri=uri,
+        **LIMITS,
+        **options,
+    )
+
+
+async def look(views: Views, question: str = "") -> PromptPreview:
+    page = await views.session({"id": SESSION, "user": "mia", "q": question})
+    preview: PromptPreview = page["preview"]
+    return preview
+
+
+def text_of(preview: PromptPreview) -> str:
+    return "".join(part.text for run in preview.runs for part in run)
+
+
+async def prompt_of(file: Path, question: str = "") -> str:
+    """The prompt of a memory that begins with a copy of the database."""
+    copy = file.with_name("copy.db")
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as db:
+        source.backup(db)
+    async with open_memory(f"sqlite+aiosqlite:///{copy}") as memory:
+        prompt = await memory.aget()
+        if question:
+            await memory.aput(user(question))
+            prompt = await memory.aget()
+    for beside in file.parent.glob("copy.db*"):
+        beside.unlink()
+    memory_text = "".join(
+        block.text for block in prompt[0].blocks if isinstance(block, TextBlock)
+    )
+    return memory_text + "".join(map(body_of, prompt[1:]))
+
+
+QUESTIONS = ["", "What does a rail pass cost?", "", "Wie lange dauert die Fahrt?"]
+
+
+async def look_and_compare(views: Views, file: Path) -> None:
+    for question in QUESTIONS:
+        assert text_of(await look(views, question)) == await prompt_of(file, question)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 12])
+async def test_each_page_shows_the_prompt_of_a_new_memory_though_indexes_are_kept(
+    filled: Path, store: MemoryStore, calls: int
+) -> None:
+    memory = open_memory(f"sqlite+aiosqlite:///{filled}")
+    turn = [user("Which trains leave from Leeds, and what does a rail pass cost?")]
+    for i in range(calls):
+        turn.append(calling((f"c{i}", "find_trains", {"page": i})))
+        turn.append(result(f"c{i}", f"Page {i}: the rail pass number {i} costs much."))
+    async with memory, aclosing(reader_of(store)) as reader:
+        views = Views(reader, LIMITS)
+        await look_and_compare(views, filled)
+        # A turn without an answer yet, and then with its answer.
+        await memory.aput_messages(turn)
+        await look_and_compare(views, filled)
+        await memory.aput(assistant("The rail pass of Leeds costs nothing."))
+        await look_and_compare(views, filled)
+        # Other facts may be chosen for the profile than an earlier page has chosen.
+        await memory.facts.aadd("Has a rail pass for seven days", pinned=True)
+        await memory.facts.aadd("Lives in Leeds", confidence=1.0)
+        await memory.aput(user("What did you say about Leeds?"))
+        await memory.aget()
+        await look_and_compare(views, filled)
+
+
+async def test_each_page_shows_the_prompt_of_a_new_memory_after_deletions(
+    filled: Path, store: MemoryStore
+) -> None:
+    async with (
+        open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
+        aclosing(reader_of(store)) as reader,
+    ):
+        views = Views(reader, LIMITS)
+        await memory.aput_messages([user("I need a rail pass."), assistant("Why?")])
+        await look_and_compare(views, filled)
+        await memory.areset(MessageStatus.ACTIVE)
+        await look_and_compare(views, filled)
+        kept = (await memory.facts.alist())[:3]
+        await memory.facts.aforget(*[fact.id for fact in kept])
+        await look_and_compare(views, filled)
+        await memory.aset((await memory.aget_all())[:30])
+        await look_and_compare(views, filled)
+
+
+async def test_a_page_analyzes_no_message_and_no_fact_again(
+    filled: Path, store: MemoryStore
+) -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> list[str]:
+        counted.append(text)
+        return text.split()
+
+    async with aclosing(reader_of(store)) as reader:
+        views = Views(reader, {**LIMITS, "tokenizer_fn": count})
+        await look(views)
+        first = len(counted)
+        counted.clear()
+        await look(views, "What does a rail pass cost?")
+        counted.clear()
+        await look(views, "Wie lange dauert die Fahrt?")
+        # The record is counted again, but none of the facts.
+        assert len(counted) < first / 3
+        assert not [text for text in counted if text.startswith("<fact")]
+
+
+def texts_from(root: object) -> str:
+    """All texts that an object leads to, without those of modules and classes."""
+    seen: dict[int, object] = {}
+    left = [root]
+    while left:
+        held = left.pop()
+        if id(held) in seen or isinstance(held, type | ModuleType | FunctionType):
+            continue
+        seen[id(held)] = held
+        left += gc.get_referents(held)
+    return "\n".join(held for held in seen.values() if isinstance(held, str))
+
+
+@pytest.mark.parametrize("page", ["sessions", "facts?user=mia", "session?id=other"])
+async def test_after_the_next_page_no_words_of_a_forgotten_user_are_kept(
+    filled: Path, store: MemoryStore, inspect: Inspect, page: str
+) -> None:
+    async with CondensedMemory.from_defaults(
+        "other", user_id="eve", chat_store=store, extract_facts=False
+    ) as memory:
+        await memory.aput(ChatMessage("Hello"))
+    client = await inspect(filled, limits=LIMITS)
+    asked = {"id": SESSION, "q": "What does a rail pass cost?"}
+    assert "Kanazawa" in (await client.get("session", params=asked)).text
+    assert "Kanazawa" in texts_from(client.inspector)
+    assert "vegetarian" in texts_from(client.inspector)
+    await store.forget_user("mia")
+    await client.get(page)
+    texts = texts_from(client.inspector)
+    assert "Kanazawa" not in texts
+    assert "vegetarian" not in texts
+
+
+@pytest.mark.parametrize("deletion", ["message", "fact"])
+async def test_after_the_next_page_no_words_of_a_deleted_message_or_fact_are_kept(
+    filled: Path, store: MemoryStore, inspect: Inspect, deletion: str
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, extract_facts=False
+    )
+    await memory.aput_messages([user("I saw a quetzal."), assistant("A quetzal?")])
+    fact = await memory.facts.aadd("Has seen a quetzal")
+    client = await inspect(filled)
+    await client.get("session", params={"id": SESSION, "q": "Which bird?"})
+    await memory.areset(MessageStatus.ACTIVE)
+    if deletion == "fact":
+        await memory.facts.aforget(fact.id)
+    await client.get("users")
+    texts = texts_from(client.inspector)
+    assert "quetzal?" not in texts
+    assert "Has seen a quetzal" not in texts
+
+
+async def test_vectors_are_read_from_the_store_and_none_is_written(
+    filled: Path, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a log complain that the store takes none."""
+    before = bytes_of(filled)
+    async with aclosing(reader_of(store)) as reader:
+        views = Views(reader, {**LIMITS, "embed_model": Meanings()})
+        with caplog.at_level(logging.WARNING):
+            for question in QUESTIONS:
+                preview = await look(views, question)
+    assert preview.explanation.facts[0].similarity
+    assert not caplog.records
+    assert bytes_of(filled) == before
+
+
+async def test_the_first_instruction_of_a_long_session_is_shown(
+    tmp_path: Path, inspect: Inspect
+) -> None:
+    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    messages = [ChatMessage("Answer like a pirate.", role="system")]
+    for i in range(1_200):
+        messages += [user(f"I have seen bird number {i}."), assistant("Which?")]
+    async with CondensedMemory.from_defaults(
+        "birds", user_id="ann", async_database_uri=uri, extract_facts=False
+    ) as memory:
+        await memory.aput_messages(messages)
+    limits: Any = {"condensed_token_limit": 1_000, "include_system": True}
+    client = await inspect(tmp_path / "memory.db", limits=limits)
+    page = (await client.get("session", params={"id": "birds"})).text
+    assert "Answer like a pirate." in page
+
+
+async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
+    filled: Path, store: MemoryStore
+) -> None:
+    """The turn has more messages than a page."""
+    turn: list[ChatMessage] = [user("Which trains leave from Leeds?")]
+    for i in range(40):
+        turn += [
+            calling((f"c{i}", "find_trains", {"page": i})),
+            result(f"c{i}", "7:24"),
+        ]
+    async with (
+        open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
+        aclosing(reader_of(store)) as reader,
+    ):
+        await memory.aput_messages(turn)
+        preview = await look(Views(reader, LIMITS))
+        await memory.aget()
+        assert preview.question == "Which trains leave from Leeds?"
+        used = [entry.fact.id for entry in memory.last_used().facts]
+        injected = [entry.fact.id for entry in preview.facts if entry.injected]
+        assert injected == used
