@@ -386,11 +386,10 @@ class CondensedMemoryBlock(LogBlock):
         """Return the size of the record of a session now, without recalled messages. Nothing is cut for it."""
         reader = self._search.reader
         window = await reader.read(session_id)
-        if window.is_over:
-            if self.summarize:
-                window = window.fitted()
-            else:
-                window = window.evicted()
+        if self.summarize:
+            window = window.fitted()
+        else:
+            window = window.evicted()
         if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.entries)

@@ -186,9 +186,9 @@ class IndexEnd(NamedTuple):
 class MessageIndex:
     """The messages of one session, indexed for questions. A call and its results are one message.
 
-    A message is found by its own words, by its day and, with less weight, by the words
-    of the messages around it on the same day. So the last messages are indexed again
-    when others follow. Threads may call at the same time.
+    A message is found by its own words, by its speaker and day and, with less weight,
+    by the words of the messages around it on the same day. So the last messages are
+    indexed again when others follow. Threads may call at the same time.
 
     Attributes:
         epoch: The epoch of the log.
@@ -296,8 +296,9 @@ class MessageIndex:
                 self._units[-1].tokens.append(self._count(row))
             return
         self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
-        is_instruction = row.role in INSTRUCTION_ROLES
-        if words.strip() and not (is_instruction or self._is_echo):
+        if self._is_echo or row.role in INSTRUCTION_ROLES:
+            return
+        if words.strip():
             self._units.append(_Unit([row], [words], [self._count(row)]))
 
     def _count(self, row: LogRow) -> int:
@@ -324,7 +325,8 @@ class MessageIndex:
             self._ids.append(document_id)
             day = date_words(date.fromisoformat(days[i])) if days[i] else ""
             context = neighbours(i, texts, days)
-            documents.append(tfidf.Document(document_id, texts[i], context, day))
+            words = f"{unit.rows[0].speaker} {day}"
+            documents.append(tfidf.Document(document_id, texts[i], context, words))
         self.ranker.remove(removed_ids - {document.id for document in documents})
         self.ranker.add(documents)
 

@@ -93,10 +93,9 @@ _UNSPACED = re.compile(
 )
 # A conversation with this many words has the words of a refusal, too.
 _MANY_WORDS = 50
-# A short refusal shares at most 6 words with a conversation of LoCoMo, and has at most 26
-# words in scripts without spaces, in which a character and a pair of them are words.
-_LEAST_WORDS = 10
-_LEAST_UNSPACED_WORDS = 30
+# The words that a short refusal or error shares with a conversation of LoCoMo have at
+# most 27 characters, and those of a short refusal in Chinese or Japanese at most 39.
+_LEAST_CHARACTERS = 60
 # Behind another word or a comma a capital tells a name.
 _ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
 # A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. " or
@@ -286,10 +285,12 @@ async def _with_next_batch(
         )
     if batch.row_count < len(rows):
         position = rows[batch.row_count - 1].id
-    extended = replace(
-        window, summary=summary, summarised=window.summarised + batch.row_count
+    return ExtendedSummary(
+        replace(
+            window, summary=summary, summarised=window.summarised + batch.row_count
+        ),
+        position,
     )
-    return ExtendedSummary(extended, position)
 
 
 def _without_last_call(rows: list[LogRow]) -> list[LogRow]:
@@ -457,8 +458,7 @@ def checked_summary(
     supported = _supported(sentences, previous, source, is_translated=is_translated)
     if not _names_something("".join(supported), source):
         raise SummaryReplyError(reply, "it does not tell what was said")
-    is_whole = len(supported) == len(sentences) and not is_cut
-    if is_whole:
+    if len(supported) == len(sentences) and not is_cut:
         is_full = counter.count(previous) > _FULL * token_limit > 0
         if _may_replace(previous, text, messages, is_full=is_full):
             return text
@@ -494,9 +494,8 @@ def _rejection_reason(text: str) -> str:
 
 def _repeats_itself(text: str) -> bool:
     data = text.encode()
-    if len(data) < _FEWEST_BYTES:
-        return False
-    return len(zlib.compress(data)) < _LEAST_SHARE * len(data)
+    compressed = len(zlib.compress(data))
+    return len(data) >= _FEWEST_BYTES and compressed < _LEAST_SHARE * len(data)
 
 
 def _names_something(text: str, source: str) -> bool:
@@ -510,21 +509,18 @@ def _names_something(text: str, source: str) -> bool:
         return True
     words = keywords(text)
     source_words = keywords(source)
-    has_role = not _ROLE_WORDS.isdisjoint(words)
     # Each word counts once, although its stem stands beside it.
-    words = frozenset(map(term_of, words))
-    unspaced = [word for word in words if _UNSPACED.match(word)]
-    least_share = _SHARE
-    least_words = _LEAST_WORDS
-    if 2 * len(unspaced) > len(words):
-        least_share = _UNSPACED_SHARE
-        least_words = _LEAST_UNSPACED_WORDS
-    if has_role or len(source_words) < _MANY_WORDS:
-        least_words = 1
-    elif text != text.lower():
+    terms = frozenset(map(term_of, words))
+    unspaced = [term for term in terms if _UNSPACED.match(term)]
+    least_share = _UNSPACED_SHARE if 2 * len(unspaced) > len(terms) else _SHARE
+    shared = terms & (source_words | _ROLE_WORDS)
+    if (
+        len(source_words) >= _MANY_WORDS
+        and words.isdisjoint(_ROLE_WORDS)
+        and (text != text.lower() or len("".join(shared)) < _LEAST_CHARACTERS)
+    ):
         return False
-    shared = words & (source_words | _ROLE_WORDS)
-    return len(shared) >= max(least_share * len(words), least_words)
+    return len(shared) >= least_share * max(len(terms), 1)
 
 
 def _supported(
@@ -565,7 +561,8 @@ def _new_sentences(sentences: Iterable[str], previous: str, messages: str) -> st
 def _may_replace(previous: str, text: str, messages: str, *, is_full: bool) -> bool:
     """Return whether a text keeps the previous summary, except where a message is about the change."""
     if is_full:
-        return _share_kept(previous, text) >= _KEPT
+        words = keywords(previous)
+        return len(words & keywords(text)) >= _KEPT * len(words)
     if not previous:
         return True
     changed = [*_missing_sentences(previous, text), *_missing_sentences(text, previous)]
@@ -578,11 +575,3 @@ def _missing_sentences(text: str, target: str) -> list[str]:
     return [
         sentence for sentence in sentences_in(text) if sentence.strip() not in target
     ]
-
-
-def _share_kept(before: str, after: str) -> float:
-    """Return the share of the keywords of a text that another text has, 0..1; 1 for a text without keywords."""
-    words = keywords(before)
-    if words:
-        return len(words & keywords(after)) / len(words)
-    return 1.0

@@ -71,7 +71,7 @@ class Document(NamedTuple):
         text: Its own words have the weight 1.
         context: Other texts whose words find the document too, each with a weight in
             0..1.
-        date: Further words, such as "8 May, 2023", with the weight 1.
+        date: Further words, such as "Ann 8 May, 2023", with the weight 1.
     """
 
     id: str

@@ -181,7 +181,7 @@ async def test_what_fails_is_seen_until_it_succeeds(
 
 STATS = """{
     "session_id": "chat", "user_id": "ann", "database": "sqlite+aiosqlite:///memory.db", "messages": 22, "active": 2,
-    "verbatim": 6, "older": 14, "summarised": 12, "record_tokens": 812, "summary_tokens": 90, "facts": 5, "retired": 1,
+    "verbatim": 6, "left": 14, "summarised": 12, "record_tokens": 812, "summary_tokens": 90, "facts": 5, "retired": 1,
     "pending": 4, "rejections": {"secret": 1, "echo": 2}, "failures": {
         "facts": {
             "failures": 3, "error": "TimeoutError", "at": "2026-01-02T03:04:05Z", "retry_at": "2026-01-02T03:04:13Z"

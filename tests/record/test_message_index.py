@@ -102,6 +102,28 @@ def test_a_message_is_found_by_the_day_on_which_it_was_written() -> None:
     assert len(found(index, "2023")) == 5
 
 
+def test_a_message_of_a_team_chat_is_found_by_its_speaker() -> None:
+    """By the name or else the id, which does not stand in the text."""
+    said = "The bridge is closed"
+    rows = [
+        replace(row, user_id=speaker)
+        for row, speaker in zip(
+            rows_of(
+                user(f"{said} today."),
+                user(f"{said} this week."),
+                ChatMessage(said, additional_kwargs={"name": "Ann Lee"}),
+                assistant("Noted."),
+            ),
+            ["bob", "cem", "u-7", None],
+            strict=True,
+        )
+    ]
+    index = index_of(rows)
+    for place, name in enumerate(["Bob", "Cem", "Ann"]):
+        question = f"What did {name} say about the bridge?"
+        assert found(index, question)[0] == (rows[place].id,)
+
+
 def test_messages_of_another_day_are_no_neighbours() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, 0, 0, 0, 1, 1))
