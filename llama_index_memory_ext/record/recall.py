@@ -57,7 +57,7 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.words.asking import TOLD_SHARE, asks, is_statement
+from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
@@ -114,6 +114,8 @@ _CURRENT_SHARE = 0.35
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
 _IN_RECORD_SHARE = 0.3
+# The share for a text that only tells something.
+_TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
@@ -871,7 +873,7 @@ def recall_budget(
         most = max(limit, min(int(limit * _ASKED_SHARE), free))
         return RecallBudget(limit, most, is_asked=True)
     if recall_when == "asked" and is_statement(question):
-        limit = int(limit * TOLD_SHARE)
+        limit = int(limit * _TOLD_SHARE)
     return RecallBudget(limit, limit)
 
 

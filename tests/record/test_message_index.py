@@ -173,18 +173,18 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
 
 @pytest.mark.parametrize(
     ("last", "number", "number_asked"),
-    [("green tea", 5, 5), ("green tea of Caroline", 4, 1)],
+    [("green tea", 7, 7), ("green tea of Caroline", 6, 1)],
 )
 def test_a_question_about_the_last_message_recalls_a_third(
     last: str, number: int, number_asked: int
 ) -> None:
-    messages = [*(user(f"Her green tea {i} is cold.") for i in range(6)), user(last)]
+    messages = [*(user(f"Her green tea {i} is cold.") for i in range(9)), user(last)]
     rows = rows_of(*messages)
-    index = index_of(on_days(rows, *[0] * 6, 1))
+    index = index_of(on_days(rows, *[0] * 9, 1))
     tokens = COUNTER.count("<message user>Her green tea 0 is cold.\n")
     heading = COUNTER.count(DAY_HEADING.format("2023-05-08"))
     question = "Which green tea does Caroline like?"
-    limits = {"limit": 5 * tokens + heading, "before": rows[6].id}
+    limits = {"limit": 7 * tokens + heading, "before": rows[9].id}
     assert len(found(index, question, **limits, is_asked=True)) == number_asked
     # A text that asks for nothing has few tokens already.
     assert len(found(index, question, **limits)) == number
