@@ -372,8 +372,7 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        if matches.similarity[-1] > best:
-            budget = budget.current
+        share = budget.current_share if matches.similarity[-1] > best else 1.0
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -384,7 +383,7 @@ class MessageIndex:
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
-        rooms = np.where(
+        rooms = share * np.where(
             matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
         )
         for place, message_tokens, room in zip(
@@ -393,10 +392,10 @@ class MessageIndex:
             rooms.tolist(),
             strict=True,
         ):
-            if used + fewest_tokens > budget.most:
+            if used + fewest_tokens > share * budget.most:
                 break
             if place >= shown_from:
-                used += _IN_RECORD_SHARE * min(message_tokens, _SHORT)
+                used += budget.record_share * min(message_tokens, _SHORT)
                 continue
             day = matches.messages[place].day
             cost = message_tokens
@@ -532,21 +531,14 @@ class RecallBudget(NamedTuple):
     Attributes:
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
-        is_asked: Whether the text is a question.
+        current_share: The share of both for a text about the last message.
+        record_share: The share of its tokens that a message of the record takes.
     """
 
     limit: int
     most: int
-    is_asked: bool = False
-
-    @property
-    def current(self) -> RecallBudget:
-        """The budget of a text about the last message: a third of the tokens for a question."""
-        if not self.is_asked:
-            return self
-        return RecallBudget(
-            int(self.limit * _CURRENT_SHARE), int(self.most * _CURRENT_SHARE)
-        )
+    current_share: float = 1.0
+    record_share: float = 0.0
 
 
 class _Request(NamedTuple):
@@ -866,15 +858,21 @@ def recall_budget(
 ) -> RecallBudget:
     """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
 
-    A question may have four tenths more where they are free, and a text that asks for
-    nothing has a quarter unless ``recall_when`` is "always".
+    A question may have four tenths more where they are free. Unless ``recall_when`` is
+    "always", a text that asks for nothing has a quarter, and messages of the record
+    count.
     """
-    if asks(question):
+    is_question = asks(question)
+    most = limit
+    if is_question:
         most = max(limit, min(int(limit * _ASKED_SHARE), free))
-        return RecallBudget(limit, most, is_asked=True)
-    if recall_when == "asked" and is_statement(question):
+    if recall_when == "always":
+        return RecallBudget(limit, most)
+    if is_question:
+        return RecallBudget(limit, most, _CURRENT_SHARE, _IN_RECORD_SHARE)
+    if is_statement(question):
         limit = int(limit * _TOLD_SHARE)
-    return RecallBudget(limit, limit)
+    return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
 
 
 def show_messages(
@@ -899,7 +897,7 @@ def show_messages(
                 message.day,
                 "\n".join(entry.body for entry in entries),
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
-                tokens <= limit,
+                is_whole=tokens <= limit,
             )
             shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages
