@@ -39,6 +39,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
+    FLOOR_FOR_STATEMENT,
     FOR_QUESTION,
     PROFILE_NAME,
     Explanation,
@@ -74,7 +75,7 @@ from llama_index_memory_ext.text.messages import (
     turns_of,
 )
 from llama_index_memory_ext.text.tokens import CountedText
-from llama_index_memory_ext.words.asking import TOLD_SHARE, is_statement
+from llama_index_memory_ext.words.asking import is_statement
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
@@ -416,10 +417,7 @@ class RelevantFactsBlock(LogBlock):
         question: str,
         record: RecordInPrompt | None,
     ) -> Surroundings:
-        """Return the record and the profile beside the facts for the question; empty without one of them.
-
-        A text that only tells something has a quarter of the tokens.
-        """
+        """Return the record and the profile beside the facts for the question; empty without one of them."""
         room = self._room_in(PROFILE_NAME, self.profile_limit)
         if record is None or not room:
             return Surroundings(self._room_in(self.name, self.token_limit))
@@ -435,13 +433,14 @@ class RelevantFactsBlock(LogBlock):
         if profile:
             # The rest is the facts, and the element around them.
             limit -= self.profile_limit - room
+        floor = FLOOR_BEHIND_RECORD
         if is_statement(question):
-            limit = int(limit * TOLD_SHARE)
+            floor = FLOOR_FOR_STATEMENT
         return Surroundings(
             self._room_in(self.name, limit),
             tuple(profile),
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
-            FLOOR_BEHIND_RECORD,
+            floor,
             room,
         )
 
@@ -581,8 +580,8 @@ class RelevantFactsBlock(LogBlock):
 
         For a question about the past, past facts are included. ``context`` are the
         turns before, oldest first. The last prompt of the session gives the profile and
-        the recalled messages. Default: the session of the last prompt. ``most`` leaves out the facts that are
-        neither shown nor among so many of the best.
+        the recalled messages. Default: the session of the last prompt. ``most`` leaves
+        out the facts that are neither shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
         record = self._records.get(session_id)

@@ -57,7 +57,7 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.words.asking import TOLD_SHARE, asks, is_statement
+from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
@@ -114,6 +114,8 @@ _CURRENT_SHARE = 0.35
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
 _IN_RECORD_SHARE = 0.3
+# The share for a text that only tells something.
+_TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
@@ -403,8 +405,7 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        if matches.similarity[-1] > best:
-            budget = budget.current
+        share = budget.current_share if matches.similarity[-1] > best else 1.0
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -415,7 +416,7 @@ class MessageIndex:
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
-        rooms = np.where(
+        rooms = share * np.where(
             matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
         )
         for place, message_tokens, room in zip(
@@ -424,10 +425,10 @@ class MessageIndex:
             rooms.tolist(),
             strict=True,
         ):
-            if used + fewest_tokens > budget.most:
+            if used + fewest_tokens > share * budget.most:
                 break
             if place >= shown_from:
-                used += _IN_RECORD_SHARE * min(message_tokens, _SHORT)
+                used += budget.record_share * min(message_tokens, _SHORT)
                 continue
             day = matches.messages[place].day
             cost = message_tokens
@@ -563,21 +564,14 @@ class RecallBudget(NamedTuple):
     Attributes:
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
-        is_asked: Whether the text is a question.
+        current_share: The share of both for a text about the last message.
+        record_share: The share of its tokens that a message of the record takes.
     """
 
     limit: int
     most: int
-    is_asked: bool = False
-
-    @property
-    def current(self) -> RecallBudget:
-        """The budget of a text about the last message: a third of the tokens for a question."""
-        if not self.is_asked:
-            return self
-        return RecallBudget(
-            int(self.limit * _CURRENT_SHARE), int(self.most * _CURRENT_SHARE)
-        )
+    current_share: float = 1.0
+    record_share: float = 0.0
 
 
 class _Request(NamedTuple):
@@ -897,15 +891,21 @@ def recall_budget(
 ) -> RecallBudget:
     """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
 
-    A question may have four tenths more where they are free, and a text that asks for
-    nothing has a quarter unless ``recall_when`` is "always".
+    A question may have four tenths more where they are free. Unless ``recall_when`` is
+    "always", a text that asks for nothing has a quarter, and messages of the record
+    count.
     """
-    if asks(question):
+    is_question = asks(question)
+    most = limit
+    if is_question:
         most = max(limit, min(int(limit * _ASKED_SHARE), free))
-        return RecallBudget(limit, most, is_asked=True)
-    if recall_when == "asked" and is_statement(question):
-        limit = int(limit * TOLD_SHARE)
-    return RecallBudget(limit, limit)
+    if recall_when == "always":
+        return RecallBudget(limit, most)
+    if is_question:
+        return RecallBudget(limit, most, _CURRENT_SHARE, _IN_RECORD_SHARE)
+    if is_statement(question):
+        limit = int(limit * _TOLD_SHARE)
+    return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
 
 
 def show_messages(
@@ -930,7 +930,7 @@ def show_messages(
                 message.day,
                 "\n".join(entry.body for entry in entries),
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
-                tokens <= limit,
+                is_whole=tokens <= limit,
             )
             shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages

@@ -12,8 +12,6 @@ from llama_index_memory_ext.words import (
     words_of_section,
 )
 
-# The share of the tokens for recalled messages and facts behind a statement's record.
-TOLD_SHARE = 0.25
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
 # users of RealMem and three conversations of LoCoMo; see docs/ranking.md.
 _MOST_REFERENCES = 2

@@ -53,13 +53,13 @@ def found(
     limit: int = EVERYTHING,
     message_limit: int = 500,
     most: int = 0,
-    is_asked: bool = False,
+    **shares: float,
 ) -> Any:
     fitting = index.fitting(
         question,
         context,
         before,
-        RecallBudget(limit, most or limit, is_asked),
+        RecallBudget(limit, most or limit, **shares),
         message_limit,
     )
     return [ranked.message.row_ids for ranked in fitting]
@@ -189,26 +189,26 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
     index = index_of(on_days(rows, *[0] * 6, *[1] * 6))
     (tokens,) = {COUNTER.count(f"<message user>tea {i}\n") for i in range(6)}
     limit = 4 * tokens + COUNTER.count(DAY_HEADING.format("2023-05-08"))
-    assert len(found(index, "green tea", limit=limit, before=rows[6].id)) == number
+    limits = {"limit": limit, "before": rows[6].id}
+    assert len(found(index, "green tea", **limits, record_share=0.3)) == number
+    assert len(found(index, "green tea", **limits)) == 4
 
 
 @pytest.mark.parametrize(
-    ("last", "number", "number_asked"),
-    [("green tea", 5, 5), ("green tea of Caroline", 4, 1)],
+    ("last", "number"),
+    [("green tea", 7), ("green tea of Caroline", 2)],
 )
-def test_a_question_about_the_last_message_recalls_a_third(
-    last: str, number: int, number_asked: int
-) -> None:
-    messages = [*(user(f"Her green tea {i} is cold.") for i in range(6)), user(last)]
+def test_a_question_about_the_last_message_recalls_less(last: str, number: int) -> None:
+    messages = [*(user(f"Her green tea {i} is cold.") for i in range(9)), user(last)]
     rows = rows_of(*messages)
-    index = index_of(on_days(rows, *[0] * 6, 1))
+    index = index_of(on_days(rows, *[0] * 9, 1))
     tokens = COUNTER.count("<message user>Her green tea 0 is cold.\n")
     heading = COUNTER.count(DAY_HEADING.format("2023-05-08"))
     question = "Which green tea does Caroline like?"
-    limits: Any = {"limit": 5 * tokens + heading, "before": rows[6].id}
-    assert len(found(index, question, **limits, is_asked=True)) == number_asked
-    # A text that asks for nothing has few tokens already.
-    assert len(found(index, question, **limits)) == number
+    limits: Any = {"limit": 7 * tokens + heading, "before": rows[9].id}
+    assert len(found(index, question, **limits)) == 7
+    asked = found(index, question, **limits, current_share=0.4)
+    assert len(asked) == number
 
 
 # ---- what is never found -------------------------------------------------------------------------------
