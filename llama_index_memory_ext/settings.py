@@ -72,7 +72,7 @@ def unpacked(
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
 
         def describe_fields(line: re.Match[str]) -> str:
-            lines: list[str] = []
+            lines = []
             for name, field in fields.items():
                 lines += wrap(
                     f"{name}: {about(field)}",

@@ -223,7 +223,7 @@ def memory_server(
     spec_type = MemoryToolSpec if in_session else _ToolsWithoutSession
     spec = spec_type(memory, token_limit=_MOST_TOKENS)
     readers = _Readers(spec)
-    limits: dict[str, Any] = {}
+    limits = {}
     categories = memory.facts.categories
     if categories:
         limits["category"] = Literal[categories]

@@ -303,7 +303,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         names = [facts] if isinstance(facts, str) else facts or []
-        chosen: dict[str, Fact] = {}
+        chosen = {}
         questions = []
         answers = []
         with store_errors("Nothing was forgotten", self.memory.session_id):

@@ -36,7 +36,6 @@ from llama_index_memory_ext.errors import (
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.facts.ranking import (
     PROFILE_NAME,
-    RankedFact,
     RecordInPrompt,
 )
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
@@ -665,7 +664,7 @@ class CondensedMemory(Memory):
         check_search(similarity_top_k, facts=facts, messages=messages)
         if not question.strip():
             return MemorySearchResult()
-        matching_facts: list[RankedFact] = []
+        matching_facts = []
         if facts:
             matching_facts = await self.facts.asearch(
                 question, similarity_top_k=similarity_top_k
@@ -1287,7 +1286,7 @@ class CondensedMemory(Memory):
         self, contents: dict[str, Any], fitted_contents: dict[str, Any]
     ) -> MemorySearchResult:
         """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-        facts: list[Any] = []
+        facts = []
         for name in (PROFILE_NAME, self.facts_block.name):
             text = str(fitted_contents.get(name))
             facts += _sources_within(text, contents.get(name))

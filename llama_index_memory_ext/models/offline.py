@@ -213,7 +213,7 @@ def _facts_in(question: str) -> dict[str, Any]:
     known_facts, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
     new_facts: list[dict[str, Any]] = []
-    retired: list[dict[str, Any]] = []
+    retired = []
     for topic in _TOPICS:
         for quote, value in _statements(topic, text, latest_only=topic.single):
             label = f"n{len(new_facts) + 1}"
@@ -332,7 +332,7 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
 
 
 def _turns(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    turns: list[list[_Entry]] = []
+    turns = []
     for entry in entries:
         if entry.role == "user":
             turns.append([entry])
