@@ -217,7 +217,7 @@ def _refusal(
     """Return an error for the first problem of a ValidationError, without the input."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    cause: Any = first.get("ctx", {}).get("error")
+    cause = first.get("ctx", {}).get("error")
     if isinstance(cause, MemoryExtError):
         return cause
     name = str(next(iter(first["loc"]), ""))

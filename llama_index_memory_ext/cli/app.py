@@ -54,7 +54,7 @@ def example(call: str) -> str:
 
 def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
     """Return the example in the help of the command that the arguments name."""
-    command: Any = get_command(commands)
+    command = get_command(commands)
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument, command)
     return str(command.epilog)
@@ -295,7 +295,7 @@ def memory_on(
     time_zone: TimeZone = None,
 ) -> ext.CondensedMemory:
     """Return the memory of a session, or of a user without a session; it extracts no facts."""
-    options: Any = {
+    options = {
         "user_id": user,
         "agent_id": agent,
         "embed_model": embed,

@@ -62,7 +62,7 @@ def chat(
     if session is None:
         session = f"chat-{datetime.now().astimezone(time_zone):%Y-%m-%d-%H%M%S}-{token_hex(2)}"
     resources = AsyncExitStack()
-    options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
+    options = {"user_id": user, "embed_model": embed, "temporary": temporary}
     options["time_zone"] = time_zone
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))

@@ -108,7 +108,7 @@ def inspect(
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import reader_of
-    options: dict[str, Any] = {
+    options = {
         "token_limit": token_limit,
         "condensed_token_limit": condensed_token_limit,
         "facts_token_limit": facts_token_limit,

@@ -126,7 +126,7 @@ def to_openai(message: ChatMessage) -> dict[str, Json]:
         content = parts[0]["text"]
     elif not parts:
         content = None if calls else ""
-    written: dict[str, Json] = {"role": role.value, "content": content}
+    written = {"role": role.value, "content": content}
     written |= _openai_calls(calls)
     for key in _NAMES:
         name = message.additional_kwargs.get(key)

@@ -267,9 +267,7 @@ def _calculate(
     written: str, calls: Sequence[_Call], tools: Collection[str]
 ) -> str | ToolCallBlock:
     """Return the next tool call of a sum, inner operations first, and at last its value; "" for any other text."""
-    results: dict[tuple[object, ...], str] = {
-        (call.name, *call.arguments.values()): call.result for call in calls
-    }
+    results = {(call.name, *call.arguments.values()): call.result for call in calls}
 
     # The nodes of a syntax tree have no common type with these fields.
     def value_of(node: Any) -> Any:
