@@ -199,10 +199,7 @@ def describe_value(value: object, *, with_text: bool = False) -> str:
 
 
 def _unknown(
-    name: str,
-    known_names: Collection[str],
-    owner: str,
-    raised: type[MemoryExtError],
+    name: str, known_names: Collection[str], owner: str, raised: type[MemoryExtError]
 ) -> MemoryExtError:
     hint = f"Its settings are {', '.join(sorted(known_names))}."
     close = get_close_matches(name, known_names, n=1)

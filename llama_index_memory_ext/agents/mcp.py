@@ -53,8 +53,7 @@ _Day = Annotated[
     date | None, Field(description="Facts since or until this day, such as 2026-11-20.")
 ]
 _Query = Annotated[
-    str,
-    Field(description="Words of the fact or message.", max_length=_MOST_CHARACTERS),
+    str, Field(description="Words of the fact or message.", max_length=_MOST_CHARACTERS)
 ]
 _Word = Annotated[str | None, Field(description="Facts with this.", max_length=100)]
 _Limit = Annotated[int, Field(description="Most facts.", ge=1, le=_MOST_LISTED)]
@@ -62,8 +61,7 @@ _Offset = Annotated[
     int, Field(description="How many of the newest facts are passed over.", ge=0)
 ]
 _Id = Annotated[
-    str | None,
-    Field(description="Facts behind the fact with this id.", min_length=8),
+    str | None, Field(description="Facts behind the fact with this id.", min_length=8)
 ]
 _EXAMPLE = re.compile(r"Example:\s+(\w+\(.*?\))$", re.MULTILINE | re.DOTALL)
 

@@ -97,8 +97,7 @@ TimeZone = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Model = Annotated[
-    str | None,
-    option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
+    str | None, option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini.")
 ]
 
 # Text in brackets in a help text is not markup.

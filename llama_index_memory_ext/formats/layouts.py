@@ -200,9 +200,7 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     if kind == "file" and has_file:
         file = _base64(value, "file_data", value_place)
         return types.DocumentBlock(
-            data=file.data,
-            title=value.get("filename"),
-            document_mimetype=file.mimetype,
+            data=file.data, title=value.get("filename"), document_mimetype=file.mimetype
         )
     # LlamaIndex has no block for this kind, nor for a file that has only OpenAI's id.
     rest = {key: entry for key, entry in part.items() if key != "type"}

@@ -34,10 +34,7 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.ranking import (
-    PROFILE_NAME,
-    RecordInPrompt,
-)
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
 from llama_index_memory_ext.memory import template
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -1294,8 +1291,7 @@ class CondensedMemory(Memory):
         # The record above the recalled messages may have the same words.
         recall_text = str(fitted_contents.get(record)).partition(EARLIER_OPENING)[2]
         return MemorySearchResult(
-            tuple(facts),
-            tuple(_sources_within(recall_text, contents.get(record))),
+            tuple(facts), tuple(_sources_within(recall_text, contents.get(record)))
         )
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:

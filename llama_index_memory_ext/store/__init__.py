@@ -630,9 +630,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return True
         try:
             return await self.database.run(
-                vacuum,
-                in_transaction=False,
-                seconds=_REWRITE_SECONDS,
+                vacuum, in_transaction=False, seconds=_REWRITE_SECONDS
             )
         except StoreError as error:
             logger.warning(

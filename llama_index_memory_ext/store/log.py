@@ -168,12 +168,7 @@ class Log:
             count = plan_flush(with_code_results([*before, *messages]))
         flushed = self._set_statuses(tx, key, stored, archived=count)
         new = self.insert_within(
-            tx,
-            key,
-            messages,
-            user_id,
-            archived=count - len(stored),
-            replaced=replaced,
+            tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
         )
         return [*flushed, *new]
 

@@ -1054,12 +1054,7 @@ class Readers:
         tx.epochs.pop(key, None)
 
     def is_current_within(
-        self,
-        tx: Transaction,
-        key: str,
-        epoch: int,
-        reader: str = "",
-        position: int = 0,
+        self, tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
     ) -> bool:
         """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
         cursor = self._cursor_of(tx, key, reader)
