@@ -294,15 +294,14 @@ def memory_on(
     time_zone: TimeZone = None,
 ) -> ext.CondensedMemory:
     """Return the memory of a session, or of a user without a session; it extracts no facts."""
-    options = {
-        "user_id": user,
-        "agent_id": agent,
-        "embed_model": embed,
-        "time_zone": time_zone,
-        "extract_facts": False,
-    }
     return ext.CondensedMemory.from_defaults(
-        "any" if session is None else session, chat_store=store, **options
+        "any" if session is None else session,
+        chat_store=store,
+        user_id=user,
+        agent_id=agent,
+        embed_model=embed,
+        time_zone=time_zone,
+        extract_facts=False,
     )
 
 
