@@ -72,7 +72,7 @@ def unpacked(
         vars(function)["__signature__"] = signature.replace(parameters=parameters)
 
         def describe_fields(line: re.Match[str]) -> str:
-            lines: list[str] = []
+            lines = []
             for name, field in fields.items():
                 lines += wrap(
                     f"{name}: {about(field)}",
@@ -199,10 +199,7 @@ def describe_value(value: object, *, with_text: bool = False) -> str:
 
 
 def _unknown(
-    name: str,
-    known_names: Collection[str],
-    owner: str,
-    raised: type[MemoryExtError],
+    name: str, known_names: Collection[str], owner: str, raised: type[MemoryExtError]
 ) -> MemoryExtError:
     hint = f"Its settings are {', '.join(sorted(known_names))}."
     close = get_close_matches(name, known_names, n=1)
@@ -217,7 +214,7 @@ def _refusal(
     """Return an error for the first problem of a ValidationError, without the input."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    cause: Any = first.get("ctx", {}).get("error")
+    cause = first.get("ctx", {}).get("error")
     if isinstance(cause, MemoryExtError):
         return cause
     name = str(next(iter(first["loc"]), ""))

@@ -71,7 +71,7 @@ async def restore_context(
         TypeError: ``memory`` is not a ``CondensedMemory``.
     """
     check_memory(memory, "restore_context")
-    ctx: Context[Any] = Context.from_dict(
+    ctx = Context.from_dict(
         workflow, data, serializer=_WithMemory(memory, serializer or JsonSerializer())
     )
     # LlamaIndex's agents keep the question of the last run in the context.

@@ -53,8 +53,7 @@ _Day = Annotated[
     date | None, Field(description="Facts since or until this day, such as 2026-11-20.")
 ]
 _Query = Annotated[
-    str,
-    Field(description="Words of the fact or message.", max_length=_MOST_CHARACTERS),
+    str, Field(description="Words of the fact or message.", max_length=_MOST_CHARACTERS)
 ]
 _Word = Annotated[str | None, Field(description="Facts with this.", max_length=100)]
 _Limit = Annotated[int, Field(description="Most facts.", ge=1, le=_MOST_LISTED)]
@@ -62,8 +61,7 @@ _Offset = Annotated[
     int, Field(description="How many of the newest facts are passed over.", ge=0)
 ]
 _Id = Annotated[
-    str | None,
-    Field(description="Facts behind the fact with this id.", min_length=8),
+    str | None, Field(description="Facts behind the fact with this id.", min_length=8)
 ]
 _EXAMPLE = re.compile(r"Example:\s+(\w+\(.*?\))$", re.MULTILINE | re.DOTALL)
 
@@ -223,7 +221,7 @@ def memory_server(
     spec_type = MemoryToolSpec if in_session else _ToolsWithoutSession
     spec = spec_type(memory, token_limit=_MOST_TOKENS)
     readers = _Readers(spec)
-    limits: dict[str, Any] = {}
+    limits = {}
     categories = memory.facts.categories
     if categories:
         limits["category"] = Literal[categories]

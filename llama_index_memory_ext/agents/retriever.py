@@ -163,7 +163,7 @@ class MemoryRetriever(BaseRetriever):
         if not question.strip():
             return []
         memory = self.memory
-        nodes: list[NodeWithScore] = []
+        nodes = []
         with store_errors("The memory could not be searched", memory.session_id):
             await memory.acheck_session()
             if self._facts:

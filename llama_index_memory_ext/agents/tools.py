@@ -278,7 +278,10 @@ class MemoryToolSpec(BaseToolSpec):
                 return f"Not remembered: {_FULL}"
             return f"Remembered: {self._describe(new)}"
         if valid.confirmed:
-            await self._approve_pending(valid.confirmed)
+            # The user's request to remember facts approves them, too.
+            pending = [fact.id for fact in valid.confirmed if fact.pending]
+            if pending:
+                await self.memory.facts.aapprove(*pending)
             return "Known already; it is surer now."
         rejection = valid.rejected[0]
         answer = f"Not remembered: {escape_tags(rejection.detail)}"
@@ -303,7 +306,7 @@ class MemoryToolSpec(BaseToolSpec):
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         names = [facts] if isinstance(facts, str) else facts or []
-        chosen: dict[str, Fact] = {}
+        chosen = {}
         questions = []
         answers = []
         with store_errors("Nothing was forgotten", self.memory.session_id):
@@ -328,12 +331,6 @@ class MemoryToolSpec(BaseToolSpec):
     remember = in_sync(aremember, note=None)
     forget = in_sync(aforget, note=None)
 
-    async def _approve_pending(self, facts: Sequence[Fact]) -> None:
-        """Approve facts that wait for a yes: the user's request to remember them is one."""
-        pending = [fact.id for fact in facts if fact.pending]
-        if pending:
-            await self.memory.facts.aapprove(*pending)
-
     async def _match_facts(self, names: Sequence[str]) -> list[list[Fact]]:
         """Return the candidates for each name of a fact."""
         now = utc_now()
@@ -352,11 +349,8 @@ class MemoryToolSpec(BaseToolSpec):
         ]
         if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
             matches = [fact for fact in facts if fact.id.startswith(fact_id)]
-        if not matches:
-            matches = await self._search_facts(words)
-        return matches
-
-    async def _search_facts(self, words: str) -> list[Fact]:
+        if matches:
+            return matches
         ranked = await self.memory.facts_block.asearch(
             words, session_id=self.memory.session_id
         )

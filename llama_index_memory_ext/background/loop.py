@@ -138,9 +138,7 @@ def _release_locks() -> None:
 
 
 at_fork(
-    before=_hold_locks,
-    after_in_parent=_release_locks,
-    after_in_child=_release_locks,
+    before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_locks
 )
 
 

@@ -54,7 +54,7 @@ def example(call: str) -> str:
 
 def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
     """Return the example in the help of the command that the arguments name."""
-    command: Any = get_command(commands)
+    command = get_command(commands)
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument, command)
     return str(command.epilog)
@@ -97,8 +97,7 @@ TimeZone = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Model = Annotated[
-    str | None,
-    option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini."),
+    str | None, option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini.")
 ]
 
 # Text in brackets in a help text is not markup.
@@ -295,15 +294,14 @@ def memory_on(
     time_zone: TimeZone = None,
 ) -> ext.CondensedMemory:
     """Return the memory of a session, or of a user without a session; it extracts no facts."""
-    options: Any = {
-        "user_id": user,
-        "agent_id": agent,
-        "embed_model": embed,
-        "time_zone": time_zone,
-        "extract_facts": False,
-    }
     return ext.CondensedMemory.from_defaults(
-        "any" if session is None else session, chat_store=store, **options
+        "any" if session is None else session,
+        chat_store=store,
+        user_id=user,
+        agent_id=agent,
+        embed_model=embed,
+        time_zone=time_zone,
+        extract_facts=False,
     )
 
 

@@ -62,8 +62,12 @@ def chat(
     if session is None:
         session = f"chat-{datetime.now().astimezone(time_zone):%Y-%m-%d-%H%M%S}-{token_hex(2)}"
     resources = AsyncExitStack()
-    options: Any = {"user_id": user, "embed_model": embed, "temporary": temporary}
-    options["time_zone"] = time_zone
+    options = {
+        "user_id": user,
+        "embed_model": embed,
+        "temporary": temporary,
+        "time_zone": time_zone,
+    }
     with BackgroundLoop() as loop, ExitStack() as end:
         end.callback(lambda: loop.run(resources.aclose()))
         with cli.new_console(stderr=True).status("Starting"):

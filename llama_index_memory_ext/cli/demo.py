@@ -248,7 +248,7 @@ async def _compare(
 
 async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
     """Ask a question through the agent, and print the answer; print the prompt of the first question too."""
-    prompts: list[str] = []
+    prompts = []
     running = agent.run(question.text, memory=side.memory)
     async for event in running.stream_events():
         if isinstance(event, AgentInput):

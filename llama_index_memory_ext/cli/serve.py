@@ -53,12 +53,10 @@ def inspect(
     *,
     db: Db = None,
     port: Annotated[
-        int,
-        cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535),
+        int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Allow changes; each asks for confirmation."),
+        bool, typer.Option("--write", help="Allow changes; each asks for confirmation.")
     ] = False,
     html: Annotated[
         typer.FileBinaryWrite | None,
@@ -108,7 +106,7 @@ def inspect(
         from llama_index_memory_ext.inspector.server import Inspector
         from llama_index_memory_ext.inspector.views import memory_on, report
         from llama_index_memory_ext.store import reader_of
-    options: dict[str, Any] = {
+    options = {
         "token_limit": token_limit,
         "condensed_token_limit": condensed_token_limit,
         "facts_token_limit": facts_token_limit,
@@ -157,8 +155,7 @@ def mcp(
     *,
     user: User = None,
     session: Annotated[
-        str | None,
-        cli.option("--session ID", "A session that holds the quotes."),
+        str | None, cli.option("--session ID", "A session that holds the quotes.")
     ] = None,
     db: Db = None,
     read_only: Annotated[

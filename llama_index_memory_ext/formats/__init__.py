@@ -103,7 +103,7 @@ def moved_from_json(
     source: str | bytes | Iterable[Json], *, show_progress: bool = False
 ) -> list[ChatMessage]:
     """As ``messages_from_json``, but messages of an export are each a ``MovedMessage``."""
-    messages: list[ChatMessage] = []
+    messages = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an
     # error.
     values = _messages_in(source)

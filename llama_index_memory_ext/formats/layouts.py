@@ -126,7 +126,7 @@ def to_openai(message: ChatMessage) -> dict[str, Json]:
         content = parts[0]["text"]
     elif not parts:
         content = None if calls else ""
-    written: dict[str, Json] = {"role": role.value, "content": content}
+    written = {"role": role.value, "content": content}
     written |= _openai_calls(calls)
     for key in _NAMES:
         name = message.additional_kwargs.get(key)
@@ -200,9 +200,7 @@ def _block(part: Json, place: str) -> types.ContentBlock:
     if kind == "file" and has_file:
         file = _base64(value, "file_data", value_place)
         return types.DocumentBlock(
-            data=file.data,
-            title=value.get("filename"),
-            document_mimetype=file.mimetype,
+            data=file.data, title=value.get("filename"), document_mimetype=file.mimetype
         )
     # LlamaIndex has no block for this kind, nor for a file that has only OpenAI's id.
     rest = {key: entry for key, entry in part.items() if key != "type"}

@@ -87,7 +87,7 @@ async def backfill(
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
 
         counts: Counter[str] = Counter()
-        failures: dict[str, str] = {}
+        failures = {}
         failures_in_a_row = 0
         with tqdm(
             desc="Extracting facts",

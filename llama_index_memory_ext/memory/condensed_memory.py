@@ -34,11 +34,7 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.ranking import (
-    PROFILE_NAME,
-    RankedFact,
-    RecordInPrompt,
-)
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
 from llama_index_memory_ext.memory import template
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -665,7 +661,7 @@ class CondensedMemory(Memory):
         check_search(similarity_top_k, facts=facts, messages=messages)
         if not question.strip():
             return MemorySearchResult()
-        matching_facts: list[RankedFact] = []
+        matching_facts = []
         if facts:
             matching_facts = await self.facts.asearch(
                 question, similarity_top_k=similarity_top_k
@@ -1297,7 +1293,7 @@ class CondensedMemory(Memory):
         self, contents: dict[str, Any], fitted_contents: dict[str, Any]
     ) -> MemorySearchResult:
         """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-        facts: list[Any] = []
+        facts = []
         for name in (PROFILE_NAME, self.facts_block.name):
             text = str(fitted_contents.get(name))
             facts += _sources_within(text, contents.get(name))
@@ -1305,8 +1301,7 @@ class CondensedMemory(Memory):
         # The record above the recalled messages may have the same words.
         recall_text = str(fitted_contents.get(record)).partition(EARLIER_OPENING)[2]
         return MemorySearchResult(
-            tuple(facts),
-            tuple(_sources_within(recall_text, contents.get(record))),
+            tuple(facts), tuple(_sources_within(recall_text, contents.get(record)))
         )
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:

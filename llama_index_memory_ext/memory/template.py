@@ -61,10 +61,7 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         apart, for prompt caches.
         """
         return [
-            ChatMessage(
-                role=MessageRole.USER,
-                blocks=_tagged(kwargs["memory_blocks"]),
-            )
+            ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"]))
         ]
 
 
@@ -131,8 +128,7 @@ def with_record_in_blocks(
 
 
 def joined(
-    template: RichPromptTemplate,
-    memory_blocks: list[tuple[str, list[ContentBlock]]],
+    template: RichPromptTemplate, memory_blocks: list[tuple[str, list[ContentBlock]]]
 ) -> list[ContentBlock]:
     """Return the blocks of the message that a template makes of memory blocks; [] for no memory block.
 

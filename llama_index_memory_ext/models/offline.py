@@ -213,7 +213,7 @@ def _facts_in(question: str) -> dict[str, Any]:
     known_facts, _, transcript = question.partition("<transcript>")
     text = "\n".join(_texts_of("user", _elements(transcript)))
     new_facts: list[dict[str, Any]] = []
-    retired: list[dict[str, Any]] = []
+    retired = []
     for topic in _TOPICS:
         for quote, value in _statements(topic, text, latest_only=topic.single):
             label = f"n{len(new_facts) + 1}"
@@ -267,9 +267,7 @@ def _calculate(
     written: str, calls: Sequence[_Call], tools: Collection[str]
 ) -> str | ToolCallBlock:
     """Return the next tool call of a sum, inner operations first, and at last its value; "" for any other text."""
-    results: dict[tuple[object, ...], str] = {
-        (call.name, *call.arguments.values()): call.result for call in calls
-    }
+    results = {(call.name, *call.arguments.values()): call.result for call in calls}
 
     # The nodes of a syntax tree have no common type with these fields.
     def value_of(node: Any) -> Any:
@@ -332,7 +330,7 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
 
 
 def _turns(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    turns: list[list[_Entry]] = []
+    turns = []
     for entry in entries:
         if entry.role == "user":
             turns.append([entry])

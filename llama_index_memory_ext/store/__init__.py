@@ -254,7 +254,7 @@ class MemoryStore(SQLAlchemyChatStore):
             "operation_timeout",
             "pool_size",
         )
-        dump: dict[str, Any] = {name: getattr(self, name) for name in names}
+        dump = {name: getattr(self, name) for name in names}
         if self.database.in_memory:
             dump["db_data"] = run(self.database.run(_read_data, writes=False))
         return dump
@@ -447,7 +447,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         With a ``user_id``, only the sessions of this user, and the ``session_ids``.
         """
-        selection: Row = {}
+        selection = {}
         select_sessions = _SELECT_SESSIONS
         select_owners = _SELECT_OWNERS
         if user_id is not None or session_ids:
@@ -630,9 +630,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return True
         try:
             return await self.database.run(
-                vacuum,
-                in_transaction=False,
-                seconds=_REWRITE_SECONDS,
+                vacuum, in_transaction=False, seconds=_REWRITE_SECONDS
             )
         except StoreError as error:
             logger.warning(

@@ -406,13 +406,9 @@ class Database:
 
         # As callers know the function: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
+        locks = self._locks_for(sessions, users, writes=writes)
         result = await self._call(
-            step,
-            name,
-            self._locks_for(sessions, users, writes=writes),
-            seconds,
-            writes=writes,
-            in_transaction=in_transaction,
+            step, name, seconds, locks, writes=writes, in_transaction=in_transaction
         )
         for claim in claims:
             self.claims.put(claim, value=True)
@@ -425,7 +421,6 @@ class Database:
         return await self._call(
             partial(version_of, tables=self.tables),
             "read_schema_version",
-            self._locks_for(writes=False),
             writes=False,
         )
 
@@ -477,20 +472,12 @@ class Database:
 
     async def _open(self) -> None:
         """Make all tables ready; a StoreError if they are newer, or cannot be made."""
-        nothing_locked = self._locks_for(writes=False)
         try:
             # A database user need not be allowed to make tables if all of them exist.
-            is_made = await self._call(
-                self._check_tables, "opening", nothing_locked, writes=False
-            )
+            is_made = await self._call(self._check_tables, "opening", writes=False)
             if self._rows or not is_made:
-                await self._call(
-                    self._make,
-                    address.MAKING,
-                    self._locks_for(writes=True),
-                    max(self.seconds, _MAKING_SECONDS),
-                    writes=True,
-                )
+                seconds = max(self.seconds, _MAKING_SECONDS)
+                await self._call(self._make, address.MAKING, seconds, writes=True)
         except StoreTimeoutError:
             # A connection is still in use.
             raise
@@ -526,8 +513,8 @@ class Database:
 
     def _locks_for(
         self,
-        sessions: Collection[str] = (),
-        users: Collection[str] = (),
+        sessions: Collection[str],
+        users: Collection[str],
         *,
         writes: bool,
     ) -> set[tuple[str, ...]]:
@@ -546,17 +533,19 @@ class Database:
         self,
         step: Callable[[Connection], T],
         name: str,
-        locks: set[tuple[str, ...]],
         seconds: float = 0,
+        locks: set[tuple[str, ...]] | None = None,
         *,
         writes: bool,
         in_transaction: bool = True,
     ) -> T:
-        """Return the result of a step on a connection.
+        """Return the result of a step on a connection; without ``locks``, of a step on no session and no user.
 
         Raises a StoreTimeoutError after ``seconds``; 0: the time for one call.
         """
         seconds = seconds or self.seconds
+        if locks is None:
+            locks = self._locks_for((), (), writes=writes)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         job = Job(

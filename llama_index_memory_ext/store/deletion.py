@@ -150,7 +150,7 @@ class Deletion:
         # A session without a user has facts in a separate namespace.
         namespaces = {user_id}
         staying: dict[str, set[str]] = {key: set() for key in sessions}
-        owned_sessions: set[str] = set()
+        owned_sessions = set()
         for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
             if owner.user_id == user_id:
                 owned_sessions.add(owner.key)
@@ -208,7 +208,7 @@ class Deletion:
 
     def _namespaces_that_read(self, tx: Transaction, keys: Collection[str]) -> set[str]:
         """Return the namespaces whose readers of facts have read one of these sessions."""
-        namespaces: set[str] = set()
+        namespaces = set()
         for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
             # The namespace follows " of ", and may itself hold these characters.
             parts = reader.split(" of ")
@@ -219,7 +219,7 @@ class Deletion:
 
 def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
     """Return the ids of the rows in turns in which a user has spoken, or an unknown user, the answers too."""
-    ids: list[int] = []
+    ids = []
     is_users = False
     for row in rows:
         if row.role == MessageRole.USER.value:

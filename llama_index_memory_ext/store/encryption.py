@@ -106,7 +106,7 @@ class Cipher:
                 by_keys = _encrypt_by if name == "encrypt" else _decrypt_by
                 function = partial(by_keys, self._ciphers_for(user))
             # A TypeError for bytes.
-            converted: Any = function(text) + ""
+            converted = function(text) + ""
             if name == "decrypt":
                 # Here, because the wrong key of a function may make any text.
                 converted = loads(converted)

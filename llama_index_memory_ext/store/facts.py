@@ -24,7 +24,6 @@ from llama_index_memory_ext.store.tables import (
     FactsVersion,
     LogPage,
     Readers,
-    Row,
     Transaction,
     reads,
     vectors_namespace,
@@ -369,7 +368,7 @@ class Facts:
             read_by=list(read_by),
         )
         tx.lock((), {*own, *namespaces})
-        lines: dict[str, frozenset[str]] = {}
+        lines = {}
         if namespaces:
             for key in sessions:
                 lines[key] = self._readers.lines_within(tx, key)
@@ -396,13 +395,13 @@ class Facts:
         """
         rows = self._select(tx, namespace)
         stored = _parsed(rows)
-        deleted: set[str] = set()
+        deleted = set()
         for row in rows:
             is_copy = contents.get(row.id, "") in (None, stored[row.id].content)
             if is_copy or leaving.takes(namespace, row.session_id, row.said_by):
                 deleted.add(row.id)
         deleted |= _only_ending(stored, deleted)
-        changed: list[Fact] = []
+        changed = []
         is_team = leaving.is_team(namespace)
         for row in rows:
             if row.id not in deleted:
@@ -482,7 +481,7 @@ class Facts:
             return
         change = self._version_of(tx, namespace).change
         for start in range(0, len(facts), PAGE_FACTS):
-            rows: list[Row] = []
+            rows = []
             for fact in facts[start : start + PAGE_FACTS]:
                 change += 1
                 stored = fact.model_copy(update={"namespace": namespace})
@@ -533,7 +532,7 @@ def _without_deleted_source(fact: Fact, lines: Collection[str] | None) -> Fact:
 def _only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
     """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
     contents = tuple(facts[fact_id].content for fact_id in deleted)
-    ending: set[str] = set()
+    ending = set()
     for fact in facts.values():
         if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
             ending.add(fact.id)
@@ -554,7 +553,7 @@ def _merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
         fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
         for fact in facts
     }
-    merged: list[Fact] = []
+    merged = []
     for fact in facts:
         stored = newer.get(fact.id)
         replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
@@ -666,7 +665,7 @@ class KeptVectors:
         if not ids:
             tx.rollback()
             return True
-        rows: list[Row] = []
+        rows = []
         for vector_id in ids:
             digest, vector = vectors[vector_id]
             rows.append(

@@ -145,8 +145,8 @@ class Log:
             readers: The readers that are registered for the session.
         """
         speakers = _speakers_in(messages, access)
-        stored: list[LogRow] = []
-        replaced: list[LogRow] = []
+        stored = []
+        replaced = []
         if not replace:
             if plan_flush:
                 stored = self._readers.find_within(tx, key, [ACTIVE])
@@ -168,12 +168,7 @@ class Log:
             count = plan_flush(with_code_results([*before, *messages]))
         flushed = self._set_statuses(tx, key, stored, archived=count)
         new = self.insert_within(
-            tx,
-            key,
-            messages,
-            user_id,
-            archived=count - len(stored),
-            replaced=replaced,
+            tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
         )
         return [*flushed, *new]
 
@@ -241,11 +236,11 @@ class Log:
             return []
         now = time.time_ns()
         roles = self._roles_of(tx, key, messages)
-        speakers: dict[str, str] = {}
+        speakers = {}
         for row in replaced:
             if user_id and row.user_id is not None:
                 speakers[_words_of(row.data)] = row.user_id
-        rows: list[Row] = []
+        rows = []
         for i, message in enumerate(messages):
             data = storable(message)
             speaker = user_id
@@ -315,7 +310,7 @@ class Log:
         self, tx: Transaction, key: str, entries: Iterable[Sequence[Json]]
     ) -> list[Json]:
         """Return the entries of a state that still have rows, each with the rows that remain."""
-        remaining: list[Json] = []
+        remaining = []
         for first, last, *values in entries:
             span = self._rows_between(tx, key, first, last)
             if span.first:
@@ -343,7 +338,7 @@ class Log:
         self, tx: Transaction, key: str, rows: Sequence[Row]
     ) -> None:
         """Store the ids that programs have given the messages of new rows."""
-        message_ids: dict[int, str] = {}
+        message_ids = {}
         for row in rows:
             message_id = message_id_of(row["data"].get("additional_kwargs") or {})
             if message_id:
@@ -351,7 +346,7 @@ class Log:
         if not message_ids:
             return
         # A clock may give an earlier row the same time; the newest row counts.
-        row_ids: dict[int, int] = {}
+        row_ids = {}
         times = [row["timestamp"] for row in rows]
         for written in tx.execute(
             _SELECT_TIMES, key=key, first=min(times), last=max(times)
@@ -379,7 +374,7 @@ class Log:
         if not any(ids):
             return messages
         stored = self._messages_by_id(tx, key, list(filter(None, ids)))
-        new: list[ChatMessage] = []
+        new = []
         for message_id, message in zip(ids, messages, strict=True):
             if message_id is None:
                 new.append(message)
@@ -398,7 +393,7 @@ class Log:
         self, tx: Transaction, key: str, ids: Sequence[str]
     ) -> dict[str, Json]:
         """Return the stored messages that have these ids."""
-        messages: dict[str, Json] = {}
+        messages = {}
         for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
             data = row.data
             stored_id = message_id_of(data.get("additional_kwargs") or {})

@@ -202,7 +202,7 @@ class Owners:
         namespaces = set(self.kinds_within(tx, key))
         if user_id is not None:
             namespaces.add(user_id)
-        readers: list[str] = []
+        readers = []
         for reader in self._readers.names_within(tx, key):
             owner = namespace_of_reader(reader, namespaces)
             if owner is not None and user_id in (None, owner):

@@ -255,7 +255,7 @@ class Tables:
             return f"= ANY(:{name})"
 
         text = sa.text(re.sub(r"\{(\w+)\}", replace, statement.strip()))
-        parameters: list[Any] = []
+        parameters = []
         for name in text.compile().params:
             kind = types.get(name, sa.String())
             parameters.append(
@@ -675,7 +675,7 @@ def times_of(
     Without a zone, a time has its own offset. A time in UTC has the offset of the
     message before it.
     """
-    times: list[datetime | None] = []
+    times = []
     offset = zone
     for row in rows:
         said_at = row.said_at(zone)
@@ -839,7 +839,7 @@ class Readers:
 
     def lines_within(self, tx: Transaction, key: str) -> frozenset[str]:
         """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
-        lines: set[str] = set()
+        lines = set()
         for row in self.find_within(tx, key):
             lines.update(visible(spoken(row.message)).splitlines())
         return frozenset(lines)
@@ -870,8 +870,8 @@ class Readers:
             closed=OWN if access.shared else SHARED,
         ).all()
         session = result[0]
-        active: list[LogRow] = []
-        log: list[LogRow] = []
+        active = []
+        log = []
         for row in result:
             if row.status == ACTIVE:
                 active.append(LogRow.from_query(row))
@@ -1054,12 +1054,7 @@ class Readers:
         tx.epochs.pop(key, None)
 
     def is_current_within(
-        self,
-        tx: Transaction,
-        key: str,
-        epoch: int,
-        reader: str = "",
-        position: int = 0,
+        self, tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
     ) -> bool:
         """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
         cursor = self._cursor_of(tx, key, reader)

@@ -176,12 +176,12 @@ def _best_run(
 
     ``sums[n]`` are the tokens of the first n pieces.
     """
-    best: slice | None = None
+    best = None
     best_score = (0, 0)
     for end in range(1, len(sums)):
         # The longest run that ends here.
         start = bisect_left(sums, sums[end] - limit, 0, end)
-        terms: frozenset[str] = frozenset().union(*terms_of_pieces[start:end])
+        terms = frozenset().union(*terms_of_pieces[start:end])
         score = (len(terms), sums[end] - sums[start])
         if terms and score > best_score:
             best = slice(start, end)
