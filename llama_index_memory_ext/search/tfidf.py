@@ -59,7 +59,10 @@ _MOST_SINGLE_REMOVALS = 64
 _MOST_GAPS = 64
 # The turns before a question are queries again with the next question.
 _CACHED_ANSWERS = 4
-# All words are stemmed again only when the documents have grown by this factor.
+# A question in a language that is new to the index waits until the words of so many
+# documents are stemmed; of more documents, they are stemmed before, and again when the
+# documents have grown by this factor.
+_MOST_UNPREPARED = 2_000
 _GROWTH = 1.25
 
 
@@ -350,10 +353,11 @@ class TfidfRanker:
             self._forget_answers()
             for document_id, analysis in analyses.items():
                 self._append_row(document_id, analysis)
-            if len(self._places.rows) >= _GROWTH * self._prepared_documents:
+            size = len(self._places.rows)
+            if size > max(_MOST_UNPREPARED, _GROWTH * self._prepared_documents):
                 # Documents are added in the background, so that a question need not
                 # wait for the stems.
-                self._prepared_documents = len(self._places.rows)
+                self._prepared_documents = size
                 self._prepare(self._languages(""))
 
     def remove(self, ids: Iterable[str]) -> None:
