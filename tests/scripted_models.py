@@ -32,7 +32,7 @@ def copy_arguments(tool: ToolMetadata) -> dict[str, Any]:
 
 # LlamaIndex describes the same arguments several times for each request, which took a fifth of the time of tests
 # about learning.
-ToolMetadata.get_parameters_dict = copy_arguments  # type: ignore[method-assign]
+ToolMetadata.get_parameters_dict = copy_arguments  # type: ignore[assignment, method-assign]
 
 StartModel = Callable[[Model], tuple[OpenAI, OpenAIServer]]
 # The class of the client, the model, and what else the class takes.
