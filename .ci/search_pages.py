@@ -116,9 +116,9 @@ EXPECTED = {
     "budget": "cost",
     "A/B test": "testing",
     "NPC": "agents",
-    "aws lambda": "production",
+    "lambda": "production",
+    "time zone": "keeping-it-short",
     "customer": "team-chats",
-    "proxy": "troubleshooting",
     "gemini cache": "prompt-caches",
     "arabic": "ranking",
 }
