@@ -50,7 +50,7 @@ EXPECTED = {
     "postgres": "production",
     "human in the loop": "contexts",
     "streaming": "fastapi",
-    "tool calls": "agents",
+    "tool calls": "tools",
     "images": "concepts",
     "long conversation": "keeping-it-short",
     "token limit": "settings",
@@ -104,6 +104,23 @@ EXPECTED = {
     "prometheus": "seeing-what-happens",
     "slack": "team-chats",
     "custom block": "agents",
+    # What other people than the obvious ask.
+    "search past conversations": "tools",
+    "memory tools": "tools",
+    "azure": "quickstart",
+    "audit trail": "seeing-what-happens",
+    "webhook": "seeing-what-happens",
+    "latency": "troubleshooting",
+    "voice": "troubleshooting",
+    "incognito": "leaving-out",
+    "budget": "cost",
+    "A/B test": "testing",
+    "NPC": "agents",
+    "lambda": "production",
+    "time zone": "keeping-it-short",
+    "customer": "team-chats",
+    "gemini cache": "prompt-caches",
+    "arabic": "ranking",
 }
 
 index = json.loads(
