@@ -77,14 +77,13 @@ async def ask(store: MemoryStore, action: Action) -> Confirmation:
     Raises:
         NotFoundError: No such action, fact, session or user exists.
     """
+    query = {"user": action.user}
     if action.name == "add":
         subject = display_name(action.user)
-        query = {"user": action.user}
         return Confirmation(action, subject, _ADDED, "facts", query, _NEW_FACT)
     if action.name == "tidy-all":
         all_proposals = await tidying(store, action.user)
         contents = [proposal.retired.content for proposal in all_proposals]
-        query = {"user": action.user}
         return Confirmation(action, "\n".join(contents), _TIDIED, "tidy", query)
     if action.name in _FACT_OUTCOMES:
         return await _ask_about_fact(store, action)

@@ -98,18 +98,22 @@ class Inspector:
         )
 
     def _show_error(self, error: Exception) -> Response:
+        name = type(error).__name__
         if isinstance(error, NotFoundError):
+            status = 404
             title = "There is nothing of this name."
             text = "It may have been deleted meanwhile."
-            return self._html("error", 404, title=title, text=text)
         # An error of the database has a cause.
-        if isinstance(error, MemoryExtError) and error.__cause__ is None:
+        elif isinstance(error, MemoryExtError) and error.__cause__ is None:
+            status = 400
             title = "This cannot be shown."
-            return self._html("error", 400, title=title, text=str(error))
-        name = type(error).__name__
-        logger.warning("A page of the inspector failed with %s; status 500.", name)
-        title = "Something went wrong."
-        return self._html("error", 500, title=title, text=f"A {name} was raised.")
+            text = str(error)
+        else:
+            status = 500
+            title = "Something went wrong."
+            text = f"A {name} was raised."
+            logger.warning("A page of the inspector failed with %s; status 500.", name)
+        return self._html("error", status, title=title, text=text)
 
     async def _show(self, page: str, query: Mapping[str, str]) -> Response:
         await self._views.drop_deleted()

@@ -30,7 +30,6 @@ from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    ALL_STATUSES,
     ARCHIVED,
     LAST_ID,
     LogRow,
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
         Explanation,
         RankedFact,
     )
+    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store import MemoryStore, SessionInfo
-    from llama_index_memory_ext.store.tables import Transaction
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 PAGE_ROWS = 50
@@ -114,21 +113,22 @@ class ListPage:
 class Views:
     """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too.
 
-    The last session page leaves its indexes to the next one of the session.
+    A session page keeps its indexes for the next page of the same session and user.
     """
 
     store: MemoryStore
     limits: Mapping[str, Any]
-    _previews: SessionPreview | None = None
+    _previewer: PromptPreviewer | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def drop_deleted(self) -> None:
-        """Drop the indexes if a message or a fact was deleted since."""
-        if self._previews:
-            subject = self._previews.subject
-            now = await read_subject(self.store, subject.session_id, subject.user)
-            if subject != now:
-                self._previews = None
+        """Drop the kept indexes if messages or facts of their session and user were deleted since."""
+        if self._previewer:
+            subject = self._previewer.subject
+            if subject != await read_subject(
+                self.store, subject.session_id, subject.user
+            ):
+                self._previewer = None
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
         """Return the sessions whose name or users contain the text ``q``, the last used first."""
@@ -174,13 +174,13 @@ class Views:
         question = query.get("q", "")
         subject = await read_subject(self.store, session["id"], session["user"])
         async with self._lock:
-            previews = self._previews
-            # A failure leaves no half of a prompt behind.
-            self._previews = None
-            if previews is None or previews.subject != subject:
-                previews = SessionPreview(self.store, subject, self.limits)
-            preview = await previews.prompt(question)
-            self._previews = previews
+            previewer = self._previewer
+            # A failure may leave an index half done.
+            self._previewer = None
+            if previewer is None or previewer.subject != subject:
+                previewer = PromptPreviewer(self.store, subject, self.limits)
+            preview = await previewer.prompt(question)
+            self._previewer = previewer
         learning = await self._learning(session["id"], preview)
         return {**session, **learning, "preview": preview, "q": question}
 
@@ -279,8 +279,11 @@ class Views:
                 continue
             _, state = await readers.state(session_id, reader)
             progress = progress_of(state)
-            count = await readers.count_messages(session_id, reader=reader)
-            unread[_reader_name(reader)] = count
+            # The reader is shown with the user's name instead of the namespace.
+            block, of, namespace = reader.partition(" of ")
+            unread[
+                f"{block}{of}{display_name(namespace)}"
+            ] = await readers.count_messages(session_id, reader=reader)
             set_aside += progress.set_aside
             days += [(day, *counts) for day, counts in progress.days.items()]
             rejected += map(tuple, progress.rejected)
@@ -300,12 +303,6 @@ class Views:
 def _is_in(part: str, *texts: str) -> bool:
     """Return whether one of the texts contains the part, in upper or lower case."""
     return any(part.casefold() in text.casefold() for text in texts)
-
-
-def _reader_name(reader: str) -> str:
-    """Return the name of a reader, with the user's name instead of the namespace."""
-    block, of, namespace = reader.partition(" of ")
-    return f"{block}{of}{display_name(namespace)}"
 
 
 async def read_namespaces(
@@ -397,11 +394,10 @@ class PromptPreview:
     """The prompt that the model would get for a question.
 
     ``question``: the question, "" before the first.
-    ``messages``: the messages of the record.
+    ``window``: the record before the question.
     ``left``: the number of messages that had left the record before the question.
     ``explanation``: why each fact is in the prompt, or not.
     ``facts``: the explained facts; facts of the prompt come first, in its order.
-    ``summary``: the summary of the older conversation, or "".
     ``runs``: the parts in the order of the prompt, grouped by kind and role.
     ``tokens``: tokens by kind, in the order of the prompt.
     ``all_facts``: all facts of the user.
@@ -409,11 +405,10 @@ class PromptPreview:
     """
 
     question: str
-    messages: int
+    window: Window | None
     left: int
     explanation: Explanation
     facts: list[ExplainedFact]
-    summary: str
     runs: list[list[Part]]
     tokens: Counter[str]
     all_facts: list[FactWithState]
@@ -434,22 +429,17 @@ def memory_on(
 async def read_facts(
     store: MemoryStore, user: str, limits: Mapping[str, Any]
 ) -> list[FactWithState]:
-    """Return all facts of a user with their states now."""
-    return with_states((await store.facts.read(user, view=ALL)).facts, limits)
-
-
-def with_states(
-    facts: Iterable[Fact], limits: Mapping[str, Any]
-) -> list[FactWithState]:
-    """Return the facts with their states now; the time zone of the limits tells today."""
+    """Return all facts of a user with their states now; the time zone of the limits tells today."""
     now = in_zone(utc_now(), limits.get("time_zone"))
+    facts = (await store.facts.read(user, view=ALL)).facts
     return [FactWithState(fact, fact.state(now)) for fact in facts]
 
 
 class PreviewReaders(Readers):
-    """Reads a session as if a question were put; a cursor that moves is not stored.
+    """Reads a session as if a question were put; a cursor moves in this object, and not in the store.
 
-    ``question``: the row of the question. The turn before it is in the log then.
+    ``question``: the row of the question. It ends the turn before it, which is then in
+    the log of each snapshot.
     """
 
     def __init__(self, database: Any) -> None:
@@ -457,21 +447,8 @@ class PreviewReaders(Readers):
         self.question: LogRow | None = None
         self._positions: dict[str, int] = {}
 
-    def find_within(
-        self,
-        tx: Transaction,
-        key: str,
-        statuses: Sequence[str] = ALL_STATUSES,
-        *page: Any,
-        **limits: Any,
-    ) -> list[LogRow]:
-        """Return rows as ``Readers``, behind the log also the turn before the question."""
-        if self.question:
-            statuses = ALL_STATUSES
-        return super().find_within(tx, key, statuses, *page, **limits)
-
     async def read_snapshot(self, key: str, reader: str, *request: Any) -> Snapshot:
-        """Return the state of the session, which is open to any look."""
+        """Return the state of the session with the question. The session is open to the inspector."""
         snapshot = await super().read_snapshot(key, reader, *request)
         position = self._positions.get(reader, snapshot.position)
         snapshot = snapshot._replace(position=position, is_closed=False)
@@ -481,15 +458,15 @@ class PreviewReaders(Readers):
         return snapshot
 
     async def move(self, key: str, reader: str, *, new: int, **_: Any) -> bool:
-        """Move a cursor for this look alone."""
+        """Move a cursor in this object; True."""
         self._positions[reader] = new
         return True
 
 
 class PreviewFacts(Facts):
-    """Reads the facts of a user, of all agents too; each of them once.
+    """Reads the facts of a user, and remembers the facts of all agents.
 
-    ``by_id``: all facts that were read.
+    ``by_id``: all facts that were read, by their ids.
     """
 
     def __init__(self, database: Any, readers: Readers) -> None:
@@ -503,15 +480,15 @@ class PreviewFacts(Facts):
         *,
         view: AgentView = ALL,
     ) -> FactChanges:
-        """Return the facts that changed since ``seen``."""
+        """Return the facts of a view that changed since ``seen``, as ``Facts``."""
         changes = await super().read(namespace, seen, view=ALL)
-        self.by_id.update({fact.id: fact for fact in changes.facts})
+        self.by_id |= {fact.id: fact for fact in changes.facts}
         visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
         return changes._replace(facts=visible)
 
 
 class Subject(NamedTuple):
-    """A session and a user, as long as nothing of theirs is deleted: a deletion changes an epoch."""
+    """A session and a user, with their epochs, which change when messages or facts are deleted."""
 
     session_id: str
     user: str
@@ -520,20 +497,19 @@ class Subject(NamedTuple):
 
 
 async def read_subject(store: MemoryStore, session_id: str, user: str) -> Subject:
-    """Return a session and a user as they are now."""
+    """Return a session and a user with their epochs now."""
     page = await store.readers.page(session_id, "", ReadPosition(), limit=1, watch=user)
     return Subject(session_id, user, page.epoch, page.facts.epoch)
 
 
-class SessionPreview:
-    """Makes the prompts of a session for a user. What is indexed for one of them stays for the next."""
+class PromptPreviewer:
+    """Makes the prompts of a session for a user, and keeps the indexes of one prompt for the next."""
 
     def __init__(
         self, store: MemoryStore, subject: Subject, limits: Mapping[str, Any]
     ) -> None:
         self.subject = subject
         self._store = store
-        self._limits = limits
         self._facts = PreviewFacts(store.database, store.readers)
         copy = store.model_copy(update={"facts": self._facts})
         self._memory = memory_on(copy, subject.session_id, limits)
@@ -542,18 +518,19 @@ class SessionPreview:
     async def prompt(self, question: str) -> PromptPreview:
         """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
         memory = self._memory
-        record = memory.condensed_block
-        session_id = self.subject.session_id
-        # A new object: a profile that was chosen for another look is not the stored one.
+        # A new object for each prompt: other processes may have moved the cursors since.
         readers = PreviewReaders(self._store.database)
         memory.sql_store.readers = readers
         # Reading the record makes older messages leave it.
         prompt = await memory.aget()
-        # A new process, too, indexes the oldest messages after its first prompt.
+        # The jobs index all older messages, and take the time of the next page for it.
         await self._store.jobs.stop()
-        window = record.window(session_id)
-        position = window.seen.position if window else 0
-        left = await readers.count_messages(session_id, status=ARCHIVED, last=position)
+        window = memory.condensed_block.window(memory.session_id)
+        left = await readers.count_messages(
+            memory.session_id,
+            status=ARCHIVED,
+            last=window.seen.position if window else 0,
+        )
         if question:
             data = storable(ChatMessage(question))
             readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
@@ -561,36 +538,45 @@ class SessionPreview:
         parts: list[Part] = []
         for message in prompt:
             parts += _parts(message, memory.tokenizer_fn)
-        latest = memory.facts_block.last_question
+        tokens = Counter[str]()
+        for part in parts:
+            tokens[part.kind] += part.tokens
+        facts_block = memory.facts_block
+        now = facts_block.now()
+        latest = facts_block.last_question
         # After the prompt, so that the explanation knows the record in it.
-        explanation = await memory.facts_block.aexplain(
+        explanation = await facts_block.aexplain(
             latest.text, context=latest.context, most=_MOST_EXPLAINED
         )
         return PromptPreview(
             question=latest.text,
-            messages=len(window.instructions + window.entries) if window else 0,
+            window=window,
             left=left,
             explanation=explanation,
             facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
-            summary=window.summary if window else "",
             runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
-            tokens=_tokens_by_kind(parts),
-            all_facts=with_states(self._facts.by_id.values(), self._limits),
+            tokens=tokens,
+            all_facts=[
+                FactWithState(fact, fact.state(now))
+                for fact in self._facts.by_id.values()
+            ],
             memory=memory,
         )
 
     async def _ask(self) -> list[ChatMessage]:
-        """Return the prompt for a question. Leave the turn before the question out of the index that stays."""
-        record = self._memory.condensed_block
-        index = record.index(self.subject.session_id)
-        end = index.end() if index else None
-        prompt = await self._memory.aget()
-        await self._store.jobs.stop()
-        new_index = record.index(self.subject.session_id)
-        if index and end:
-            index.cut_back(end)
-        if new_index and new_index is not index:
-            new_index.drop()
+        """Return the prompt for the question, for which alone the turn before it is indexed: it may still change."""
+        memory = self._memory
+        index = memory.condensed_block.index(memory.session_id)
+        if index is None:
+            prompt = await memory.aget()
+            # The first prompt from which messages have left begins the index.
+            index = memory.condensed_block.index(memory.session_id)
+            if index is None:
+                return prompt
+        turn = await self._store.readers.find(memory.session_id, [ACTIVE])
+        with index.extended(turn):
+            prompt = await memory.aget()
+            await self._store.jobs.stop()
         return prompt
 
 
@@ -618,10 +604,3 @@ def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
             if kind != "question":
                 kind = _KINDS.get(text.partition("\n")[0], kind)
             yield Part(kind, role, text, counter.count(text))
-
-
-def _tokens_by_kind(parts: Iterable[Part]) -> Counter[str]:
-    tokens = Counter[str]()
-    for part in parts:
-        tokens[part.kind] += part.tokens
-    return tokens

@@ -7,7 +7,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, tzinfo
 from functools import partial
@@ -62,7 +62,7 @@ from llama_index_memory_ext.words.dates import Period, date_words, relative_peri
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from numpy.typing import NDArray
@@ -176,15 +176,6 @@ class _Unit(NamedTuple):
     tokens: list[int]
 
 
-class IndexEnd(NamedTuple):
-    """The end of an index: its newest row, the last turns, and the last messages with their neighbours."""
-
-    newest: int
-    turns: list[list[str]]
-    units: list[_Unit]
-    is_echo: bool
-
-
 class MessageIndex:
     """The messages of one session, indexed for questions. A call and its results are one message.
 
@@ -270,20 +261,18 @@ class MessageIndex:
             self.newest = new[-1].id
             del self._units[: -2 * _REACH - 1]
 
-    def end(self) -> IndexEnd:
-        """Return the end of the index, to which ``cut_back`` returns."""
+    @contextmanager
+    def extended(self, rows: Iterable[LogRow]) -> Iterator[None]:
+        """Index rows behind all others until the context ends."""
         with self._lock:
-            units = [
-                _Unit([*unit.rows], [*unit.words], [*unit.tokens])
-                for unit in self._units
-            ]
-            return IndexEnd(self.newest, self.turns, units, self._is_echo)
-
-    def cut_back(self, end: IndexEnd) -> None:
-        """Remove the rows that were indexed behind an earlier end."""
-        with self._lock:
-            self.newest, self.turns, self._units, self._is_echo = end
-            self._index_units(max(len(self._units) - _REACH - 1, 0))
+            before = (self.newest, self.turns, [*self._units], self._is_echo)
+            self.take(rows)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.newest, self.turns, self._units, self._is_echo = before
+                self._index_units(max(len(self._units) - _REACH - 1, 0))
 
     def _add_to_units(self, row: LogRow) -> None:
         message = row.message
@@ -293,9 +282,13 @@ class MessageIndex:
         words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
         if row.is_result:
             if self._units and not self._is_echo:
-                self._units[-1].rows.append(row)
-                self._units[-1].words.append(words)
-                self._units[-1].tokens.append(self._count(row))
+                unit = self._units[-1]
+                # A new object, because ``extended`` may return to the earlier one.
+                self._units[-1] = _Unit(
+                    [*unit.rows, row],
+                    [*unit.words, words],
+                    [*unit.tokens, self._count(row)],
+                )
             return
         self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
         if self._is_echo or row.role in INSTRUCTION_ROLES:

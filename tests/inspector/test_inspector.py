@@ -25,7 +25,7 @@ from llama_index_memory_ext.inspector.actions import Action
 from llama_index_memory_ext.inspector.pages import Access
 from llama_index_memory_ext.inspector.views import (
     PromptPreview,
-    SessionPreview,
+    PromptPreviewer,
     read_subject,
 )
 from llama_index_memory_ext.store import reader_of
@@ -60,7 +60,7 @@ async def preview_prompt(
     store: MemoryStore, session_id: str, user: str, question: str, limits: Any
 ) -> PromptPreview:
     subject = await read_subject(store, session_id, user)
-    return await SessionPreview(store, subject, limits).prompt(question)
+    return await PromptPreviewer(store, subject, limits).prompt(question)
 
 
 def bytes_of(file: Path) -> bytes:

@@ -261,3 +261,17 @@ async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
         used = [entry.fact.id for entry in memory.last_used().facts]
         injected = [entry.fact.id for entry in preview.facts if entry.injected]
         assert injected == used
+
+
+async def test_a_session_without_a_name_shows_its_own_record(
+    filled: Path, store: MemoryStore, inspect: Inspect
+) -> None:
+    """And not the record of the session that is called "default"."""
+    for name, text in (("", "I like tea."), ("default", "I like milk.")):
+        messages = [user(text), assistant("Noted.")]
+        await store.add_messages(name, messages, MessageStatus.ARCHIVED)
+        await store.add_messages(name, [user("What do I like?")])
+    client = await inspect(filled)
+    page = (await client.get("session", params={"id": ""})).text
+    assert "I like tea." in page
+    assert "I like milk." not in page

@@ -19,6 +19,7 @@ from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import Learns, learns, shown
 from tests.memories import OpenMemory
+from tests.search.test_embeddings import Meanings
 
 __all__ = ["learns"]
 
@@ -61,6 +62,19 @@ async def test_the_database_is_byte_for_byte_as_before(
         assert files_in(tmp_path)["memory.db"] == before["memory.db"]
     assert files_in(tmp_path) == before
     assert server.requests == []
+
+
+@pytest.mark.usefixtures("known")
+async def test_facts_without_a_stored_vector_are_embedded_for_this_memory_alone(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No failure is logged because the database takes no vectors."""
+    options: dict[str, Any] = {"user_id": "ann", "embed_model": Meanings()}
+    async with open_memory("now", temporary=True, **options) as memory:
+        assert shown(await talk_of_milk(memory)) == ["Likes tea"]
+        found = await memory.facts.asearch("Which beverage?")
+    assert [entry.fact.content for entry in found] == ["Likes tea"]
+    assert not caplog.records
 
 
 @pytest.mark.usefixtures("known")
