@@ -282,7 +282,8 @@ class RelevantFactsBlock(LogBlock):
     )
     # The record of the last prompt, by session; None without a record.
     _records: Recent[str, RecordInPrompt | None] = PrivateAttr(default_factory=Recent)
-    _last_question: Question = PrivateAttr(default=Question("", []))
+    # The question of the last prompt, by session.
+    _questions: Recent[str, Question] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -374,8 +375,9 @@ class RelevantFactsBlock(LogBlock):
             self._advise(messages)
         user_facts = await self._user_facts(session_id).read(talk.changes)
         turns = turns_of(talk.lines)[-self.context_turns :]
-        self._last_question = question_in(messages, turns, self.context_turns)
-        question, context = self._last_question
+        asked = question_in(messages, turns, self.context_turns)
+        self._questions.put(session_id, asked)
+        question, context = asked
         showable = await user_facts.showable_for(question)
         self._records.put(session_id, record)
         self._last_session = session_id
@@ -591,7 +593,7 @@ class RelevantFactsBlock(LogBlock):
     @property
     def last_question(self) -> Question:
         """The question of the last prompt, and the turns before it, as ``aexplain`` takes them."""
-        return self._last_question
+        return self._questions.get(self._last_session) or Question("", [])
 
     @property
     def rejections(self) -> dict[str, int]:

@@ -106,7 +106,7 @@ def test_a_message_of_a_team_chat_is_found_by_its_speaker() -> None:
     """By the name or else the id, which does not stand in the text."""
     said = "The bridge is closed"
     rows = [
-        replace(row, user_id=speaker)
+        row._replace(user_id=speaker)
         for row, speaker in zip(
             rows_of(
                 user(f"{said} today."),
