@@ -1104,20 +1104,22 @@ class CondensedMemory(Memory):
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name, in the order of their priorities.
 
-        The profile stands in front of all of them.
+        The profile of the user stands in front of all of them; another block of facts has
+        none.
         """
         profile = ""
         contents: dict[str, Any] = {}
-        blocks = sorted(
+        blocks: list[Any] = sorted(
             self.memory_blocks, key=lambda block: block.priority, reverse=True
         )
         for block in blocks:
             kwargs = dict(block_kwargs)
-            # Blocks of other packages need not accept this argument.
-            if isinstance(block, LogBlock) and block.store is self.sql_store:
+            # The snapshot has the position of this record and the facts of this user.
+            is_own = block is self.condensed_block or block is self.facts_block
+            if is_own and block.store is self.sql_store:
                 kwargs["snapshot"] = turn.snapshot
             content: Any
-            if isinstance(block, RelevantFactsBlock):
+            if block is self.facts_block:
                 facts = await block.aselect(
                     turn.query,
                     self.session_id,

@@ -266,6 +266,29 @@ async def test_without_a_profile_all_facts_stand_behind(
     assert len(contents(BEHIND, sent_text(await plain.aget()))) == 3
 
 
+async def test_another_block_has_its_own_user_and_no_profile(
+    open_memory: OpenMemory,
+) -> None:
+    """Its facts stand behind the record, also for a user without facts; the profile stays the user's."""
+    store = MemoryStore()
+    team = RelevantFactsBlock(
+        name="team_facts", user_id="team", store=store, extract_facts=False
+    )
+    await team.book().aadd("The office is closed on 24 December")
+    memory = open_memory(chat_store=store, memory_blocks=[team], **OPTIONS)
+    team_facts = re.compile(r"<team_facts>.*?</team_facts>", re.DOTALL)
+    assert len(contents(team_facts, await ask(memory))) == 1
+    await memory.facts.aadd("Is allergic to nuts", pinned=True)
+    prompt = await ask(memory)
+    assert contents(PROFILE, prompt) == ["Is allergic to nuts"]
+    assert len(contents(team_facts, prompt)) == 1
+    # Another program adds it, and the facts of the user stay as they are.
+    other = RelevantFactsBlock(name="team_facts", user_id="team", store=store)
+    await other.book().aadd("Lunch is at noon")
+    assert len(contents(team_facts, await ask(memory))) == 2
+    await store.aclose()
+
+
 async def test_what_stands_where_is_told(
     open_memory: OpenMemory, heard: Listener
 ) -> None:
