@@ -38,7 +38,6 @@ _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
 """
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key {in_names}"
-_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
 _SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
 _DELETE_READERS = "DELETE FROM {cursors} WHERE key = :key AND reader {in_names}"
@@ -143,7 +142,7 @@ class Deletion:
         If a session has other owners, only the turns of the user are deleted, and the
         facts that others learned from them.
         """
-        owned = tx.scalars(_SELECT_SESSIONS, user_id=user_id)
+        owned = self._owners.sessions_within(tx, user_id)
         sessions = {*session_ids, *owned}
         tx.lock(sessions, ())
         read_by = self._namespaces_that_read(tx, sessions)
@@ -162,7 +161,10 @@ class Deletion:
         keys = set(sessions)
         for key in [key for key, users in staying.items() if users]:
             keys.remove(key)
-            counts["cursors"] += self._delete_readers(tx, key, user_id)
+            # The readers that extract the user's facts.
+            readers = self._owners.facts_readers_within(tx, key, user_id)
+            deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
+            counts["cursors"] += deleted.rowcount
             if key in owned_sessions:
                 counts.update(self._delete_turns(tx, key, user_id))
             else:
@@ -170,11 +172,6 @@ class Deletion:
                 del staying[key]
         counts.update(self._facts.forget_words_within(tx, namespaces, staying, read_by))
         return Forgotten(sessions, self._delete(tx, keys, namespaces, counts))
-
-    def _delete_readers(self, tx: Transaction, key: str, user_id: str) -> int:
-        """Delete the cursors of the readers that extract a user's facts, and return their number."""
-        readers = self._owners.facts_readers_within(tx, key, user_id)
-        return tx.execute(_DELETE_READERS, key=key, names=readers).rowcount
 
     def _delete_turns(self, tx: Transaction, key: str, user_id: str) -> dict[str, int]:
         """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
