@@ -151,7 +151,7 @@ IN_SHORT = """
 Where LlamaIndex's `Memory`, a list of messages, does better:
 
 - **Cost with recall and facts.** No cache serves recalled messages and facts, because they change with each question. Anthropic, Bedrock and GPT-5.6 or later find
-  nothing without `cache_points=True`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
+  nothing without `cache_points`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
 - **Long conversations.** By default our prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
 - **Some last messages.** A question that needs nothing of the conversation got 28 of 30 right answers in one message, and 30 in a list.
 - **Time with recall.** With 10,000 messages that all match the question, a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms. A `Memory` without blocks takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages.
@@ -178,7 +178,7 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points=True`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
 """
