@@ -44,7 +44,7 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 # Each commit waits for a real disk, and PostgreSQL makes 300 files for each database.
 MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - it holds folders of the tests
-# A run uses less than a tenth.
+# Room for a PostgreSQL in each worker, and for the folders of the tests that run.
 ENOUGH_BYTES = 4_000_000_000
 
 
