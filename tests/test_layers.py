@@ -79,6 +79,7 @@ WITH_ONE_IMPORTER = {
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/server.py": "needs the extra inspect",
+    "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
