@@ -45,7 +45,7 @@ class _Choice(NamedTuple):
     fact_ids: list[str]
 
     def is_for(self, record: RecordInPrompt) -> bool:
-        """Return whether the record has not been cut since."""
+        """Return whether the choice is for this record: it was not cut since, and has the same cursors."""
         return self.readers is record.readers and self.cursor == record.cursor
 
 
