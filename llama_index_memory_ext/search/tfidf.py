@@ -520,9 +520,7 @@ class TfidfRanker:
         for group, weight in weights.items():
             occurrences = self._occurrences(group)
             factor = (
-                weight
-                * self._idf(len(occurrences.rows)) ** 2
-                * (self._saturation + 1)
+                weight * self._idf(len(occurrences.rows)) ** 2 * (self._saturation + 1)
             )
             divisors = norms.take(occurrences.rows)
             divisors += occurrences.counts
