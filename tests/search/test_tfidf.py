@@ -21,7 +21,7 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
     values_of,
 )
-from llama_index_memory_ext.words.tokens import terms_in
+from llama_index_memory_ext.words.tokens import term_of, terms_in
 
 WORDS = str.split(
     "python testing test docker deploys went go the I 喜欢吃茶 8 May c++ 😀"
@@ -276,3 +276,13 @@ def test_similarities_in_an_order_are_those_by_id_whatever_came_and_went(
         assert values_of(by_id, tuple(ids)).tolist() == [
             dict(by_id).get(name, 0.0) for name in ids
         ]
+
+
+def test_few_english_texts_are_stemmed_in_no_other_language_before_a_question() -> None:
+    """English has words of other languages, such as "want" and "word" of Dutch."""
+    ranker = TfidfRanker()
+    names = [f"qz{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
+    before = term_of.cache_info().misses
+    ranker.add(documents(f"I want a word with {name}" for name in names))
+    assert term_of.cache_info().misses - before <= len(names) + 2
+    assert list(ranker.similarities("Wanneer komt qzak?")) == ["0"]
