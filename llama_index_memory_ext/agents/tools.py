@@ -278,10 +278,7 @@ class MemoryToolSpec(BaseToolSpec):
                 return f"Not remembered: {_FULL}"
             return f"Remembered: {self._describe(new)}"
         if valid.confirmed:
-            # The user's request to remember facts approves them, too.
-            pending = [fact.id for fact in valid.confirmed if fact.pending]
-            if pending:
-                await self.memory.facts.aapprove(*pending)
+            await self._approve_pending(valid.confirmed)
             return "Known already; it is surer now."
         rejection = valid.rejected[0]
         answer = f"Not remembered: {escape_tags(rejection.detail)}"
@@ -331,6 +328,12 @@ class MemoryToolSpec(BaseToolSpec):
     remember = in_sync(aremember, note=None)
     forget = in_sync(aforget, note=None)
 
+    async def _approve_pending(self, facts: Sequence[Fact]) -> None:
+        """Approve facts that wait for a yes: the user's request to remember them is one."""
+        pending = [fact.id for fact in facts if fact.pending]
+        if pending:
+            await self.memory.facts.aapprove(*pending)
+
     async def _match_facts(self, names: Sequence[str]) -> list[list[Fact]]:
         """Return the candidates for each name of a fact."""
         now = utc_now()
@@ -349,8 +352,11 @@ class MemoryToolSpec(BaseToolSpec):
         ]
         if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
             matches = [fact for fact in facts if fact.id.startswith(fact_id)]
-        if matches:
-            return matches
+        if not matches:
+            matches = await self._search_facts(words)
+        return matches
+
+    async def _search_facts(self, words: str) -> list[Fact]:
         ranked = await self.memory.facts_block.asearch(
             words, session_id=self.memory.session_id
         )

@@ -204,18 +204,26 @@ def _pair_results(
     ]
     unanswered = list(range(len(calls)))
     pairs = {}
-    for with_id in (True, False):
+    for is_pair in (_have_same_id, _lack_an_id):
         for i, result_id in enumerate(result_ids):
             if i in pairs:
                 continue
-            for index in unanswered:
-                call_id = calls[index].id
-                has_ids = bool(call_id and result_id)
-                if has_ids == with_id and (call_id == result_id or not has_ids):
-                    pairs[i] = index
-                    unanswered.remove(index)
-                    break
+            matching = (
+                index for index in unanswered if is_pair(calls[index].id, result_id)
+            )
+            index = next(matching, None)
+            if index is not None:
+                pairs[i] = index
+                unanswered.remove(index)
     return pairs
+
+
+def _have_same_id(call_id: str, result_id: str) -> bool:
+    return call_id == result_id != ""
+
+
+def _lack_an_id(call_id: str, result_id: str) -> bool:
+    return not (call_id and result_id)
 
 
 def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
