@@ -515,8 +515,8 @@ class TfidfRanker:
         """Return the score of each row for a query of groups of terms with these weights."""
         scores = np.zeros(len(self._row_words))
         norms = self._norms()
-        # Term by term: arrays of all terms together come from the system for each
-        # question anew, which takes longer than the scores.
+        # Term by term: in a new process, arrays of all terms together come from the system
+        # for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
             occurrences = self._occurrences(group)
             factor = (
