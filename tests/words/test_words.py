@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.words import are_forms
+from llama_index_memory_ext.words import are_forms, relations_in, word_lists
 from llama_index_memory_ext.words.tokens import keywords, shared
 from tests.words import rows
 
@@ -43,3 +43,11 @@ def test_forms_share_a_beginning_a_part_or_all_but_a_slip(
     one: str, other: str, expected: bool
 ) -> None:
     assert are_forms(one, other) is expected
+
+
+def test_each_relation_is_read_in_any_case() -> None:
+    """Words of the data are compared with texts without capitals, in which ss stands for ß."""
+    for names in word_lists("relations")[""]:
+        for name in names:
+            assert names[0] in relations_in(name.capitalize())
+    assert relations_in("Meine GROSSMUTTER") == relations_in("Meine Großmutter")
