@@ -97,8 +97,7 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     spent = asyncio.run(replay_all(conversations))
-    tool = forms_of(tuple(CATEGORIES)).tool.metadata
-    tool_text = f"{tool.description}{tool.fn_schema_str}"
+    tool_text = forms_of(tuple(CATEGORIES)).tool_text
     tool_tokens = len(o200k().encode_ordinary(tool_text))
     return publish("background_calls", measures_of(spent, tool_tokens), [])
 

@@ -379,7 +379,7 @@ class Extractor:
         progress = progress_of(page.state)
         if not rows or turn not in progress.set_aside:
             return Extracted()
-        budget = self._request_budget()
+        budget = await asyncio.to_thread(self._request_budget)
         speakers = await self._speakers()
         lines = await self._lines_of(rows, speakers, budget)
         batch = await self._batch(replace(page, rows=rows), lines, budget, speakers)
@@ -465,7 +465,10 @@ class Extractor:
         unread = await self._registered_rows()
         progress = progress_of(unread.state)
         rows = unread.rows
-        budget = self._request_budget(progress.halved) if rows else RequestBudget()
+        budget = RequestBudget()
+        if rows:
+            # The first one describes the tool, and loads the model's client.
+            budget = await asyncio.to_thread(self._request_budget, progress.halved)
         speakers = await self._speakers()
         lines = await self._lines_of(rows, speakers, budget)
         end = _end_of_turns(rows, lines, answered=answered)
@@ -569,8 +572,7 @@ class Extractor:
             prompt = self._prompt((), [_ANY_FACT])
             texts = [message.content or "" for message in prompt]
             forms = forms_of(tuple(self.categories))
-            tool = forms.tool.metadata
-            texts += [forms.words, f"{tool.description}{tool.fn_schema_str}"]
+            texts += [forms.words, forms.tool_text]
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return request_budget(window, fixed, halved=halved, answer=answer)
 

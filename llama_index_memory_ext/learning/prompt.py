@@ -593,10 +593,12 @@ def _read_replies(
 class Forms(NamedTuple):
     """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema.
 
+    ``tool_text``: what a model is told of the tool.
     ``words_without_known``: the words for a prompt without known facts.
     """
 
     tool: FunctionTool
+    tool_text: str
     words: str
     words_without_known: str
     response_format: dict[str, Json]
@@ -636,6 +638,7 @@ def forms_of(categories: tuple[str, ...]) -> Forms:
     )
     return Forms(
         tool,
+        f"{described}{tool.metadata.fn_schema_str}",
         form(form_of_known=_FORM_OF_KNOWN),
         form(form_of_known=""),
         response_format,
