@@ -111,7 +111,7 @@ def limits_for(
         facts = _facts_limit(total.tokens, condensed)
     if condensed is None:
         turn = min(_TURN_TOKENS, total.tokens // 4)
-        condensed = min(_CONDENSED_LIMIT, total.tokens - facts - turn)
+        condensed = max(0, min(_CONDENSED_LIMIT, total.tokens - facts - turn))
     if condensed < MIN_ROOM or facts < 0 or condensed + facts > total.tokens:
         raise LimitError(
             f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total.tokens}"
