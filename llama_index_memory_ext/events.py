@@ -71,8 +71,8 @@ class HistoryCondensedEvent(MemoryEvent):
     summary_tokens: int
     position: int
     seconds: float
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ class FactsExtractedEvent(MemoryEvent):
     """
 
     user_id: str
-    agent_id: str | None
+    agent_id: str | None = None
     messages: int
     new: list[str]
     confirmed: list[str]
     retired: list[str]
-    pending: list[str]
+    pending: list[str] = Field(default=[])
     rejections: dict[str, int]
     not_stored: tuple[Rejection, ...] = Field(default=(), exclude=True, repr=False)
     seconds: float
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class FactsInjectedEvent(MemoryEvent):
@@ -136,12 +136,12 @@ class FactsInjectedEvent(MemoryEvent):
     """
 
     user_id: str
-    agent_id: str | None
+    agent_id: str | None = None
     fact_ids: list[str]
     known: int
-    profile_fact_ids: list[str]
+    profile_fact_ids: list[str] = Field(default=[])
     tokens: int
-    profile_tokens: int
+    profile_tokens: int = 0
     token_limit: int
     cached: bool
     seconds: float

@@ -556,11 +556,10 @@ class CondensedMemory(Memory):
         await self.facts_block.await_learned(self.session_id)
         async with self._calls():
             turn = await self._read_turn(question)
-            contents = await self._ask_blocks(turn, block_kwargs)
-            room = self.token_limit - initial_token_count
-            fitted = await self._fit(
-                contents, room - await self._tokens_beside_memory(turn), turn.messages
-            )
+            tokens = initial_token_count + await self._tokens_beside_memory(turn)
+            room = self.token_limit - tokens
+            contents = await self._ask_blocks(turn, room, block_kwargs)
+            fitted = await self._fit(contents, room, turn.messages)
             if self.say_unknown and fitted.tokens_left >= 0:
                 from llama_index_memory_ext.memory import unknown  # off by default
 
@@ -1100,7 +1099,7 @@ class CondensedMemory(Memory):
         )
 
     async def _ask_blocks(
-        self, turn: _Turn, block_kwargs: dict[str, Any]
+        self, turn: _Turn, room: int, block_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name, in the order of their priorities.
 
@@ -1124,7 +1123,7 @@ class CondensedMemory(Memory):
                     turn.query,
                     self.session_id,
                     kwargs.get("snapshot"),
-                    self._record_in(contents, turn),
+                    self._record_in(contents, turn, room),
                 )
                 profile = facts.profile
                 content = facts.question
@@ -1144,9 +1143,13 @@ class CondensedMemory(Memory):
         return contents
 
     def _record_in(
-        self, contents: dict[str, Any], turn: _Turn
+        self, contents: dict[str, Any], turn: _Turn, room: int
     ) -> RecordInPrompt | None:
-        """Return the record among the contents; None if it is not among them."""
+        """Return the record among the contents; None if it is not among them.
+
+        A record that may be truncated to ``room`` tokens loses its recalled messages
+        first, so none of them counts as shown.
+        """
         window = self.condensed_block.window(self.session_id)
         record = contents.get(self.condensed_block.name)
         if window is None or record is None:
@@ -1157,8 +1160,9 @@ class CondensedMemory(Memory):
         whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
         row_ids = frozenset([*active, *whole])
         recalled_ids = set[int]()
+        limits = self.condensed_block.token_limit + self.facts_block.token_limit
         for message, _ in getattr(record, "matches", ()):
-            if message.is_whole:
+            if message.is_whole and limits <= room:
                 recalled_ids.update(message.row_ids)
         return RecordInPrompt(
             self.session_id,

@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
 
 _PAGE_ROWS = 64
+# So many turns wait for a summary with as many messages as have room.
+_MOST_SLIDES = 3
 # A block has at least this part of the record's room, which bounds the number of blocks.
 # More blocks leave less text behind the last one, which is paid in full each time. How
 # far caches look does not matter (OpenAI at the latest 80 marks, Anthropic at 20 blocks
@@ -153,6 +155,7 @@ class Window:
         element: The summary as the record shows it.
         entries: The messages, oldest first.
         has_overflow: Whether the log has rows behind the cursor that are not shown.
+        slides: How often the oldest messages had no room and wait for a summary.
         results_from: The results of tools before this row are shown in a line.
         offset: The offset of the newest message.
     """
@@ -166,6 +169,7 @@ class Window:
     summarised: int = 0
     entries: tuple[Entry, ...] = ()
     has_overflow: bool = False
+    slides: int = 0
     results_from: int = 0
     offset: tzinfo | None = None
 
@@ -284,15 +288,15 @@ class Window:
     def fitted(self) -> Window:
         """Return the window within its limits, with as many entries as possible.
 
-        If the messages that had no room before still wait for a summary, the window is
-        cut as without a summary. Then its beginning stays for many turns.
+        After some turns without the summary of the messages that had no room, the window
+        is cut as without a summary. Then its beginning stays for many turns.
         """
-        if self.has_overflow:
+        if self.slides >= _MOST_SLIDES:
             return self.evicted()
         as_many = replace(
             self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages
         )
-        return replace(self.evicted(as_many), has_overflow=True)
+        return replace(self.evicted(as_many), has_overflow=True, slides=self.slides + 1)
 
 
 @dataclass(frozen=True)

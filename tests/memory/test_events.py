@@ -113,6 +113,19 @@ class Learner:
         return say("Fine.")
 
 
+def test_a_program_can_make_events_of_what_it_stored() -> None:
+    """Later fields have defaults, so that JSON of earlier versions is read."""
+    of_facts: dict[str, Any] = {"session_id": "chat", "user_id": "ann", "seconds": 0.5}
+    extracted = FactsExtractedEvent(
+        **of_facts, messages=1, new=[], confirmed=[], retired=[], rejections={}
+    )
+    assert (extracted.agent_id, extracted.pending) == (None, [])
+    injected = FactsInjectedEvent(
+        **of_facts, fact_ids=[], known=0, tokens=0, token_limit=9, cached=False
+    )
+    assert (injected.profile_fact_ids, injected.profile_tokens) == ([], 0)
+
+
 async def test_the_facts_of_the_event_are_those_of_the_prompt(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:

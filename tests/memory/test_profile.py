@@ -18,7 +18,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.events import FactsInjectedEvent
 from llama_index_memory_ext.store import MemoryStore
-from tests.conversation import assistant, sent_text, user
+from tests.conversation import assistant, calling, result, sent_text, user
 from tests.forked import run_forked
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.memory.test_events import Listener, heard
@@ -201,6 +201,29 @@ async def test_facts_of_recalled_messages_are_left_out(
     assert "<message user>I play chess. " in recalled.replace("chess.\n", "chess. ")
     assert "Plays chess" not in contents(PROFILE, prompt)
     assert contents(BEHIND, prompt) == shown
+
+
+async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
+    open_memory: OpenMemory,
+) -> None:
+    """Recalled messages are the first that leave a prompt that is too long."""
+    options = {**OPTIONS, "recall_token_limit": 100, "profile_token_limit": 40}
+    memory = open_memory(token_limit=1_200, **options)
+    await ask(memory, "I play chess.")
+    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
+    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await memory.facts.aadd("Owns a red boat", pinned=True)
+    await ask_until_cut(memory)
+    await memory.aput(user("Do I play chess?"))
+    short = sent_text(await memory.aget())
+    assert "<message user>I play chess." in short
+    assert contents(BEHIND, short) == []
+    await memory.aput_messages(
+        [calling(("1", "read", {})), result("1", "one more word " * 300)]
+    )
+    prompt = sent_text(await memory.aget())
+    assert "I play chess." not in prompt
+    assert contents(BEHIND, prompt) == ["Plays chess"]
 
 
 async def test_behind_the_record_are_facts_that_concern_the_question(

@@ -279,6 +279,27 @@ async def test_successive_records_share_their_front_between_two_cuts(
     assert server.requests
 
 
+async def test_a_slow_summary_leaves_as_many_messages_as_have_room(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """For three turns; then the record is cut, and its beginning stays."""
+    may_answer = threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        may_answer.wait(30)
+        return count_up(messages, tools)
+
+    llm, _ = start_model(slow)
+    memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
+    await memory.aput_messages(turns(1, 3))
+    numbers = []
+    for i in range(4, 9):
+        await memory.aput_messages([*turns(i, i), user("Go on.")])
+        numbers.append(len(record(sent_text(await memory.aget()))))
+    may_answer.set()
+    assert numbers == [6, 5, 6, 2, 5]
+
+
 async def test_a_long_history_is_summed_up_a_batch_at_a_time(
     open_block: OpenBlock, start_model: StartModel
 ) -> None:
