@@ -451,7 +451,7 @@ class MemoryStore(SQLAlchemyChatStore):
         select_sessions = _SELECT_SESSIONS
         select_owners = _SELECT_OWNERS
         if user_id is not None or session_ids:
-            keys = {*session_ids, *self.owners.sessions_within(tx, user_id or "")}
+            keys = {*session_ids, *self.readers.sessions_within(tx, user_id or "")}
             selection = {"keys": list(keys)}
             select_sessions = _SELECT_SESSIONS_BY_KEY
             select_owners = _SELECT_OWNERS_BY_KEY

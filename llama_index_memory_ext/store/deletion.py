@@ -142,7 +142,7 @@ class Deletion:
         If a session has other owners, only the turns of the user are deleted, and the
         facts that others learned from them.
         """
-        owned = self._owners.sessions_within(tx, user_id)
+        owned = self._readers.sessions_within(tx, user_id)
         sessions = {*session_ids, *owned}
         tx.lock(sessions, ())
         read_by = self._namespaces_that_read(tx, sessions)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
-_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
 _SELECT_ANONYMOUS = (
     "SELECT user_id FROM {owners} WHERE kind = 'nobody' AND key {in_keys}"
 )
@@ -185,10 +184,6 @@ class Owners:
     def users_of_session(self, tx: Transaction, key: str) -> list[str]:
         """Return the users who own a session; [] for a session without a user."""
         return _users_in(self.kinds_within(tx, key))
-
-    def sessions_within(self, tx: Transaction, user_id: str) -> list[str]:
-        """Return the sessions of a user, also those without a message."""
-        return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
     @reads
     def anonymous_namespaces(self, tx: Transaction, keys: Collection[str]) -> list[str]:

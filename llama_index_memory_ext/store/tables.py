@@ -757,6 +757,7 @@ LEFT JOIN (
 ORDER BY message.id
 """
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key = :key ORDER BY reader"
+_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
 _SELECT_SESSIONS_OF_READER = "SELECT key FROM {cursors} WHERE reader = :reader"
 _SELECT_UNREAD_SESSIONS_OF_READER = """
 SELECT key FROM {cursors} AS cursors
@@ -836,6 +837,10 @@ class Readers:
         if self._cursor_of(tx, key, "").epoch == epoch:
             return rows
         return None
+
+    def sessions_within(self, tx: Transaction, user_id: str) -> list[str]:
+        """Return the sessions of a user, also those without a message."""
+        return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
     def lines_within(self, tx: Transaction, key: str) -> frozenset[str]:
         """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""

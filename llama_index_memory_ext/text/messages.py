@@ -483,8 +483,11 @@ def redact_message(message: ChatMessage, redact: Callable[[str], str]) -> ChatMe
             return _redact_text(value, redact)
         return value
 
-    redacted = redact_value(storable(message), is_words=False)
-    return message.model_copy(update=dict(ChatMessage.model_validate(redacted)))
+    values = redact_value(storable(message), is_words=False)
+    redacted = ChatMessage.model_validate(values)
+    if isinstance(message, MovedMessage):
+        return message.model_copy(update=dict(redacted))
+    return redacted
 
 
 def _redact_text(text: str, redact: Callable[[str], str]) -> str:

@@ -42,6 +42,21 @@ async def stored(uri: str) -> str:
     return "\n".join(await ask(uri, "SELECT data FROM llama_index_memory ORDER BY id"))
 
 
+class Noted(ChatMessage):
+    """A program's own kind of message."""
+
+    note: str
+
+
+async def test_a_field_of_a_programs_own_message_is_not_stored_as_it_was(
+    open_memory: OpenMemory, database_uri: str
+) -> None:
+    memory = open_memory(redact=without_ann)
+    await memory.aput(Noted(role="user", content="I am Ann.", note="Ann"))
+    assert await memory.aget_all() == [user("I am [name].")]
+    assert "Ann" not in await stored(database_uri)
+
+
 async def test_texts_and_the_arguments_of_calls_are_changed_before_they_are_stored(
     open_memory: OpenMemory, database_uri: str
 ) -> None:
