@@ -325,7 +325,10 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether the fact is retired: kept for ``arestore``, and never shown as if it held."""
+        """Whether the fact is kept for ``arestore``, and never shown as if it held.
+
+        That is wider than the state "retired": a fact that was replaced is past.
+        """
         return self.retired_at is not None
 
     @property

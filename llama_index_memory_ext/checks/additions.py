@@ -448,7 +448,7 @@ def _telling_terms(text: str) -> Iterator[str]:
 
 
 def _terms(word: str) -> frozenset[str]:
-    # ``has_said_numbers`` checks numbers.
+    # ``reject_unsaid_numbers`` checks numbers.
     if word in _NO_MEANING or has_numbers(word):
         return frozenset()
     return keywords(word)

@@ -194,13 +194,15 @@ def is_small_talk(statement: str) -> bool:
     [True, True, False, False]
     """
     rest = phrases("small_talk", "phrases").sub(" ", statement)
-    greetings = words_of_section("small_talk", "greetings")
-    light_words = greetings | words_of_section("small_talk", "light")
+    interjections = words_of_section("small_talk", "interjections")
+    light_words = interjections | words_of_section("small_talk", "light")
     telling = keywords(rest) - keywords(" ".join(light_words))
     for code in languages_of(statement):
         telling -= keywords(" ".join(FUNCTION_WORDS[code]))
     words = _word_beginnings(statement)
-    is_greeting = rest != statement or not greetings.isdisjoint(words)
+    # A capital letter within a statement is of a name: "Works at Indeed".
+    may_greet = [*words[:1], *tokens_in(statement)]
+    is_greeting = rest != statement or not interjections.isdisjoint(may_greet)
     is_call = len(words) == 1 and statement.endswith("!")
     if (is_greeting or is_call) and not _mentions_user(words):
         names = {word for word in rest.split() if word[:1].isupper()}

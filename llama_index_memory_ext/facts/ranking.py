@@ -288,7 +288,7 @@ class RecordInPrompt:
 
 
 class Surroundings(NamedTuple):
-    """The record and the profile in the prompt, beside the facts for a question.
+    """What else the prompt holds, and the tokens that it leaves for facts.
 
     ``profile``: the facts in front of the record, in their order.
     ``stated``: the ids of facts whose messages are in the record.
@@ -545,7 +545,8 @@ class Ranking(NamedTuple):
 
     ``turns``: the question and the turns before it.
     ``weights``: the shares of similarity, confidence and recency; the sum is 1.
-    ``worth``: the number by which the facts are ordered.
+    ``worth``: the score with bonuses for facts of the same day and short facts; it
+    orders, and is not printed.
     ``floor``: the least similarity of facts that concern the question; 0: no similarity
     tells.
     ``surroundings``: the record and the profile in the prompt, beside these facts.

@@ -172,8 +172,9 @@ class Views:
         """Return a session, and the prompt that the model would get for the question ``q``."""
         session = await self._session(query)
         question = query.get("q", "")
-        subject = await read_subject(self.store, session["id"], session["user"])
         async with self._lock:
+            # Messages or facts may have been deleted while the page waited.
+            subject = await read_subject(self.store, session["id"], session["user"])
             previewer = self._previewer
             # A failure may leave an index half done.
             self._previewer = None
@@ -466,7 +467,7 @@ class PreviewReaders(Readers):
 class PreviewFacts(Facts):
     """Reads the facts of a user, and remembers the facts of all agents.
 
-    ``by_id``: all facts that were read, by their ids.
+    ``by_id``: all facts that were read and not deleted since, by their ids.
     """
 
     def __init__(self, database: Any, readers: Readers) -> None:
@@ -482,6 +483,8 @@ class PreviewFacts(Facts):
     ) -> FactChanges:
         """Return the facts of a view that changed since ``seen``, as ``Facts``."""
         changes = await super().read(namespace, seen, view=ALL)
+        if not changes.fresh:
+            self.by_id = {}
         self.by_id |= {fact.id: fact for fact in changes.facts}
         visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
         return changes._replace(facts=visible)

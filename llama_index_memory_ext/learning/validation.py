@@ -162,7 +162,7 @@ def first_rejection(
     return None
 
 
-def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject contents that no person would write, or that a model reads in another way than a person.
 
     Hidden characters and the tags around memories in a prompt carry instructions. A
@@ -187,7 +187,7 @@ def is_plain_text(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the model itself is not sure of."""
     confidence = candidate.new.confidence
     least = candidate.min_confidence
@@ -199,7 +199,7 @@ def is_sure(candidate: Candidate, _: Source) -> Rejection | None:
     )
 
 
-def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_secret(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
     new = candidate.new
     if any(map(holds_secret, {new.content, new.quote, candidate.place.quote})):
@@ -207,7 +207,7 @@ def has_no_secret(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unquoted(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact whose quote is not in the user's lines.
 
     The assistant repeats facts of the prompt, and invents some.
@@ -223,7 +223,7 @@ def is_the_users(candidate: Candidate, source: Source) -> Rejection | None:
     return Rejection("quote_not_found", "Its quote is not in the conversation.")
 
 
-def is_not_the_assistants(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_assistants_words(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a content that copies the assistant's words, behind a quote of the user's.
 
     A short answer may take over the words of its question.
@@ -234,7 +234,7 @@ def is_not_the_assistants(candidate: Candidate, source: Source) -> Rejection | N
     return None
 
 
-def shares_words(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unrelated(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact without a telling word, name, number or date of its message.
 
     A question that the message answers belongs to it.
@@ -275,7 +275,7 @@ def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
     return len(words & evidence) >= least or len(shared(words, evidence)) >= least
 
 
-def is_meant(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unmeant(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the model itself calls asked, supposed, denied or quoted.
 
     A content that is the denial itself passes: "Does not smoke".
@@ -301,7 +301,7 @@ def is_denial(candidate: Candidate) -> bool:
     )
 
 
-def names_other_person(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unnamed_person(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about another person that does not name the person.
 
     Such a fact would pass for a fact about the user. Its label ``about`` or the user's
@@ -330,7 +330,7 @@ def names_other_person(candidate: Candidate, source: Source) -> Rejection | None
     return None
 
 
-def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_rider(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact that says more than its quote.
 
     The rest may be an instruction by another person, put beside the user's words.
@@ -344,7 +344,7 @@ def has_no_rider(candidate: Candidate, source: Source) -> Rejection | None:
     return None
 
 
-def says_something(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_small_talk(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject greetings, thanks, praise, and words that only address the assistant."""
     content = candidate.new.content
     place = candidate.place
@@ -354,7 +354,7 @@ def says_something(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
     content = candidate.new.content
     place = candidate.place
@@ -368,7 +368,7 @@ def is_said_in_earnest(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unsaid_addresses(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject addresses, names of functions and tags that are not in the conversation.
 
     An injected instruction may lead to such an address.
@@ -378,7 +378,7 @@ def has_said_addresses(candidate: Candidate, source: Source) -> Rejection | None
     )
 
 
-def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unsaid_dates(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject dates that do not follow from the conversation and its day."""
     return _reject_missing(
         "date_not_said",
@@ -386,7 +386,7 @@ def has_said_dates(candidate: Candidate, source: Source) -> Rejection | None:
     )
 
 
-def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unsaid_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject numbers that are not in the conversation, or count something else there.
 
     An age follows from a year.
@@ -398,7 +398,7 @@ def has_said_numbers(candidate: Candidate, source: Source) -> Rejection | None:
     )
 
 
-def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_unsaid_names(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject names that are neither in the conversation nor in a known fact."""
     return _reject_missing(
         "name_not_said",
@@ -406,7 +406,7 @@ def has_said_names(candidate: Candidate, source: Source) -> Rejection | None:
     )
 
 
-def has_enough_users_words(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_few_users_words(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact with too few of the user's keywords, or with a keyword that only a tool's text has.
 
     A web page may tell an agent what to store.
@@ -440,37 +440,37 @@ def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
 
 
 CHECKS = (
-    is_plain_text,
-    is_sure,
-    has_no_secret,
-    is_meant,
-    is_the_users,
-    is_not_the_assistants,
-    has_said_addresses,
-    names_other_person,
-    shares_words,
-    is_said_in_earnest,
-    says_something,
-    has_said_dates,
-    has_no_rider,
+    reject_unreadable,
+    reject_unsure,
+    reject_secret,
+    reject_unmeant,
+    reject_unquoted,
+    reject_assistants_words,
+    reject_unsaid_addresses,
+    reject_unnamed_person,
+    reject_unrelated,
+    reject_unstated,
+    reject_small_talk,
+    reject_unsaid_dates,
+    reject_rider,
 )
 # The user may have said the rejected numbers and names in other words.
-DOUBTS = (has_said_numbers, has_said_names)
+DOUBTS = (reject_unsaid_numbers, reject_unsaid_names)
 # An agent also reads the texts of tools and pages.
-TOOL_CHECKS = (*CHECKS, has_enough_users_words)
+TOOL_CHECKS = (*CHECKS, reject_few_users_words)
 
 
 # ---- ends of known facts, and confirmations ----
 
 
-def is_not_pinned(ending: Ending, _: Source) -> Rejection | None:
+def reject_pinned(ending: Ending, _: Source) -> Rejection | None:
     """Keep pinned facts."""
     if ending.fact.pinned:
         return Rejection("pinned", "A pinned fact stays until it is unpinned.")
     return None
 
 
-def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
+def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact whose replacement only repeats it."""
     if ending.new is not None and ending.new.id == ending.fact.id:
         return Rejection(
@@ -479,7 +479,7 @@ def has_other_replacement(ending: Ending, _: Source) -> Rejection | None:
     return None
 
 
-def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
+def reject_unquoted_end(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact that the user's words do not end."""
     if not ending.entry.quote.strip():
         return Rejection("no_quote", "It names no words of the user's that end it.")
@@ -488,7 +488,7 @@ def has_users_quote(ending: Ending, _: Source) -> Rejection | None:
     return Rejection("quote_not_found", "Its quote is not in the user's words.")
 
 
-def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
+def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     """Keep a fact that the user's words do not contradict.
 
     Words that ask, suppose or quote contradict nothing. Other words end the fact in
@@ -514,10 +514,15 @@ def is_contradicted(ending: Ending, source: Source) -> Rejection | None:
     return Rejection("not_contradicted", "The user's words say nothing of it.")
 
 
-ENDING_CHECKS = (is_not_pinned, has_other_replacement, has_users_quote, is_contradicted)
+ENDING_CHECKS = (
+    reject_pinned,
+    reject_repetition,
+    reject_unquoted_end,
+    reject_uncontradicted,
+)
 
 
-def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
     content = candidate.new.content
     place = candidate.place
@@ -534,7 +539,7 @@ def is_said_again(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-CONFIRMING_CHECKS = (is_the_users, shares_words, is_said_again)
+CONFIRMING_CHECKS = (reject_unquoted, reject_unrelated, reject_unrepeated)
 
 
 # ---- the whole reply ----
@@ -713,7 +718,7 @@ class _Validation:
             self.accepted.append(fact)
         else:
             rejection = _KNOWN
-            if is_said_again(candidate, self.source) is None:
+            if reject_unrepeated(candidate, self.source) is None:
                 self.confirmed[fact.id] = confirm_again(fact, self.now)
         self.by_label.setdefault(new.label, fact)
         return rejection

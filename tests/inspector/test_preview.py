@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import sqlite3
@@ -16,7 +17,12 @@ from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.inspector.views import PromptPreview, Views
+from llama_index_memory_ext.inspector.views import (
+    PromptPreview,
+    PromptPreviewer,
+    Views,
+    read_subject,
+)
 from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.text.messages import body_of
 from tests.conversation import assistant, calling, result, user
@@ -206,6 +212,46 @@ async def test_after_the_next_page_no_words_of_a_deleted_message_or_fact_are_kep
     texts = texts_from(client.inspector)
     assert "quetzal?" not in texts
     assert "Has seen a quetzal" not in texts
+
+
+async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
+    filled: Path, store: MemoryStore
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, extract_facts=False
+    )
+    fact = await memory.facts.aadd("Has seen a quetzal")
+    async with aclosing(reader_of(store)) as reader:
+        views = Views(reader, LIMITS)
+        await look(views)
+        async with views._lock:
+            page = asyncio.create_task(look(views))
+            # Until the page waits, the loop needs something to do.
+            for _ in range(1_000):
+                await store.sessions()
+                if views._lock._waiters:  # type: ignore[attr-defined]
+                    break
+            await memory.facts.aforget(fact.id)
+        preview = await page
+        assert fact.id not in {entry.fact.id for entry in preview.all_facts}
+        assert fact.content not in texts_from(views)
+
+
+async def test_a_preview_keeps_no_fact_that_was_deleted_since_the_last(
+    filled: Path, store: MemoryStore
+) -> None:
+    memory = CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, extract_facts=False
+    )
+    fact = await memory.facts.aadd("Has seen a quetzal")
+    async with aclosing(reader_of(store)) as reader:
+        subject = await read_subject(reader, SESSION, "mia")
+        previewer = PromptPreviewer(reader, subject, LIMITS)
+        first = await previewer.prompt("")
+        await memory.facts.aforget(fact.id)
+        second = await previewer.prompt("")
+    ids = {entry.fact.id for entry in second.all_facts}
+    assert ids == {entry.fact.id for entry in first.all_facts} - {fact.id}
 
 
 async def test_vectors_are_read_from_the_store_and_none_is_written(
