@@ -200,9 +200,9 @@ def is_small_talk(statement: str) -> bool:
     for code in languages_of(statement):
         telling -= keywords(" ".join(FUNCTION_WORDS[code]))
     words = _word_beginnings(statement)
-    # A capital letter within a statement is of a name: "Works at Indeed".
-    may_greet = [*words[:1], *tokens_in(statement)]
-    is_greeting = rest != statement or not interjections.isdisjoint(may_greet)
+    # A capital letter right behind a word is of a name: "Works at Indeed".
+    said = _word_beginnings(pattern(r"(?<=\w )[A-Z]\w*").sub("", statement))
+    is_greeting = rest != statement or not interjections.isdisjoint(said)
     is_call = len(words) == 1 and statement.endswith("!")
     if (is_greeting or is_call) and not _mentions_user(words):
         names = {word for word in rest.split() if word[:1].isupper()}

@@ -319,7 +319,7 @@ def reject_unnamed_person(candidate: Candidate, source: Source) -> Rejection | N
     relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
     said_relations = relations_in(" ".join(sentences))
     if said_relations:
-        relations = relations & said_relations
+        relations &= said_relations
         named_in = place.quote
     else:
         named_in = f"{source.said}\n{source.known_text}"

@@ -229,7 +229,7 @@ async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
             # Until the page waits, the loop needs something to do.
             for _ in range(1_000):
                 await store.sessions()
-                if views._lock._waiters:  # type: ignore[attr-defined]
+                if views._lock._waiters:
                     break
             await memory.facts.aforget(fact.id)
         preview = await page
