@@ -265,9 +265,15 @@ def _read(value: Json) -> ChatMessage:
     # A time may be a number or a text; both mean the same once they are stored.
     times = {key: value[key] for key in times_in(value)}
     message.additional_kwargs = {**times, **message.additional_kwargs}
-    for stored_at in times_in({"date": value.get(_STORED_AT)}).values():
-        return MovedMessage(**dict(message), stored_at=stored_at)
-    return message
+    stored_at = value.get(_STORED_AT)
+    if stored_at is None:
+        return message
+    for time in times_in({"date": stored_at}).values():
+        return MovedMessage(**dict(message), stored_at=time)
+    raise MessageError(
+        f"Expected {_STORED_AT!r} to be a time from 1974 on, such as '2026-05-01T12:00:00Z'; saw "
+        f"{described(stored_at)}. Correct it, or leave it out: then the message is stored as new."
+    )
 
 
 def _format_of(value: Json) -> str:

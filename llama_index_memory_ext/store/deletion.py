@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Among so many rows of a session, at least one has words.
-_FIRST_ROWS = 50
+_NEARBY_ROWS = 50
 
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
@@ -96,21 +97,19 @@ class Deletion:
         and of messages that stay because they are unread.
         """
         rows = tx.execute(_SELECT_TURNS, key=key).all()
+        last = LAST_ID if unread else self._read_by_all(tx, key)
         turns = _past_turns(rows)
-        due = _count_due(turns, since, len(rows) - most)
-        end = due
-        if not unread:
-            end = min(due, _count_read(turns, self._read_by_all(tx, key)))
-        if not end:
+        surplus = len(rows) - most
+        ids = _due_ids(turns, since, surplus, last)
+        unread_rows = len(_due_ids(turns, since, surplus, LAST_ID)) - len(ids)
+        if not ids:
             tx.rollback()
-            return {"unread": due}
-        ids = [row.id for row in rows]
-        self._log.delete_within(tx, key, ids[:end])
-        first_remaining = ids[end] if end < len(ids) else LAST_ID
-        changed = self._facts.lose_words_within(
-            tx, key, first_remaining, self._first_with_words(tx, key)
-        )
-        return {"messages": end, "facts": changed, "unread": due - end}
+            return {"unread": unread_rows}
+        remaining = {row.id for row in rows}.difference(ids)
+        self._log.delete_within(tx, key, ids)
+        neighbors = self._neighbors(tx, key, ids, sorted(remaining))
+        changed = self._facts.lose_words_within(tx, key, remaining, neighbors)
+        return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
     def _read_by_all(self, tx: Transaction, key: str) -> int:
         """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
@@ -121,12 +120,19 @@ class Deletion:
         ).scalar_one()
         return last_read
 
-    def _first_with_words(self, tx: Transaction, key: str) -> int:
-        """Return the first row with words; a message without words does not end the text around a fact."""
-        for row in self._readers.find_within(tx, key, limit=_FIRST_ROWS):
-            if spoken(row.message):
-                return row.id
-        return LAST_ID
+    def _neighbors(
+        self, tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
+    ) -> set[int]:
+        """Return the nearest rows with words beside deleted rows; others do not end the text around a fact."""
+        neighbors = set()
+        groups = {bisect(remaining, row_id): row_id for row_id in ids}
+        for place, row_id in groups.items():
+            nearby = remaining[max(place - _NEARBY_ROWS, 0) : place + _NEARBY_ROWS]
+            rows = self._readers.rows_within(tx, key, nearby)
+            with_words = [row.id for row in rows if spoken(row.message)]
+            middle = bisect(with_words, row_id)
+            neighbors.update(with_words[max(middle - 1, 0) : middle + 1])
+        return neighbors
 
     # ---- sessions and users ----
 
@@ -237,27 +243,21 @@ def _past_turns(rows: Sequence[Any]) -> list[list[Any]]:
     return turns[: turns.index(current[0])] if current else turns
 
 
-def _count_due(turns: Sequence[Sequence[Any]], since: int, surplus: int) -> int:
-    """Return the number of rows before the first turn that is younger than ``since`` and behind the first ``surplus``.
+def _due_ids(
+    turns: Sequence[Sequence[Any]], since: int, surplus: int, last: int
+) -> list[int]:
+    """Return the rows of the turns that have a row from before ``since``, or begin in the first ``surplus`` rows.
 
-    Old messages can be imported behind younger ones, which must stay.
+    Turns behind the row ``last`` are left out. A younger turn stays, although old messages were imported behind it.
     """
+    ids: list[int] = []
     count = 0
     for turn in turns:
-        if count >= surplus and all(row.timestamp >= since for row in turn):
-            break
+        is_due = count < surplus or any(row.timestamp < since for row in turn)
+        if is_due and turn[-1].id <= last:
+            ids.extend(row.id for row in turn)
         count += len(turn)
-    return count
-
-
-def _count_read(turns: Sequence[Sequence[Any]], last_read: int) -> int:
-    """Return the number of rows in the turns before the first turn with a row behind ``last_read``."""
-    count = 0
-    for turn in turns:
-        if turn[-1].id > last_read:
-            break
-        count += len(turn)
-    return count
+    return ids
 
 
 # ---- files ----

@@ -320,20 +320,28 @@ class Facts:
     # ---- deleted words ----
 
     def lose_words_within(
-        self, tx: Transaction, session_id: str, first_left: int, first_words: int
+        self,
+        tx: Transaction,
+        session_id: str,
+        remaining: set[int],
+        neighbors: set[int],
     ) -> int:
-        """Take the words of messages before the row ``first_left`` from facts; return the number of changed facts.
+        """Take the words of deleted messages from facts; return the number of changed facts.
 
-        The text around a quote may begin with the message before it. So a fact of the
-        first row with words, ``first_words``, loses that text, too. A fact without a
-        remaining row has no session.
+        The text around a quote may hold the messages beside it. So a fact of the
+        ``neighbors`` of deleted rows loses that text, too. A fact without a remaining
+        row has no session.
         """
         changed: dict[str, list[Fact]] = {}
         for row in tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id):
             fact = Fact.model_validate(row.data)
             facts = changed.setdefault(row.namespace, [])
-            if fact.message_ids and min(fact.message_ids) <= first_words:
-                facts.append(_without_words(fact, session_id, first_left))
+            ids = fact.message_ids
+            if ids and not (
+                remaining.issuperset(ids)
+                and neighbors.isdisjoint(range(min(ids), max(ids) + 1))
+            ):
+                facts.append(_without_words(fact, session_id, remaining))
         tx.lock((), changed)
         for namespace, facts in changed.items():
             self._put_all(tx, namespace, facts)
@@ -508,9 +516,9 @@ def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
     return {row.id: Fact.model_validate(row.data) for row in rows}
 
 
-def _without_words(fact: Fact, session_id: str, first_left: int) -> Fact:
-    """Return a fact without the messages before a row, and without the words around its quote."""
-    ids = tuple(row_id for row_id in fact.message_ids if row_id >= first_left)
+def _without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
+    """Return a fact with its remaining messages, and without the words around its quote."""
+    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)
     return fact.model_copy(
         update={
             "quote": fact.quote if ids == fact.message_ids else "",

@@ -338,24 +338,25 @@ class Log:
         self, tx: Transaction, key: str, rows: Sequence[Row]
     ) -> None:
         """Store the ids that programs have given the messages of new rows."""
-        message_ids = {}
-        for row in rows:
-            message_id = message_id_of(row["data"].get("additional_kwargs") or {})
-            if message_id:
-                message_ids[row["timestamp"]] = message_id
-        if not message_ids:
+        message_ids = [
+            message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows
+        ]
+        if not any(message_ids):
             return
-        # A clock may give an earlier row the same time; the newest row counts.
-        row_ids = {}
         times = [row["timestamp"] for row in rows]
+        row_ids: dict[int, list[int]] = {}
         for written in tx.execute(
             _SELECT_TIMES, key=key, first=min(times), last=max(times)
         ):
-            row_ids[written.timestamp] = written.id
-        new_ids = [
-            {"key": key, "message_id": message_id, "row_id": row_ids[timestamp]}
-            for timestamp, message_id in message_ids.items()
-        ]
+            row_ids.setdefault(written.timestamp, []).append(written.id)
+        new_ids = []
+        # An earlier row may have the same time; the newest rows count.
+        for i in reversed(range(len(rows))):
+            row_id = row_ids[times[i]].pop()
+            if message_ids[i]:
+                new_ids.append(
+                    {"key": key, "message_id": message_ids[i], "row_id": row_id}
+                )
         tx.execute(_PUT_MESSAGE_ID, new_ids)
 
     def new_within(
@@ -414,13 +415,9 @@ def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
 
 
 def _time_of(message: ChatMessage, now: int) -> int:
-    """Return the time of storing in nanoseconds: ``now``, or that of the database from which a message has moved.
-
-    Messages with the same microsecond get different times.
-    """
+    """Return the time of storing in nanoseconds: ``now``, or that of the database from which a message has moved."""
     if isinstance(message, MovedMessage):
-        stored = round(message.stored_at.timestamp() * 1e6) * 1_000
-        return min(now, stored + now % 1_000)
+        return min(now, round(message.stored_at.timestamp() * 1e6) * 1_000)
     return now
 
 

@@ -567,10 +567,9 @@ class LogRow(NamedTuple):
     def moved(self) -> ChatMessage:
         """The message as it was put, with its time of writing if that is known."""
         message = self.as_put
-        written = written_at(self.timestamp)
-        if written is None:
-            return message
-        return MovedMessage(**dict(message), stored_at=written)
+        for written in times_in({"date": written_at(self.timestamp)}).values():
+            return MovedMessage(**dict(message), stored_at=written)
+        return message
 
 
 @dataclass(frozen=True, slots=True)

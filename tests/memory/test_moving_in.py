@@ -119,19 +119,19 @@ async def test_an_import_keeps_when_a_message_was_stored(
     assert json.loads(await new.aexport())[1:] == json.loads(exported)
     branch = await new.abranch("branch", until="m-700")
     assert (await branch.aget_all())[-1] == messages[700]
-    # Nothing goes that is behind a younger turn.
+    # Their age counts behind a younger turn, too.
     await new.aflush()
     deleted = await new.sql_store.aretain(days=5, session_ids=["new"])
-    assert deleted["messages"] == 0
+    assert deleted["messages"] == 1_500
+    assert await new.aget_all() == [user("Hello!")]
 
 
 @pytest.mark.parametrize(
     "time",
     [
         {},
+        {"stored_at": None},
         {"stored_at": "2999-01-01T00:00:00Z"},
-        {"stored_at": "soon"},
-        {"stored_at": 7},
     ],
 )
 async def test_without_a_time_in_the_past_an_imported_message_is_of_today(
@@ -142,6 +142,56 @@ async def test_without_a_time_in_the_past_an_imported_message_is_of_today(
     await memory.aimport([exported])
     assert await memory.aget_all() == [user("I moved yesterday.")]
     assert await days_of(memory) == [0]
+
+
+@pytest.mark.parametrize("time", ["soon", "NaN", "", 1e30, -5, 7, True, [], {}])
+async def test_a_time_of_storing_that_is_none_is_refused(
+    open_memory: OpenMemory, time: Any
+) -> None:
+    memory = open_memory()
+    exported = {**user("I moved.").model_dump(mode="json"), "stored_at": time}
+    with pytest.raises(
+        MessageError, match=r"messages\[1\]: Expected 'stored_at' to be .*; saw "
+    ) as caught:
+        await memory.aimport([{"role": "user", "content": "Hello!"}, exported])
+    assert "soon" not in str(caught.value)
+    assert await memory.aget_all() == []
+
+
+async def test_a_time_without_an_offset_is_in_utc_and_before_1973_is_not_exported(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory()
+    stored_at = datetime.now(timezone.utc) - timedelta(days=3)
+    exported = user("I moved.").model_dump(mode="json")
+    exported["stored_at"] = stored_at.replace(tzinfo=None).isoformat()
+    await memory.aimport([exported])
+    [message] = json.loads(await memory.aexport())
+    assert message["stored_at"] == stored_at.isoformat()
+    # As of a computer whose clock began anew.
+    days = (datetime.now(timezone.utc) - datetime(1970, 1, 2, tzinfo=timezone.utc)).days
+    await age(memory.sql_store, "chat", days - 3)
+    export = await memory.aexport()
+    assert "stored_at" not in export
+    await memory.aimport(export)
+
+
+async def test_ids_of_many_messages_with_one_time_lead_to_their_messages(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory()
+    exported = []
+    for number in range(1_500):
+        message = user("I moved.").model_dump(mode="json")
+        message["additional_kwargs"] = {"message_id": f"m-{number}"}
+        exported.append({**message, "stored_at": "2020-05-01T00:00:00Z"})
+    for _ in range(2):
+        await memory.aimport(exported)
+    messages = await memory.aget_all()
+    ids = [message.additional_kwargs["message_id"] for message in messages]
+    assert ids == [f"m-{number}" for number in range(1_500)]
+    branch = await memory.abranch("branch", until="m-1200")
+    assert len(await branch.aget_all()) == 1_201
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])

@@ -52,7 +52,8 @@ async def test_a_field_of_a_programs_own_message_is_not_stored_as_it_was(
     open_memory: OpenMemory, database_uri: str
 ) -> None:
     memory = open_memory(redact=without_ann)
-    await memory.aput(Noted(role="user", content="I am Ann.", note="Ann"))
+    text = {"role": "user", "content": "I am Ann.", "note": "Ann"}
+    await memory.aput(Noted.model_validate(text))
     assert await memory.aget_all() == [user("I am [name].")]
     assert "Ann" not in await stored(database_uri)
 

@@ -78,6 +78,97 @@ async def test_turns_that_are_older_go_and_younger_ones_stay(
     assert await store.aretain() == NOTHING
 
 
+async def age_turn(store: MemoryStore, word: str, days: float) -> None:
+    """Make a turn so many days older, as if it were imported or the clock had been wrong."""
+    rows = store.database.tables.rows
+    found = await store.readers.find("chat")
+    ids = [row.id for row in found if f" {word}." in str(row.message.content)]
+    older = (
+        update(rows)
+        .where(rows.c.id.in_(ids))
+        .values(timestamp=rows.c.timestamp - int(days * DAY))
+    )
+
+    def write(transaction: Transaction) -> None:
+        transaction.execute(older)
+
+    await store.database.run(write)
+
+
+@pytest.mark.parametrize("days", [2, -2])
+async def test_an_old_turn_goes_behind_a_younger_one(
+    store: MemoryStore, days: int
+) -> None:
+    """Whether the old turn was imported, or the clock was ahead when the younger one was written."""
+    memory = on(store, recall_token_limit=500)
+    await memory.aput_messages(
+        [*turn("apples"), *turn("bread"), *turn("cheese"), user("Now?")]
+    )
+    await memory.aget()
+    before = await store.readers.find("chat")
+    if days > 0:
+        for word in ("bread", "Now"):
+            await age_turn(store, word, days)
+        left = ["Tell apples.", "Told apples.", "Tell cheese.", "Told cheese.", "Now?"]
+    else:
+        await age(store, "chat", 2)
+        await age_turn(store, "bread", days)
+        left = ["Tell bread.", "Told bread.", "Now?"]
+    deleted = await store.aretain(days=1)
+    assert deleted == {"messages": len(before) - len(left), "facts": 0, "unread": 0}
+    assert await said(store) == left
+    entries = record(sent_text(await memory.aget()))
+    assert [text for _, text in entries] == left[:-1]
+    for word in ("apples", "bread", "cheese"):
+        found = await memory.asearch(word)
+        texts = " ".join(message.text for message in found.messages)
+        assert (f"Tell {word}." in texts) == (f"Tell {word}." in left)
+    assert await store.aretain(days=1) == NOTHING
+
+
+async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
+    store: MemoryStore, start_model: StartModel
+) -> None:
+    """Facts elsewhere keep their words, and nothing is read again."""
+    llm, server = start_model(learner)
+    memory = on(store, llm=llm)
+    likes_of = {}
+    await memory.aput_messages(
+        [*talk("tea"), user("I like milk."), *talk("rain", "snow", "wind")]
+    )
+    await memory.aflush()
+    await age_turn(store, "rain", 2)
+    assert await store.aretain(days=1) == {"messages": 2, "facts": 3, "unread": 0}
+    for fact in await memory.facts.alist():
+        likes_of[fact.content] = (fact.quote, bool(fact.source), len(fact.message_ids))
+    assert likes_of == {
+        "Likes tea": ("I like tea", True, 1),
+        "Likes milk": ("I like milk", False, 1),
+        "Likes rain": ("", False, 0),
+        "Likes snow": ("I like snow", False, 1),
+        "Likes wind": ("I like wind", True, 1),
+    }
+    await memory.aput_messages(talk("hail"))
+    await memory.aflush()
+    assert likes(server.requests)[1:] == [["hail"]]
+    await memory.facts_block.aclose()
+
+
+async def test_of_an_unread_old_turn_behind_a_younger_one_the_number_is_told(
+    store: MemoryStore, start_model: StartModel
+) -> None:
+    llm, _ = start_model(learner)
+    memory = on(store, llm=llm, extract_every_turns=50)
+    await memory.aput_messages(talk("tea", "milk"))
+    await memory.aflush()
+    await memory.aput_messages([*talk("rain", "snow"), user("Now?")])
+    await age_turn(store, "milk", 2)
+    await age_turn(store, "snow", 2)
+    due = {"messages": 2, "facts": 1, "unread": 2}
+    assert await store.aretain(days=1) == due
+    await memory.facts_block.aclose()
+
+
 @pytest.mark.parametrize(("most", "left"), [(5, 5), (4, 3), (3, 3), (2, 1), (1, 1)])
 async def test_of_more_messages_than_so_many_the_oldest_turns_go(
     store: MemoryStore, most: int, left: int
