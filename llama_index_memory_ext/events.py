@@ -127,7 +127,7 @@ class FactsInjectedEvent(MemoryEvent):
     ``agent_id``: the agent that sees the facts; None: shared facts.
     ``fact_ids``: the facts that are shown, in their order.
     ``known``: the number of active facts, shown or not.
-    ``profile_fact_ids``: those of ``fact_ids`` that stand in front of the record.
+    ``profile_fact_ids``: the facts in front of the record; they are in ``fact_ids``, too.
     ``tokens``: tokens of the facts that are shown.
     ``profile_tokens``: tokens of the facts in front of the record.
     ``token_limit``: most tokens of the facts.

@@ -593,7 +593,7 @@ def _read_replies(
 class Forms(NamedTuple):
     """The form of a reply: as a tool, in words, and as OpenAI's strict dialect of JSON schema.
 
-    ``tool_text``: what a model is told of the tool.
+    ``tool_text``: the description and the schema of the tool.
     ``words_without_known``: the words for a prompt without known facts.
     """
 

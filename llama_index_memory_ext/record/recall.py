@@ -179,8 +179,8 @@ class _Unit(NamedTuple):
 class MessageIndex:
     """The messages of one session, indexed for questions. A call and its results are one message.
 
-    A message is found by its own words, by its speaker and day and, with less weight,
-    by the words of the messages around it on the same day. So the last messages are
+    A message is found by its own words, its speaker and its day. The words of the
+    messages around it on the same day have less weight. So the last messages are
     indexed again when others follow. Threads may call at the same time.
 
     Attributes:

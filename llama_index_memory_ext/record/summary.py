@@ -93,8 +93,8 @@ _UNSPACED = re.compile(
 )
 # A conversation with this many words has the words of a refusal, too.
 _MANY_WORDS = 50
-# The words that a short refusal or error shares with a conversation of LoCoMo have at
-# most 27 characters, and those of a short refusal in Chinese or Japanese at most 39.
+# A short refusal or error shares words of at most 27 characters with a conversation of
+# LoCoMo; a short refusal in Chinese or Japanese shares at most 39 characters.
 _LEAST_CHARACTERS = 60
 # Behind another word or a comma a capital tells a name.
 _ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
