@@ -415,7 +415,7 @@ def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
 
 
 def _time_of(message: ChatMessage, now: int) -> int:
-    """Return the time of storing in nanoseconds: ``now``, or an earlier time in a database from which the message has moved."""
+    """Return the time of storing in nanoseconds: ``now``, or the earlier time of a moved message."""
     if isinstance(message, MovedMessage):
         return min(now, round(message.stored_at.timestamp() * 1e6) * 1_000)
     return now
