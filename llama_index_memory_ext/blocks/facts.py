@@ -375,9 +375,9 @@ class RelevantFactsBlock(LogBlock):
             self._advise(messages)
         user_facts = await self._user_facts(session_id).read(talk.changes)
         turns = turns_of(talk.lines)[-self.context_turns :]
-        asked = question_in(messages, turns, self.context_turns)
-        self._questions.put(session_id, asked)
-        question, context = asked
+        last_question = question_in(messages, turns, self.context_turns)
+        self._questions.put(session_id, last_question)
+        question, context = last_question
         showable = await user_facts.showable_for(question)
         self._records.put(session_id, record)
         self._last_session = session_id

@@ -201,8 +201,10 @@ def is_small_talk(statement: str) -> bool:
         telling -= keywords(" ".join(FUNCTION_WORDS[code]))
     words = _word_beginnings(statement)
     # A capital letter right behind a word is of a name: "Works at Indeed".
-    said = _word_beginnings(pattern(r"(?<=\w )[A-Z]\w*").sub("", statement))
-    is_greeting = rest != statement or not interjections.isdisjoint(said)
+    without_names = pattern(r"(?<=\w )[A-Z]\w*").sub("", statement)
+    is_greeting = rest != statement or not interjections.isdisjoint(
+        _word_beginnings(without_names)
+    )
     is_call = len(words) == 1 and statement.endswith("!")
     if (is_greeting or is_call) and not _mentions_user(words):
         names = {word for word in rest.split() if word[:1].isupper()}

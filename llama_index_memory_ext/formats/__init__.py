@@ -268,12 +268,13 @@ def _read(value: Json) -> ChatMessage:
     stored_at = value.get(_STORED_AT)
     if stored_at is None:
         return message
-    for time in times_in({"date": stored_at}).values():
-        return MovedMessage(**dict(message), stored_at=time)
-    raise MessageError(
-        f"Expected {_STORED_AT!r} to be a time from 1974 on, such as '2026-05-01T12:00:00Z'; saw "
-        f"{described(stored_at)}. Correct it, or leave it out: then the message is stored as new."
-    )
+    time = times_in({"date": stored_at}).get("date")
+    if time is None:
+        raise MessageError(
+            f"Expected {_STORED_AT!r} to be a time from 1974 on, such as '2026-05-01T12:00:00Z'; saw "
+            f"{described(stored_at)}. Correct it, or leave it out: then the message is stored as new."
+        )
+    return MovedMessage(**dict(message), stored_at=time)
 
 
 def _format_of(value: Json) -> str:

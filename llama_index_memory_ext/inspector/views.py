@@ -282,9 +282,8 @@ class Views:
             progress = progress_of(state)
             # The reader is shown with the user's name instead of the namespace.
             block, of, namespace = reader.partition(" of ")
-            unread[
-                f"{block}{of}{display_name(namespace)}"
-            ] = await readers.count_messages(session_id, reader=reader)
+            name = f"{block}{of}{display_name(namespace)}"
+            unread[name] = await readers.count_messages(session_id, reader=reader)
             set_aside += progress.set_aside
             days += [(day, *counts) for day, counts in progress.days.items()]
             rejected += map(tuple, progress.rejected)
@@ -567,7 +566,11 @@ class PromptPreviewer:
         )
 
     async def _ask(self) -> list[ChatMessage]:
-        """Return the prompt for the question, for which alone the turn before it is indexed: it may still change."""
+        """Return the prompt for the question.
+
+        The turn before the question may still change, so the index has the turn for this
+        prompt alone.
+        """
         memory = self._memory
         index = memory.condensed_block.index(memory.session_id)
         if index is None:

@@ -337,10 +337,11 @@ class Facts:
             fact = Fact.model_validate(row.data)
             facts = changed.setdefault(row.namespace, [])
             ids = fact.message_ids
-            if ids and not (
-                remaining.issuperset(ids)
-                and neighbors.isdisjoint(range(min(ids), max(ids) + 1))
-            ):
+            if not ids:
+                continue
+            lost_message = not remaining.issuperset(ids)
+            between = range(min(ids), max(ids) + 1)
+            if lost_message or not neighbors.isdisjoint(between):
                 facts.append(_without_words(fact, session_id, remaining))
         tx.lock((), changed)
         for namespace, facts in changed.items():
@@ -653,6 +654,7 @@ class KeptVectors:
         False if messages were deleted since the epoch, because later messages may have
         got their ids. A store that only reads stores none.
         """
+        # Only the connections of a store that reads begin with such a statement.
         if self.database.set_up:
             return True
         # The transaction locks the facts or the messages, so that no vector outlives
