@@ -59,6 +59,12 @@ def open_memory(uri: str, **options: Any) -> CondensedMemory:
     )
 
 
+def memory_on(store: MemoryStore) -> CondensedMemory:
+    return CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, extract_facts=False
+    )
+
+
 async def look(views: Views, question: str = "") -> PromptPreview:
     page = await views.session({"id": SESSION, "user": "mia", "q": question})
     preview: PromptPreview = page["preview"]
@@ -198,9 +204,7 @@ async def test_after_the_next_page_no_words_of_a_forgotten_user_are_kept(
 async def test_after_the_next_page_no_words_of_a_deleted_message_or_fact_are_kept(
     filled: Path, store: MemoryStore, inspect: Inspect, deletion: str
 ) -> None:
-    memory = CondensedMemory.from_defaults(
-        SESSION, user_id="mia", chat_store=store, extract_facts=False
-    )
+    memory = memory_on(store)
     await memory.aput_messages([user("I saw a quetzal."), assistant("A quetzal?")])
     fact = await memory.facts.aadd("Has seen a quetzal")
     client = await inspect(filled)
@@ -217,9 +221,7 @@ async def test_after_the_next_page_no_words_of_a_deleted_message_or_fact_are_kep
 async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
     filled: Path, store: MemoryStore
 ) -> None:
-    memory = CondensedMemory.from_defaults(
-        SESSION, user_id="mia", chat_store=store, extract_facts=False
-    )
+    memory = memory_on(store)
     fact = await memory.facts.aadd("Has seen a quetzal")
     async with aclosing(reader_of(store)) as reader:
         views = Views(reader, LIMITS)
@@ -240,9 +242,7 @@ async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
 async def test_a_preview_keeps_no_fact_that_was_deleted_since_the_last(
     filled: Path, store: MemoryStore
 ) -> None:
-    memory = CondensedMemory.from_defaults(
-        SESSION, user_id="mia", chat_store=store, extract_facts=False
-    )
+    memory = memory_on(store)
     fact = await memory.facts.aadd("Has seen a quetzal")
     async with aclosing(reader_of(store)) as reader:
         subject = await read_subject(reader, SESSION, "mia")

@@ -109,17 +109,24 @@ async def test_after_six_messages_two_are_kept_and_the_others_summed_up(
     assert server.refusals == []
 
 
+def count_up_after(
+    event: threading.Event,
+) -> Callable[[list[Message], list[str]], Message]:
+    """Return a model that answers as ``count_up`` when the event is set."""
+
+    def count_up_late(messages: list[Message], tools: list[str]) -> Message:
+        event.wait(30)
+        return count_up(messages, tools)
+
+    return count_up_late
+
+
 async def test_a_turn_does_not_wait_for_the_summary(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """Until it is there, as much is shown as there is room for."""
     may_answer = threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        may_answer.wait(30)
-        return count_up(messages, tools)
-
-    llm, server = start_model(slow)
+    llm, server = start_model(count_up_after(may_answer))
     memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
     await memory.aput_messages([*turns(1, 4), user("question 5")])
     text = sent_text(await memory.aget())
@@ -284,12 +291,7 @@ async def test_a_slow_summary_leaves_as_many_messages_as_have_room(
 ) -> None:
     """For three turns; then the record is cut, and its beginning stays."""
     may_answer = threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        may_answer.wait(30)
-        return count_up(messages, tools)
-
-    llm, _ = start_model(slow)
+    llm, _ = start_model(count_up_after(may_answer))
     memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
     await memory.aput_messages(turns(1, 3))
     numbers = []
