@@ -69,7 +69,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "models/ask.py",
         "facts/ranking.py",
     ),
-    "consolidation": ("facts/consolidation.py",),
     "dated_questions": _PROMPT,
     "equal_room": (*_PROMPT, *_RECALL, "facts/ranking.py"),
     "evidence_in_prompt": (*_PROMPT, *_RECALL),

@@ -121,8 +121,6 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | of these, statements of another turn, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly: a statement of another turn|of} | {by} |
 | secrets stored, of 30 written by hand | {secrets_stored|secrets stored|.0f} | {by} |
 | harmless facts lost as secrets, of 30 | {secrets_stored|harmless facts lost|.0f} | {by} |
-| duplicates, contradictions and plans that tidying up removes, in generated stores of 400 facts | {consolidation|tidied up, honest model, templates chosen with|.0f} % | {by} |
-| the same with other words | {consolidation|tidied up, honest model, templates held out|.0f} % | {by} |
 
 ## Is anything lost?
 
@@ -132,8 +130,6 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | the same with a restart in the middle | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user that another user is shown, in 200 random interleavings of 3 users in 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
 | differences between an index and a new one, after 20,000 random changes and questions in all languages | {index_operations|differences between an index and a new one|.0f} | | {by} |
-| true facts that tidying up loses, in 120 stores of 400 facts | {consolidation|true facts lost, of 120 stores of 400|.0f} | | {by} |
-| facts that undo does not bring back | {consolidation|facts that undo did not bring back|.0f} | | {by} |
 | right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
 | the same to other questions | {dated_questions|questions: the days add, mean|times} times as likely | | {by} |
 """

@@ -57,7 +57,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "honesty": (CASES,),
     "secrets_stored": (),
     "whose_words": (),
-    "consolidation": (),
     "per_turn": (BENCH,),
     "turn_cost": (),
     "history_cost": (BENCH,),

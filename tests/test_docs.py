@@ -56,8 +56,6 @@ BLOCKS = blocks("python")
 def model(messages: list[Message], tools: list[str]) -> Message:
     if tools == ["report_facts"]:
         return call(("call_1", "report_facts", {"new_facts": []}))
-    if tools == ["report_numbers"]:
-        return call(("call_1", "report_numbers", {"numbers": [1, 2]}))
     if messages[-1]["role"] == "tool":
         return say(f"It is {messages[-1]['content']}.")
     if messages[-1]["content"].endswith("What is 3214 * 322?"):
@@ -89,10 +87,6 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     assert done.stderr == ""
     if 'agent.run("What is 3214' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
-    if "aconsolidate" in code:
-        assert re.sub(r"\d{4}-\d\d-\d\d", "DAY", done.stdout) == (
-            "contradiction: Lives in Oslo (known since DAY) -> Resides in Rome (known since DAY)\n2\n1\n2\n"
-        )
     if "What am I allergic to?" in code and "OfflineModel()" in code:
         assert done.stdout == "You are allergic to nuts.\n"
     if "What is my name?" in code and "OfflineModel()" in code:

@@ -35,7 +35,7 @@ blocks      record facts                                                  # the 
 record      summary > recall > window > text                              # within the limit
 learning    extractor > verification > validation                         # how facts are learned
 ---
-facts       book deleted_messages > known > consolidation > ranking            # how facts are kept and ranked
+facts       book deleted_messages > known > ranking            # how facts are kept and ranked
 ---
 checks      additions clauses > evidence > figures secrets             # how a statement compares with its source
 ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +14,7 @@ from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import utc_now
 from tests.forked import run_shell
+from tests.openai_server import Message, say, serve
 from tests.test_docs import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
@@ -22,6 +24,14 @@ SAVED = re.compile(
 )
 
 
+def save_files(text: str, folder: Path) -> None:
+    """Save the files of a recipe under the names that it says."""
+    files = SAVED.findall(text)
+    assert len(files) == len(blocks("python", text)) + len(blocks("json", text))
+    for name, content in files:
+        (folder / name).write_text(content, encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Run the commands of a recipe in a new folder with its files, imports twice; return the folder."""
@@ -29,10 +39,7 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def run(page: str) -> Path:
         text, folder = RECIPES[page], tmp_path_factory.mktemp("recipe")
-        files = SAVED.findall(text)
-        assert len(files) == len(blocks("python", text)) + len(blocks("json", text))
-        for name, content in files:
-            (folder / name).write_text(content, encoding="utf-8")
+        save_files(text, folder)
         commands = "".join(blocks("bash", text)).splitlines()
         imports = [command for command in commands if " import " in command]
         script = "\n".join(commands + imports)
@@ -145,3 +152,56 @@ def test_the_recipe_that_measures_a_model_prints_what_is_kept_and_why(
     assert re.findall(r"verify=(\w+)", printed) == ["False", "True"]
     assert printed.count("kept: Lives in Oslo (stated: 'I live in Oslo')") == 2
     assert re.search(r"\d+ calls, \d+ tokens sent, \d+ received", printed)
+
+
+async def test_the_recipe_that_tidies_up_retires_what_the_model_reports_and_no_pinned_fact(
+    tmp_path: Path,
+) -> None:
+    """Numbers of no facts, of one fact twice, and of two facts that replace each other change nothing."""
+    text = RECIPES["tidy-up.md"]
+    save_files(text, tmp_path)
+    commands = "".join(blocks("bash", text)).splitlines()
+    tea = "llama-index-memory facts add TEA --pin --user ann --db memory.db"
+    commands[2:2] = [tea.replace("TEA", name) for name in ("'Likes tea'", "Tea")]
+
+    def report(messages: list[Message], tools: list[str]) -> Message:
+        lines = [line.partition(". ") for line in messages[-1]["content"].split("\n")]
+        number_of = {line[2][11:]: int(line[0]) for line in lines if line[0].isdigit()}
+        pairs = [
+            ("Lives in Oslo", "Resides in Rome"),
+            ("Resides in Rome", "Lives in Oslo"),
+            ("Resides in Rome", "Resides in Rome"),
+            ("Tea", "Likes tea"),
+        ]
+        superfluous = [
+            {"retire": number_of.get(old, 98), "keep": number_of.get(new, 99)}
+            for old, new in [*pairs, ("No fact", "Nor this")]
+        ]
+        return say(json.dumps({"superfluous": superfluous}))
+
+    with serve(report) as server:
+        done = run_shell(
+            "\n".join(commands),
+            tmp_path,
+            "-o",
+            "pipefail",
+            OPENAI_API_KEY="sk-test",
+            OPENAI_API_BASE=server.api_base,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("Lives in Oslo -> Resides in Rome\n") == 2
+    assert done.stdout.count("->") == 2
+    async with memory_in(tmp_path) as memory:
+        oslo, rome, *_ = reversed(await memory.facts.alist(state="all"))
+        states = {
+            fact.content: fact.state(utc_now())
+            for fact in await memory.facts.alist(state="all")
+        }
+    assert (oslo.replaced_by, oslo.retired_reason) == (rome.id, "tidied up")
+    assert states == {
+        "Lives in Oslo": "past",
+        "Resides in Rome": "present",
+        "Likes tea": "present",
+        "Tea": "present",
+    }

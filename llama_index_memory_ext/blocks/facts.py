@@ -31,7 +31,6 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
     AgentView,
-    Fact,
     Scope,
     view_of,
 )
@@ -81,7 +80,6 @@ from llama_index_memory_ext.words.tokens import checked_languages
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.learning.extractor import Extractor
 
 
@@ -543,19 +541,7 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
-            propose=self.apropose,
             time_zone=self.zone,
-        )
-
-    async def apropose(self, facts: Sequence[Fact], token_limit: int) -> list[Proposal]:
-        """Return the proposals about these facts that the model confirms; see ``FactBook.aconsolidate``."""
-        # At first use.
-        from llama_index_memory_ext.facts.consolidation import confirmed, proposals
-
-        now = self.now()
-        candidates = await asyncio.to_thread(proposals, facts, now)
-        return await confirmed(
-            candidates, token_limit, self.chosen_llm(), self.tokenizer_fn, now.date()
         )
 
     async def asearch(

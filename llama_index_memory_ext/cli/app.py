@@ -318,7 +318,6 @@ def book_of(memory: ext.CondensedMemory) -> FactBook:
         book.namespace,
         scope="all",
         categories=book.categories,
-        propose=memory.facts_block.apropose,
         time_zone=memory.facts_block.zone,
     )
 

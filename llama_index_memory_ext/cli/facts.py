@@ -17,7 +17,6 @@ from llama_index_memory_ext.cli.app import (
     Db,
     Embed,
     Json,
-    Model,
     Output,
     Session,
     TimeZone,
@@ -363,45 +362,6 @@ async def forget(
     count = await book.aforget(*facts) if facts else 0
     text = f"Deleted {pluralize(count, 'fact')} of {owner}. {WORDS_STAY}"
     return Output({"facts": count}, text)
-
-
-@command("consolidate")
-async def consolidate(
-    memory: "CondensedMemory",
-    *,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Retire the proposed facts.")
-    ] = False,
-    yes: Yes = False,
-    model: Model = None,
-) -> Output:
-    """Propose facts to retire; --apply retires them.
-
-    Each is shown with the fact that stays. A proposal is a duplicate, a fact that a
-    newer fact contradicts, or a plan that is over. A model confirms each proposal: set
-    OPENAI_API_KEY, and OPENAI_API_BASE for another server. The command asks before it
-    retires facts, and `facts restore ID` takes it back.
-    """
-    # Imported here: they import LlamaIndex.
-    from openai import DefaultAsyncHttpxClient
-
-    from llama_index_memory_ext.cli.demo import choose_model
-
-    async with DefaultAsyncHttpxClient() as client:
-        memory.facts_block.llm = choose_model(model, client)
-        book = cli.book_of(memory)
-        proposals = await book.aconsolidate()
-    listed = "\n".join(map(str, proposals))
-    count = pluralize(len(proposals), "fact")
-    if not apply:
-        text = f"{listed}\nNothing was changed; --apply retires {count}.".lstrip()
-        return Output({"proposals": proposals, "retired": 0}, text)
-    if proposals and not yes:
-        cli.say(listed, stderr=True)
-        cli.confirm(f"Retire {count} of {cli.whose(memory)}?")
-    retired = await book.aapply(proposals)
-    text = f"{listed}\nRetired {count}.".lstrip()
-    return Output({"proposals": proposals, "retired": retired}, text)
 
 
 def _listed(

@@ -1,1 +1,1 @@
-"""Facts about a user: kept, tidied, ranked and shown."""
+"""Facts about a user: kept, ranked and shown."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from datetime import date, datetime, timedelta, tzinfo
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,12 +45,10 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from llama_index_memory_ext.facts.consolidation import Proposal
     from llama_index_memory_ext.store import MemoryStore
 
 _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
-_ENDS = {"valid_until", "expires_at"}
 
 
 def _day(value: Any, check: Callable[[Any], datetime]) -> date:
@@ -141,8 +139,6 @@ class FactBook:
             facts, and the facts of all agents.
         categories: The categories that a fact may have; None: any.
         search: Finds facts for a question, best first; None: by their words.
-        propose: Finds facts that can be tidied up, within a limit of tokens for each
-            request: ``aconsolidate``.
         time_zone: Tells on which day a fact becomes known, changes or ends; None: UTC.
 
     Raises:
@@ -158,14 +154,11 @@ class FactBook:
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
-        propose: Callable[[Sequence[Fact], int], Awaitable[list[Proposal]]]
-        | None = None,
         time_zone: tzinfo | None = None,
     ) -> None:
         self._store = store
         self._time_zone = time_zone
         self._search = search or self._by_words
-        self._propose = propose
         self.namespace = namespace
         self._view = view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
@@ -530,90 +523,6 @@ class FactBook:
             )
         return facts[0]
 
-    async def aconsolidate(self, *, token_limit: int = 4_000) -> list[Proposal]:
-        """Ask the model which facts are superfluous, and return the certain proposals; [] for none. Nothing changes.
-
-        Each proposal keeps one fact, as it is, and retires others that it makes
-        superfluous, or retires plans that are over. No fact is rewritten. Pinned facts
-        are not retired, and facts of two agents not compared.
-
-        Args:
-            token_limit: The most tokens of facts in one request, at least 1; a small
-                window of the model's has less.
-
-        Raises:
-            FactError: The book has no model: it was made without ``propose``.
-            NoModelError: The block of the book has no model.
-            FactReplyError: The model's answer cannot be read. An error of the model is
-                raised as it is.
-        """
-        if self._propose is None:
-            raise FactError(
-                "Expected a book with a model; this one has none. Use `memory.facts`, or pass propose=..."
-            )
-        now = self._now()
-        facts = [
-            fact
-            for fact in await self._all()
-            if fact.state(now) in ("present", "past") and not fact.retired
-        ]
-        return await self._propose(facts, token_limit)
-
-    async def aapply(self, proposals: Sequence[Proposal]) -> int:
-        """Retire the facts that the proposals name, in one transaction; return their number.
-
-        A fact that a newer fact contradicts, and a plan that is over, stay part of the
-        past.
-
-        Raises:
-            FactError: Facts have changed since they were proposed, or are part of two
-                proposals; it names their ids. Nothing is changed then.
-        """
-        now = self._now()
-        retired = {proposal.retired.id: proposal.applied(now) for proposal in proposals}
-        facts = list(chain.from_iterable(proposal.facts for proposal in proposals))
-
-        def change(stored: Mapping[str, Fact]) -> list[Fact]:
-            wrong = {fact.id for fact in facts if stored.get(fact.id) != fact}
-            # By proposals of two times, two facts could replace each other.
-            for proposal in proposals:
-                if proposal.keep and proposal.keep.id in retired:
-                    wrong.add(proposal.keep.id)
-            if wrong:
-                raise FactError(
-                    "Expected facts as they were proposed, each kept or retired; nothing was changed, because of "
-                    f"{', '.join(sorted(wrong))}. Leave out the proposals with these ids, or ask for new ones."
-                )
-            return list(retired.values())
-
-        changed = await self._store.facts.change(
-            self.namespace, change, [fact.id for fact in facts], view=self._view
-        )
-        return len(changed)
-
-    async def aundo(self, proposals: Sequence[Proposal]) -> int:
-        """Let the facts hold again that ``aapply`` has retired, in one transaction; return their number.
-
-        They keep the retirement, as by ``arestore``, and get back their end. A fact
-        that was deleted or restored since stays as it is.
-        """
-        now = self._now()
-        ends = {
-            proposal.retired.id: proposal.retired.model_dump(include=_ENDS)
-            for proposal in proposals
-        }
-
-        def change(stored: Mapping[str, Fact]) -> list[Fact]:
-            retired = filter(attrgetter("retired"), stored.values())
-            return [
-                restore(fact, now).model_copy(update=ends[fact.id]) for fact in retired
-            ]
-
-        changed = await self._store.facts.change(
-            self.namespace, change, list(ends), view=self._view
-        )
-        return len(changed)
-
     list = in_sync(alist)
     search = in_sync(asearch)
     add = in_sync(aadd)
@@ -626,9 +535,6 @@ class FactBook:
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
-    consolidate = in_sync(aconsolidate)
-    apply = in_sync(aapply)
-    undo = in_sync(aundo)
 
 
 async def known_as(book: FactBook, text: str) -> Fact | None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import ALL, Fact, utc_now
+from llama_index_memory_ext.fact import ALL, Fact
 from llama_index_memory_ext.facts.book import FactBook, known_as
-from llama_index_memory_ext.facts.consolidation import Proposal, proposals
 from llama_index_memory_ext.inspector.pages import NotFoundError
 from llama_index_memory_ext.store.tables import display_name, namespace_of_session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from llama_index_memory_ext.store import MemoryStore
 
 _ADDED = "The fact is stored, and all agents of this user share it. Write one sentence."
-_TIDIED = "All these facts are retired. Each can be restored."
 # The fields of a form that changes a fact, with the values for a new fact.
 _NEW_FACT = {"content": "", "category": "knowledge", "confidence": "1.0", "tags": ""}
 _FACT_OUTCOMES = {
@@ -30,7 +26,6 @@ _FACT_OUTCOMES = {
     "unpin": "The model is shown this fact for the questions that it concerns.",
     "approve": "The fact holds from now on, and the model is shown it. The facts that it corrects are retired.",
     "reject": "The fact is retired and not learned again. The facts that it would have corrected still hold.",
-    "tidy": "The fact is retired: another fact says as much or is newer, or its day has passed. It can be restored.",
     "retire": "The fact is kept, and the model is no longer shown it. It can be restored.",
     "restore": "The model is shown the fact again, without an end. The facts that replaced it still hold.",
     "forget-fact": "The fact is deleted for good, with its quote and its embedding. The message with the quote stays.",
@@ -40,10 +35,10 @@ _FACT_OUTCOMES = {
 class Action(NamedTuple):
     """An action that a form asks for.
 
-    ``name``: "add", "tidy-all", "forget-session", "forget-user", or an action on a
+    ``name``: "add", "forget-session", "forget-user", or an action on a
     fact.
     ``user``: the user whose facts or sessions change, or "".
-    ``item``: the id of the fact or the session, the digest of proposals, or "".
+    ``item``: the id of the fact or the session, or "".
     """
 
     name: str
@@ -81,10 +76,6 @@ async def ask(store: MemoryStore, action: Action) -> Confirmation:
     if action.name == "add":
         subject = display_name(action.user)
         return Confirmation(action, subject, _ADDED, "facts", query, _NEW_FACT)
-    if action.name == "tidy-all":
-        all_proposals = await tidying(store, action.user)
-        contents = [proposal.retired.content for proposal in all_proposals]
-        return Confirmation(action, "\n".join(contents), _TIDIED, "tidy", query)
     if action.name in _FACT_OUTCOMES:
         return await _ask_about_fact(store, action)
     if action.name == "forget-session":
@@ -139,24 +130,6 @@ async def _ask_about_user(store: MemoryStore, action: Action) -> Confirmation:
     return Confirmation(action, display_name(action.user), outcome, "users", {})
 
 
-async def tidying(store: MemoryStore, user: str) -> list[Proposal]:
-    """Return the facts of a user that the checks alone would retire; no model is asked."""
-    now = utc_now()
-    stored_facts = (await store.facts.read(user, view=ALL)).facts
-    facts = [
-        fact
-        for fact in stored_facts
-        if not fact.retired and fact.state(now) in ("present", "past")
-    ]
-    return await asyncio.to_thread(proposals, facts, now)
-
-
-def digest_of(all_proposals: Sequence[Proposal]) -> str:
-    """Return the text that stands for these proposals in an action on all of them."""
-    names = "\n".join(fact.id for p in all_proposals for fact in p.facts)
-    return hashlib.sha256(names.encode()).hexdigest()
-
-
 async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> None:
     """Carry out an action; without effect if the fact, session or user was deleted meanwhile.
 
@@ -168,8 +141,6 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
         fields = _fields_in(form)
         if not await known_as(book, fields.get("content", "")):
             await book.aadd(Fact(**fields))
-    elif action.name == "tidy-all":
-        await _tidy_all(store, action)
     elif action.name in _FACT_OUTCOMES:
         await _change_fact(store, action, form)
     elif action.name == "forget-user":
@@ -181,15 +152,6 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
         await store.forget(action.item)
     if action.name.startswith("forget"):
         await store.vacuum()
-
-
-async def _tidy_all(store: MemoryStore, action: Action) -> None:
-    all_proposals = await tidying(store, action.user)
-    if digest_of(all_proposals) != action.item:
-        raise FactError(
-            "Expected the facts as they were shown; some have changed, and nothing was retired. Look again."
-        )
-    await FactBook(store, action.user, scope="all").aapply(all_proposals)
 
 
 def _fields_in(form: Mapping[str, str]) -> dict[str, Any]:
@@ -211,9 +173,6 @@ async def _change_fact(
         await book.aupdate(action.item, **_fields_in(form))
     elif action.name in ("pin", "unpin"):
         await book.aupdate(action.item, pinned=action.name == "pin")
-    elif action.name == "tidy":
-        all_proposals = await tidying(store, action.user)
-        await book.aapply([p for p in all_proposals if p.retired.id == action.item])
     else:
         changes: dict[str, Any] = {
             "approve": book.aapprove,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LONGEST_FORM = 100_000
-_PAGES = ("sessions", "users", "session", "messages", "facts", "fact", "tidy")
+_PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
 
 
 @dataclass

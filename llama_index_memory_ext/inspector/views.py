@@ -23,7 +23,6 @@ from llama_index_memory_ext.fact import (
     history_of,
     utc_now,
 )
-from llama_index_memory_ext.inspector.actions import digest_of, tidying
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
@@ -242,12 +241,6 @@ class Views:
             "history": [entries[past.id] for past in history],
             "timeline": timeline_of(fact),
         }
-
-    async def tidy(self, query: Mapping[str, str]) -> Context:
-        """Return the facts of a user that can be retired, as ``aconsolidate`` would propose them to a model."""
-        user = query.get("user", "")
-        proposals = await tidying(self.store, user)
-        return {"user": user, "proposals": proposals, "digest": digest_of(proposals)}
 
     async def _session(self, query: Mapping[str, str]) -> Context:
         session_id = query.get("id", "")

@@ -33,7 +33,6 @@ from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.tables import SessionAccess
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
 from tests.databases import host_on
-from tests.openai_server import call, serve
 
 ANN = ("--user", "ann")
 
@@ -405,52 +404,6 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     assert json.loads(first) == json.loads(second)
     sessions = json.loads(cli("sessions", "list", *ANN, "--json").stdout)
     assert {session["session_id"] for session in sessions} == {"s", "t"}
-
-
-def test_facts_that_need_not_be_kept_are_shown_and_retired_only_when_that_is_said(
-    cli: Here,
-) -> None:
-    old, new, other = (
-        add(cli, text) for text in ("Lives in Oslo", "Resides in Rome", "Likes tea")
-    )
-    with serve(
-        lambda *_: call(("call_1", "report_numbers", {"numbers": [1]}))
-    ) as server:
-        keys = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
-        shown = cli("facts", "consolidate", *ANN, **keys)
-        assert shown.stdout.startswith("contradiction: Lives in Oslo (known since ")
-        assert shown.stdout.endswith("\nNothing was changed; --apply retires 1 fact.\n")
-        assert len(json.loads(cli("facts", "list", *ANN, "--json").stdout)) == 3
-        assert (
-            "Pass --yes" in cli("facts", "consolidate", *ANN, "--apply", **keys).stderr
-        )
-        result = json.loads(
-            cli(
-                "facts", "consolidate", *ANN, "--apply", "--yes", "--json", **keys
-            ).stdout
-        )
-        (proposal,) = result["proposals"]
-        assert (
-            proposal["kind"],
-            proposal["retired"]["id"],
-            proposal["keep"]["id"],
-        ) == ("contradiction", old, new)
-        assert result["retired"] == 1
-        assert {
-            fact["id"]
-            for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
-        } == {new, other}
-        again = cli("facts", "consolidate", *ANN, "--apply", **keys).stdout
-        assert again == "Retired 0 facts.\n"
-        # Somebody has said that it holds.
-        cli("facts", "restore", old, *ANN)
-        assert (
-            cli("facts", "consolidate", *ANN, **keys).stdout
-            == "Nothing was changed; --apply retires 0 facts.\n"
-        )
-    add(cli, "Enjoys tea")
-    offline = cli("facts", "consolidate", *ANN)
-    assert (offline.returncode, offline.stdout) == (1, "")
 
 
 def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:

@@ -136,7 +136,7 @@ def test_each_example_is_a_right_call(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)
-    if arguments[0] in ("forget", "retain") or "consolidate" in arguments:
+    if arguments[0] in ("forget", "retain"):
         arguments.append("--yes")
     if arguments[:2] == ["facts", "forget"]:
         arguments.append("--yes")

@@ -12,7 +12,6 @@ from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 from zoneinfo import ZoneInfo
 
 import httpx
@@ -439,77 +438,6 @@ async def test_facts_are_retired_restored_and_forgotten(
     await act(client, action="forget-fact", user="mia", item=fact.id)
     assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
     assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
-
-
-async def page_to_tidy(client: Inspected, **contents: str) -> str:
-    """The page "Tidy up" of a user with these facts, given by their ids."""
-    for name, content in contents.items():
-        await client.inspector.writer.facts.write(
-            "zoe", [Fact(id=name, content=content)]
-        )
-    return (await client.get("tidy", params={"user": "zoe"})).text
-
-
-async def test_what_need_not_be_kept_is_shown_and_retired_one_by_one(
-    filled: Path, inspect: Inspect
-) -> None:
-    client = await inspect(filled, writes=True)
-    page = await page_to_tidy(
-        client, cat="Has a cat", tom="Owns a cat named Tom", dog="Has a dog"
-    )
-    assert page.count(">stays<") == 1
-    assert "Owns a cat named Tom" in page.split(">stays<")[1]
-    assert "Retire all" not in page
-    assert "Has a dog" not in page
-    await act(client, action="tidy", user="zoe", item="cat")
-    (cat,) = [
-        one
-        for one in (await client.inspector.reader.facts.read("zoe")).facts
-        if one.id == "cat"
-    ]
-    assert (cat.retired, cat.replaced_by) == (True, "tom")
-    assert (
-        "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
-    )
-
-
-async def test_all_that_need_not_be_kept_is_retired_at_once(
-    filled: Path, inspect: Inspect
-) -> None:
-    """As it was shown: if facts have changed meanwhile, the person sees the new proposals first."""
-    client = await inspect(filled, writes=True)
-    page = await page_to_tidy(
-        client,
-        cat="Has a cat",
-        tom="Owns a cat named Tom",
-        tea="Likes tea",
-        tea2="Likes tea.",
-    )
-    assert "Retire all 2 …" in page
-    link = unescape(re.findall(r'href="([^"]*)">Retire all', page)[0])
-    asked = (await client.get(link.split("/", 2)[2])).text
-    assert "Really retire these facts?" in asked
-    assert all(text in asked for text in ("Has a cat\n", "Likes tea"))
-    assert "Tom" not in asked
-    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
-    form = {name: unescape(value) for name, value in form.items()}
-    await client.inspector.writer.facts.write(
-        "zoe", [Fact(id="tea3", content="Likes tea!")]
-    )
-    changed = await client.post("do", data=form)
-    assert changed.status_code == 400
-    assert "Expected the facts as they were shown" in changed.text
-    facts = (await client.inspector.reader.facts.read("zoe")).facts
-    assert not any(fact.retired for fact in facts)
-    page = (await client.get("tidy", params={"user": "zoe"})).text
-    link = unescape(re.findall(r'href="([^"]*)">Retire all', page)[0])
-    query = dict(parse_qsl(link.partition("?")[2]))
-    await act(client, **query)
-    facts = (await client.inspector.reader.facts.read("zoe")).facts
-    assert len([fact for fact in facts if not fact.retired]) == 2
-    assert (
-        "Nothing to tidy up." in (await client.get("tidy", params={"user": "zoe"})).text
-    )
 
 
 async def test_facts_are_added_edited_and_pinned(
