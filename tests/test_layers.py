@@ -78,6 +78,7 @@ WITH_ONE_IMPORTER = {
     "facts/deleted_messages.py": "is read at the first deletion",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
+    "inspector/actions.py": "writes, apart from the pages, which only read",
     "inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
