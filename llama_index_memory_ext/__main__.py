@@ -101,7 +101,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.cli.app import app
 
-    for module in ("chat", "facts", "data", "serve"):
+    for module in ("facts", "data", "serve"):
         # Importing registers the commands.
         import_module(f"llama_index_memory_ext.cli.{module}")
     return app

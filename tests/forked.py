@@ -93,16 +93,17 @@ def run_forked(
     *arguments: str,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    typed: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder; return its exit code, its output and its errors.
 
-    ``environment`` is added to that of the tests.
+    ``environment`` is added to that of the tests. ``typed`` is the input.
     """
     return subprocess.run(
         [*python_command(), "-c", code, *arguments],
         cwd=folder,
         env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         encoding="utf-8",

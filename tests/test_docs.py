@@ -82,11 +82,20 @@ def keys_of(server: OpenAIServer) -> dict[str, str]:
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
     """In a process of its own, with the real client against a local server."""
     with serve(model) as server:
-        done = run_forked(code, folder=tmp_path, environment=keys_of(server))
+        done = run_forked(
+            code,
+            folder=tmp_path,
+            environment=keys_of(server),
+            typed="Do you know?\nWhat else?\n" if "stdin" in code else "",
+        )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     if 'agent.run("What is 3214' in code:
         assert done.stdout == "It is 1034908.\nBy multiplying.\n"
+    if "stdin.readline" in code:
+        assert done.stdout == "I do not know.\nI do not know.\n"
+        prompts = [str(request) for request in server.requests]
+        assert any("Do you know?" in p and "What else?" in p for p in prompts)
     if "What am I allergic to?" in code and "OfflineModel()" in code:
         assert done.stdout == "You are allergic to nuts.\n"
     if "What is my name?" in code and "OfflineModel()" in code:

@@ -41,7 +41,6 @@ _RIGHT_VALUES = {
     "ORDER": "used, messages or name, such as --sort name",
     "PORT": "a port from 0 to 65535 such as 8000",
     "PROGRAM": "claude-desktop, claude-code, cursor or vscode",
-    "SECONDS": "a number of seconds from 0.001 to 86400 such as 60",
     "STATE": "present, past, retired, expired, pending or all",
     "TAG": "a tag of 1 to 100 characters such as diet",
     "TEXT": 'a text such as "Likes tea"',
@@ -152,7 +151,7 @@ def _problem_of_server(error: BaseException) -> str:
             message = body.get("message")
         return f"{host} answers with status {status}: {_redacted(str(message))}"
     if is_timeout(error):
-        return f"{host} has not answered in time. --timeout SECONDS or OPENAI_TIMEOUT gives it more."
+        return f"{host} has not answered in time. OPENAI_TIMEOUT gives it more seconds."
     if is_no_answer(error):
         return f"there is no connection to {host}."
     return ""

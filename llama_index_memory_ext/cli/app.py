@@ -75,16 +75,6 @@ Embed = Annotated[
     Literal["local"] | None,
     option("--embed local", "Find by meaning too, with a local model."),
 ]
-Timeout = Annotated[
-    float,
-    option(
-        "--timeout SECONDS",
-        "Seconds for an answer of the model. Default: 30.",
-        min=0.001,
-        max=86_400,
-        envvar="OPENAI_TIMEOUT",
-    ),
-]
 TimeZone = Annotated[
     Any,
     option(
@@ -96,10 +86,6 @@ TimeZone = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Model = Annotated[
-    str | None, option("--model NAME", "Default: OPENAI_MODEL, or gpt-4o-mini.")
-]
-
 # Text in brackets in a help text is not markup.
 app = typer.Typer(
     add_completion=False,
@@ -186,8 +172,8 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
         raise TerminalError(
             f"There is no memory of this package at {file or store.address} in the table {store.table_name!r}. Pass "
             "another database with --db or LLAMA_INDEX_MEMORY_DB, or another table with --table before the command. "
-            "`chat`, `facts add` and `import` create a memory. `chat --session` takes over the messages of "
-            "LlamaIndex's own Memory."
+            "`facts add` and `import` create a memory. The messages of LlamaIndex's own Memory are taken over by a "
+            "program that opens the database with CondensedMemory."
         )
 
 

@@ -1,4 +1,4 @@
-"""The demo, which compares two memories; its model and its calculator also serve ``chat``."""
+"""The demo, which compares two memories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from llama_index.core.agent.workflow import (
     AgentInput,
     AgentOutput,
     FunctionAgent,
-    ToolCallResult,
 )
 from llama_index.core.memory import Memory
 
@@ -30,7 +29,6 @@ from llama_index_memory_ext.text.messages import body_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from httpx import AsyncClient
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms.function_calling import FunctionCallingLLM
 
@@ -92,19 +90,12 @@ def divide(a: float, b: float) -> float:
     return a / b
 
 
-TOOLS = (add, subtract, multiply, divide)
+def choose_model() -> FunctionCallingLLM:
+    """Return the model that the variables name; without ``OPENAI_API_KEY`` the offline model.
 
-
-def choose_model(
-    name: str | None = None,
-    http: AsyncClient | None = None,
-    timeout: float | None = None,
-) -> FunctionCallingLLM:
-    """Return the model of this name; without ``OPENAI_API_KEY`` the offline model.
-
-    ``name``: default ``OPENAI_MODEL``; any name with the server at ``OPENAI_API_BASE``.
-    ``timeout``: in seconds, default ``OPENAI_TIMEOUT``.
-    ``OPENAI_CONTEXT_WINDOW`` is the window of the model in tokens.
+    ``OPENAI_MODEL``: any name with the server at ``OPENAI_API_BASE``.
+    ``OPENAI_TIMEOUT``: in seconds; default 30.
+    ``OPENAI_CONTEXT_WINDOW``: the window of the model, in tokens.
     """
     variables = os.environ
     if not variables.get("OPENAI_API_KEY"):
@@ -115,11 +106,10 @@ def choose_model(
             f"OPENAI_TIMEOUT must be a number of seconds such as 30; got {seconds!r}. Unset it for 30 seconds."
         )
     options: dict[str, Any] = {
-        "model": name or variables.get("OPENAI_MODEL") or "gpt-4o-mini",
+        "model": variables.get("OPENAI_MODEL") or "gpt-4o-mini",
         "api_base": variables.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
-        "async_http_client": http,
-        "timeout": timeout or float(seconds),
+        "timeout": float(seconds),
     }
     # Imported here: OpenAI's library takes a second to start.
     from llama_index_memory_ext.models.caching_openai import AnyOpenAI
@@ -132,12 +122,6 @@ def describe_model(model: FunctionCallingLLM) -> str:
     if isinstance(model, OfflineModel):
         return "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
     return f"{model.metadata.model_name} at {model_host()}"
-
-
-def describe_call(call: ToolCallResult) -> str:
-    """Return the name, the arguments and the result of a tool call."""
-    arguments = ", ".join(f"{name}={value}" for name, value in call.tool_kwargs.items())
-    return f"{call.tool_name}({arguments}) -> {call.tool_output.content}"
 
 
 @dataclass
@@ -203,7 +187,7 @@ async def _compare(
     model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]
 ) -> list[_Side]:
     """Put the messages into both memories, ask each memory the questions, and return the results."""
-    agent = FunctionAgent(tools=list(TOOLS), llm=model)
+    agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
     # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
     # once.
     host_memory = Memory.from_defaults(

