@@ -58,7 +58,7 @@ from llama_index_memory_ext.text.messages import RESULT_ROLES
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.store.tables import Snapshot
@@ -344,21 +344,24 @@ class CondensedMemoryBlock(LogBlock):
     async def amedia(
         self,
         session_id: str,
-        questions: int,
+        roles: Sequence[str],
         room: int,
         tokens: Callable[[ChatMessage], int],
     ) -> list[ContentBlock]:
         """Return the newest media of the last turns within ``room`` tokens, oldest first.
 
         A line before each medium names its message. The media are of messages in the
-        record that was read last. ``questions`` is the number of questions in the
-        active turn: without a question there are no media, and each further question
-        takes the place of a turn. No media stay in memory.
+        record that was read last. ``roles`` are the roles of the active messages:
+        without a question there are no media, and each further question takes the place
+        of a turn. While the newest turn has no answer, there are none either. No media
+        stay in memory.
         """
-        turns = self.media_turns - questions + 1
-        if questions:
-            return await self._search.reader.media(session_id, turns, room, tokens)
-        return []
+        questions = roles.count(MessageRole.USER.value)
+        if not questions:
+            return []
+        return await self._search.reader.media(
+            session_id, self.media_turns - questions + 1, roles, room, tokens
+        )
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """Return the running summary of the messages that have left the record; "" if there is none."""

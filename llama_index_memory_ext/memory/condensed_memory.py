@@ -1242,12 +1242,11 @@ class CondensedMemory(Memory):
     async def _read_media(
         self, turn: _Turn, fitted: _FittedContents
     ) -> list[ContentBlock]:
-        questions = 0
+        roles = []
         if fitted.joined:
-            roles = [message.role for message in turn.messages]
-            questions = roles.count(MessageRole.USER)
+            roles = [message.role.value for message in turn.messages]
         return await self.condensed_block.amedia(
-            self.session_id, questions, fitted.tokens_left, self._tokens
+            self.session_id, roles, fitted.tokens_left, self._tokens
         )
 
     def _assemble(

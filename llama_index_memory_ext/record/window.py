@@ -547,17 +547,23 @@ class RecordReader:
         self,
         session_id: str,
         turns: int,
+        roles: Sequence[str],
         room: int,
         tokens: Callable[[ChatMessage], int],
     ) -> list[ContentBlock]:
         """Return the newest media of the last turns of the record, each behind a line that names its message.
 
         Media without an answer of the assistant are left out: a provider may have
-        refused them, and would again.
+        refused them, and would again. So are all media if the newest turn before the
+        question has no answer. ``roles``: of the messages behind the record, with the
+        question.
         """
         content: list[ContentBlock] = []
         window = self.windows.get(session_id)
         if window is None:
+            return content
+        roles_so_far = [*(entry.role for entry in window.entries), *roles]
+        if not has_answer_before_question(roles_so_far):
             return content
         for media_entry in entries_with_media(window.entries, turns):
             row_id = media_entry.entry.row_id
@@ -725,6 +731,25 @@ def rows_to_mark(
     return sorted({*rows[-1:], *before_turn[-1:], *of_earlier_requests[-1:]})
 
 
+def has_answer_before_question(roles: Sequence[str]) -> bool:
+    """Return whether the turn before the last question has an answer or a call; True without such a turn.
+
+    >>> has_answer_before_question(["user", "assistant", "user"])
+    True
+    >>> has_answer_before_question(["user", "user", "assistant", "tool"])
+    False
+    """
+    questions = 0
+    for role in reversed(roles):
+        if role == MessageRole.USER.value:
+            questions += 1
+        elif questions == 1 and role in ASSISTANT_ROLES:
+            return True
+        if questions > 1:
+            return False
+    return True
+
+
 def entries_with_media(entries: Sequence[Entry], turns: int) -> Iterator[MediaEntry]:
     """Yield the entries with media that the assistant has answered, of the last turns, newest first."""
     turns_ago = 1
@@ -785,14 +810,17 @@ def cache_points_in(messages: Iterable[ChatMessage]) -> int:
 
 
 def can_be_sent(block: ContentBlock) -> bool:
-    """Return whether a block is a medium whose file still exists.
+    """Return whether a block is a medium with its bytes, or with a file that still exists.
 
-    The bytes of a tool that are no picture were never sent as a picture.
+    An address may have expired. The bytes of a tool that are no picture were never sent
+    as a picture.
     """
     is_readable = not isinstance(block, ImageBlock) or block.image_mimetype or block.url
+    address = getattr(block, "url", None)
     path = getattr(block, "path", None)
     return bool(
         block.block_type in MEDIA_TOKENS
         and is_readable
+        and (not address or str(address).startswith("data:"))
         and (not path or Path(path).exists())
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory
+from tests.openai_complaints import why_addresses_refused, why_pictures_refused
 from tests.openai_server import say
 from tests.record.test_limits import PIXEL
 from tests.scripted_models import StartModel
@@ -190,6 +192,64 @@ async def test_media_that_no_model_has_answered_to_are_not_sent_again(
         [showing(), calling(("c", "look", {})), by_tool(), user("And?")]
     )
     assert labels(await other.aget()) == [LAST]
+
+
+@pytest.mark.parametrize("ratio", [0.0001, 0.7])
+async def test_a_model_that_reads_text_alone_refuses_one_turn_after_a_picture(
+    open_memory: OpenMemory, start_model: StartModel, ratio: float
+) -> None:
+    """Nothing is sent again behind a turn without an answer, which may be the model's refusal."""
+    seeing, _ = start_model(lambda messages, tools: say("A dot."))
+    reading, server = start_model(lambda messages, tools: say("Hello."))
+    server.complain = why_pictures_refused
+    memory = open_memory(chat_history_token_ratio=ratio)
+    await FunctionAgent(llm=seeing).run(showing(), memory=memory)
+    await memory.aflush()
+    with pytest.raises(openai.BadRequestError, match="image_url"):
+        await FunctionAgent(llm=reading).run("Are you there?", memory=memory)
+    for question in ("Are you there?", "And now?"):
+        if ratio > 0.5:
+            # The picture is in a message of its own until its turn is condensed.
+            await memory.aflush()
+        answer = await FunctionAgent(llm=reading).run(question, memory=memory)
+        assert str(answer) == "Hello."
+    assert len(server.refusals) == 1
+
+
+async def test_an_address_that_has_expired_refuses_no_turn(
+    open_memory: OpenMemory, start_model: StartModel
+) -> None:
+    """It is sent with its own turn alone."""
+    llm, server = start_model(lambda messages, tools: say("A cat."))
+    memory = open_memory()
+    picture = ImageBlock(url="https://127.0.0.1:1/cat.png")
+    await FunctionAgent(llm=llm).run(showing(picture), memory=memory)
+    server.complain = why_addresses_refused
+    for question in ("What colour has it?", "Is it large?"):
+        await FunctionAgent(llm=llm).run(question, memory=memory)
+    assert server.refusals == []
+    assert "[image: https://127.0.0.1:1/cat.png]" in str(server.requests[-1])
+
+
+async def test_bytes_are_sent_again_and_addresses_are_not(
+    open_memory: OpenMemory,
+) -> None:
+    """Of every kind; an address that is the data itself counts as bytes."""
+    address = "https://127.0.0.1:1/a"
+    memory = open_memory(media_turns=9)
+    for block in (
+        ImageBlock(url=address),
+        ImageBlock(url=address, image=PIXEL),
+        AudioBlock(url=address, format="mp3"),
+        VideoBlock(url=address),
+        DocumentBlock(url=address, title="A paper"),
+        ImageBlock(url=SENT_PIXEL),
+    ):
+        await memory.aput_messages([showing(block), assistant("I see.")])
+    await memory.aput(user("And?"))
+    (shown,) = media(await memory.aget())
+    assert isinstance(shown, ImageBlock)
+    assert str(shown.url) == SENT_PIXEL
 
 
 async def test_a_file_that_is_gone_is_left_out(
