@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
+from pydantic import AfterValidator
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
@@ -101,7 +102,22 @@ _WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 # None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
-ErrorHandler: TypeAlias = Callable[[MemoryFailure], object] | None
+
+
+def _checked_handler(handler: Any) -> Any:
+    """Return ``on_error``; a SettingError for an ``async def``, which nothing would await."""
+    calls = (handler, getattr(handler, "__call__", None))  # noqa: B004 - an object may have an async __call__
+    if any(map(inspect.iscoroutinefunction, calls)):
+        raise SettingError(
+            "on_error must be a plain function; saw an async def, which would never run. Pass a function that starts a "
+            "task: asyncio.create_task(...)."
+        )
+    return handler
+
+
+ErrorHandler: TypeAlias = Annotated[
+    Callable[[MemoryFailure], object] | None, AfterValidator(_checked_handler)
+]
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -265,6 +281,7 @@ class CondensedMemory(Memory):
         async_database_uri: str | None = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
+        memory_blocks_concurrency: int = 1,
         *,
         context_window: int | None = None,
         condensed_token_limit: int | None = None,
@@ -287,8 +304,8 @@ class CondensedMemory(Memory):
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
 
-        The arguments up to ``db_schema`` are the arguments of ``Memory.from_defaults``,
-        in the same order.
+        The arguments up to ``memory_blocks_concurrency`` are the arguments of
+        ``Memory.from_defaults``, in the same order.
 
         Args:
             session_id: The name of the conversation. Needed with a database that
@@ -317,6 +334,8 @@ class CondensedMemory(Memory):
             async_database_uri: SQLite or PostgreSQL; default: in memory.
             async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
+            memory_blocks_concurrency: Has no effect, because one block is read after
+                the other; a UserWarning says so.
             context_window: Most tokens of prompt and answer of the model that answers.
                 Default: the window of ``llm``, or of ``Settings.llm`` if the program
                 has set one. It may be unknown.
@@ -355,8 +374,8 @@ class CondensedMemory(Memory):
                 ``SettingError``.
             on_error: A function that is called once for each failed extraction,
                 summary, embedding or recall, with a ``MemoryFailure``: the work that
-                failed, and the next step. It runs in the event loop and must return
-                quickly. Default: failures are logged.
+                failed, and the next step. It runs in the event loop, must return
+                quickly, and is no ``async def``. Default: failures are logged.
             encryption_key: The key with which texts are stored encrypted, a list of
                 keys, or a function from a user to a key, as for ``MemoryStore``.
             encrypt: A function that encrypts a text, in place of ``encryption_key``.
@@ -387,11 +406,16 @@ class CondensedMemory(Memory):
             "CondensedMemory.from_defaults()",
         )
         if token_flush_size is not None:
-            warnings.warn(
-                f"token_flush_size={describe_value(token_flush_size)} has no effect in a CondensedMemory: "
-                "chat_history_token_ratio decides how many whole turns move into the record. Leave it out.",
-                UserWarning,
-                stacklevel=2,
+            _warn_without_effect(
+                "token_flush_size",
+                token_flush_size,
+                "chat_history_token_ratio decides how many whole turns move into the record",
+            )
+        if memory_blocks_concurrency != 1:
+            _warn_without_effect(
+                "memory_blocks_concurrency",
+                memory_blocks_concurrency,
+                "the facts are chosen for a record that was read before",
             )
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
@@ -1338,6 +1362,15 @@ def _warn_of_unused() -> None:
     logger.warning(
         "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
         "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
+    )
+
+
+def _warn_without_effect(name: str, value: object, reason: str) -> None:
+    warnings.warn(
+        f"{name}={describe_value(value)} has no effect in a CondensedMemory: {reason}. Leave it out.",
+        UserWarning,
+        # The caller of ``from_defaults``.
+        stacklevel=3,
     )
 
 

@@ -56,6 +56,8 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
     ]
     arguments += [100, 200, 300, None, "my_table", None, None, None]
     names = [*inspect.signature(Memory.from_defaults).parameters]
+    # The next version of the host has one more.
+    arguments += [1][: len(names) - len(arguments)]
     with pytest.warns(
         UserWarning, match=r"token_flush_size=300 .* chat_history_token_ratio"
     ) as warned:
@@ -85,6 +87,22 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
         )
         assert [message.content for message in await memory.aget_all()] == ["Hello"]
         await memory.aclose()
+
+
+async def test_the_last_argument_of_the_next_host_is_taken_in_its_place() -> None:
+    """Also where the host does not have it yet."""
+    place = list(PARAMETERS).index("memory_blocks_concurrency")
+    assert place == list(PARAMETERS).index("db_schema") + 1
+    assert PARAMETERS["memory_blocks_concurrency"].kind.name == "POSITIONAL_OR_KEYWORD"
+    await CondensedMemory.from_defaults(memory_blocks_concurrency=1).aclose()
+    with pytest.warns(
+        UserWarning, match=r"memory_blocks_concurrency=3 has no effect"
+    ) as warned:
+        memory = CondensedMemory.from_defaults(memory_blocks_concurrency=3)
+    assert [warning.filename for warning in warned] == [__file__]
+    await memory.aput(user("Hello"))
+    assert "Hello" in str(await memory.aget())
+    await memory.aclose()
 
 
 def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default() -> (
@@ -190,7 +208,10 @@ def test_a_mistake_is_refused_with_its_name_in_one_line(
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in PARAMETERS if name not in {"token_flush_size", "session_id"}],
+    sorted(
+        set(PARAMETERS)
+        - {"token_flush_size", "memory_blocks_concurrency", "session_id"}
+    ),
 )
 def test_no_argument_takes_just_anything(name: str) -> None:
     anything: dict[str, Any] = {name: object()}
