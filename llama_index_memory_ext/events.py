@@ -215,7 +215,10 @@ def is_handled(failure: MemoryFailure) -> bool:
     if handler is None:
         return False
     try:
-        handler(failure)
+        result = handler(failure)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError  # noqa: TRY301 - logged like each failure of the function
     except Exception as error:  # noqa: BLE001 - a turn must not fail by it
         logger.warning("on_error has failed (%s).", type(error).__name__)
         return False

@@ -151,14 +151,20 @@ def check_id(name: str, value: object) -> None:
     """
     if value is None:
         return
-    if not isinstance(value, str) or not value or value != value.strip():
+    if not isinstance(value, str) or not value or not _is_plain(value):
         remedy = "Data under such an id can be deleted: MemoryStore.forget_user."
         if not isinstance(value, str):
             remedy = f"Pass a text, such as str({name})."
         raise SettingError(
-            f"{name} must be a text, must not be empty, and must have no blanks around it; saw "
+            f"{name} must be a text, must not be empty, must have no lone surrogate, and no blanks around it; saw "
             f"{describe_value(value, with_text=True)}. {remedy}"
         )
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text has no blanks around it and no half of a surrogate pair, which no database stores."""
+    has_surrogate = any("\ud800" <= character <= "\udfff" for character in text)
+    return text == text.strip() and not has_surrogate
 
 
 def checked_zone(value: Any) -> tzinfo | None:

@@ -67,6 +67,24 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "can be deleted",
     ),
     (
+        lambda _: opened(user_id="ann\ud83d"),
+        "no lone surrogate",
+        r"saw 'ann\ud83d'",
+        "can be deleted",
+    ),
+    (
+        lambda _: opened(session_id="\udc00chat"),
+        "no lone surrogate",
+        r"saw '\udc00chat'",
+        "can be deleted",
+    ),
+    (
+        lambda memory: memory.abranch("chat\ud83d"),
+        "no lone surrogate",
+        r"saw 'chat\ud83d'",
+        "can be deleted",
+    ),
+    (
         lambda _: opened(condensed_token_limit=20),
         "at least 50",
         "condensed_token_limit=20",

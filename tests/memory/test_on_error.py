@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Any
 
 import pytest
 
+from llama_index_memory_ext import SettingError
 from llama_index_memory_ext.events import MemoryFailure
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
@@ -91,4 +94,36 @@ async def test_a_function_that_fails_costs_no_answer(
     await memory.aput(user("Which dogs do I have?"))
     assert "Has a dog" in str(await memory.aget())
     assert "on_error has failed (ZeroDivisionError)." in caplog.text
+    assert "did not embed" in caplog.text
+
+
+async def answer(failure: MemoryFailure) -> None:
+    """Nothing would await it."""
+
+
+class Answering:
+    async def __call__(self, failure: MemoryFailure) -> None:
+        """Nothing would await it."""
+
+
+@pytest.mark.parametrize("handler", [answer, partial(answer), Answering()])
+async def test_a_function_that_nothing_awaits_is_refused(
+    open_memory: OpenMemory, handler: Any
+) -> None:
+    with pytest.raises(SettingError, match=r"saw an async def.*create_task"):
+        open_memory(on_error=handler)
+
+
+async def test_a_failure_that_only_a_coroutine_was_made_for_is_logged(
+    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = open_memory(
+        extract_facts=False,
+        embed_model=Meanings(failing=True),
+        on_error=lambda failure: answer(failure),  # noqa: PLW0108 - a plain function
+    )
+    await memory.facts.aadd("Has a dog")
+    await memory.aput(user("Which dogs do I have?"))
+    await memory.aget()
+    assert "on_error has failed (TypeError)." in caplog.text
     assert "did not embed" in caplog.text
