@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
 DEFAULT_CATEGORY = "knowledge"
 
+# The longest fact that is learned, in characters.
+MAX_FACT = 500
 # The least confidence with which an extracted fact is stored.
 DEFAULT_MIN_CONFIDENCE = 0.7
 # The weights of similarity and confidence in a fact's score for a question.

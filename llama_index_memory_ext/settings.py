@@ -259,6 +259,8 @@ def _seen(problems: Sequence[ErrorDetails]) -> str:
 
 
 def _advice(field: FieldInfo) -> str:
+    if field.examples:
+        return f"Pass {field.examples[0]}."
     if field.default is None or isinstance(field.default, int | float | str):
         return f"Leave it out for {field.default!r}."
     if field.is_required():

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timezone
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import Memory
 
 from llama_index_memory_ext import (
     CondensedMemory,
     MemoryExtError,
     MemoryRetriever,
     MemoryStore,
+    MemoryToolSpec,
     OfflineModel,
+    RelevantFactsBlock,
+    StoreError,
     TfidfRanker,
     messages_from_json,
+    trim,
 )
+from llama_index_memory_ext.blocks import facts as facts_block_module
+from llama_index_memory_ext.store import warn_of_unused
 
 FEBRUARY, JANUARY = (
     datetime(2026, 2, 1, tzinfo=timezone.utc),
@@ -96,7 +104,36 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "'mysql'",
         "Use one of sqlite",
     ),
-    (lambda _: opened(llm="gpt-4o"), "an instance of LLM", "saw a str", "Leave it out"),
+    (
+        lambda _: opened(llm="gpt-4o-mini"),
+        "an instance of LLM",
+        "saw a str",
+        "Pass OpenAI(model='gpt-4o-mini')",
+    ),
+    (
+        lambda _: RelevantFactsBlock(user_id="ann", llm="gpt-4o-mini"),
+        "an instance of LLM",
+        "saw a str",
+        "Pass OpenAI(model='gpt-4o-mini')",
+    ),
+    (
+        lambda _: opened(temporary=True),
+        "needs the address of an existing database",
+        "is in memory, or was not used yet",
+        "Pass async_database_uri",
+    ),
+    (
+        lambda _: opened(async_database_uri="memory.db"),
+        "must be a SQLAlchemy address",
+        "saw the name of a file",
+        "Pass 'sqlite:///memory.db', or a Path",
+    ),
+    (
+        lambda _: MemoryStore("memory.db"),
+        "must be a SQLAlchemy address",
+        "saw the name of a file",
+        "Pass 'sqlite:///memory.db', or a Path",
+    ),
     (
         lambda _: opened(insert_method="middle"),
         "'system' or 'user'",
@@ -161,7 +198,43 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         lambda memory: memory.aput_messages(ChatMessage("Hello")),
         A_LIST,
         "this is a ChatMessage",
-        WRAPPED,
+        "Pass a list: [message]",
+    ),
+    (
+        lambda memory: memory.aput({"role": "user", "content": "Hello"}),
+        "Expected a ChatMessage;",
+        "saw a dict",
+        "ChatMessage(**d), or read JSON with messages_from_json",
+    ),
+    (
+        lambda memory: memory.aput_messages([{"role": "user", "content": "Hello"}]),
+        A_LIST,
+        "this is a dict",
+        "ChatMessage(**d), or read JSON with messages_from_json",
+    ),
+    (
+        lambda memory: memory.aput([ChatMessage("Hello")]),
+        "Expected a ChatMessage;",
+        "saw a list",
+        "Put several messages with aput_messages",
+    ),
+    (
+        lambda memory: memory.facts.aupdate("any"),
+        "needs a field to change",
+        "got none",
+        'such as content="Likes tea"',
+    ),
+    (
+        lambda _: trim([ChatMessage("Hello")]),
+        "trim needs token_limit or max_messages",
+        "got neither",
+        "such as token_limit=4_000",
+    ),
+    (
+        lambda _: MemoryToolSpec(Memory.from_defaults()),  # type: ignore[arg-type]
+        "MemoryToolSpec asks a CondensedMemory",
+        "this is a Memory",
+        "Build one with",
     ),
     (
         lambda memory: memory.facts.aadd("Likes tea.", confidence=2),
@@ -177,8 +250,8 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     ),
     (
         lambda memory: memory.facts.aretire("nothing"),
-        "no fact 'nothing'",
-        "among 1",
+        "'ann' has no fact 'nothing'",
+        "(1 facts)",
         "List them first",
     ),
     (
@@ -261,3 +334,57 @@ def test_a_summary_without_a_model_is_told_at_once(
     assert caplog.text == ""
     opened(summarize=True)
     assert "summarize=True has no model" in caplog.text
+
+
+async def test_the_path_of_a_file_is_taken(tmp_path: Path) -> None:
+    """With any characters in it, by a memory and by a store."""
+    file = tmp_path / "50%? of #ann.db"
+    memory = opened(async_database_uri=file, extract_facts=False)
+    async with memory:
+        await memory.aput(ChatMessage("Hello"))
+    assert file.exists()
+    store = MemoryStore(file)
+    assert await store.get_keys() == ["chat"]
+    await store.aclose()
+
+
+async def test_a_fact_that_is_longer_than_a_learned_one_is_stored_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with opened(user_id="ann", extract_facts=False) as memory:
+        await memory.facts.aadd("x" * 500)
+        assert caplog.text == ""
+        await memory.facts.aadd("Likes tea. " * 73)
+        assert "A fact of 803 characters was added" in caplog.text
+        assert "at most 500" in caplog.text
+        assert "tea" not in caplog.text
+        assert len(await memory.facts.alist()) == 2
+
+
+def test_a_facts_block_without_a_user_that_learns_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    facts_block_module._warn_without_user.cache_clear()
+    RelevantFactsBlock(user_id="ann", llm=OfflineModel())
+    RelevantFactsBlock(extract_facts=False)
+    opened(llm=OfflineModel())
+    assert caplog.text == ""
+    for _ in range(2):
+        RelevantFactsBlock(llm=OfflineModel())
+    assert caplog.text.count("Pass user_id=...") == 1
+
+
+def test_a_memory_is_closed_by_with(caplog: pytest.LogCaptureFixture) -> None:
+    """As by ``async with``, with the error of a program that fails."""
+    warn_of_unused.cache_clear()
+    with opened(extract_facts=False) as memory:
+        memory.put(ChatMessage("Hello"))
+        assert [message.content for message in memory.get_all()] == ["Hello"]
+    with pytest.raises(StoreError, match="was in memory and was closed"):
+        memory.get_all()
+    with pytest.raises(ZeroDivisionError), opened():
+        raise ZeroDivisionError
+    assert "pass the memory to each run" not in caplog.text
+    with opened():
+        pass
+    assert "pass the memory to each run" in caplog.text

@@ -17,7 +17,9 @@ from llama_index_memory_ext.checks.evidence import Span, find_quote, tokens_in
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.memory.search import check_memory
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
+from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
 from llama_index_memory_ext.words import phrases
@@ -152,6 +154,7 @@ _MOST_FOUND = 20
 _MOST_CANDIDATES = 5
 _SHOWN_TOKENS = 150
 _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the user did not say cannot be remembered."
+_HOW_TO_NAME = "search_memory shows the ids of facts."
 _HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. Ask the user what to forget."
 _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
 _QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
@@ -203,6 +206,7 @@ class MemoryToolSpec(BaseToolSpec):
         read_only: bool = False,
         token_limit: int = 1_000,
     ) -> None:
+        check_memory(memory, "MemoryToolSpec")
         self.retriever = MemoryRetriever(
             memory,
             messages=self._in_session,
@@ -316,11 +320,12 @@ class MemoryToolSpec(BaseToolSpec):
                     questions.append(self._ask_which(candidates))
             if chosen:
                 answers = await self._retire(list(chosen.values()), str(quote))
-        answers += questions
-        if not (matches and all(matches)):
-            answers.append(
-                "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
-            )
+            answers += questions
+            for name, candidates in zip(names, matches, strict=True):
+                if not candidates:
+                    answers.append(await self._tell_unknown(str(name)))
+        if not names:
+            answers.append(f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}")
         return "\n".join(answers)
 
     # The tools of synchronous agents, with these descriptions for the model.
@@ -362,6 +367,14 @@ class MemoryToolSpec(BaseToolSpec):
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
         return [entry.fact for entry in ranked if entry.matches]
+
+    async def _tell_unknown(self, words: str) -> str:
+        book = self.memory.facts
+        user = display_name(book.namespace)
+        return (
+            f"Nothing was forgotten: {user!r} has no fact {escape_tags(words)!r} "
+            f"({len(await book.alist())} facts). {_HOW_TO_NAME}"
+        )
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
         descriptions = [

@@ -306,6 +306,8 @@ class JobRegistry:
         # Sessions of this process with finished turns that were not read for facts yet.
         self.unread: set[str] = set()
         finalize(self, _tell_unread, self.unread)
+        # Whether a program has used a memory on the store; None: it has made none.
+        self.used: bool | None = None
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 

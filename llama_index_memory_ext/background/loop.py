@@ -70,6 +70,11 @@ _holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
 at_fork(after_in_child=_holders.clear)
 
 
+def is_running(name: tuple[str, ...]) -> bool:
+    """Return whether a run of the session of this name is within ``single_run`` in this process."""
+    return name in _holders
+
+
 @asynccontextmanager
 async def single_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
     """Yield the memory as soon as no other run of the session of this name is under way in this process.

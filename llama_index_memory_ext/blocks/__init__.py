@@ -92,6 +92,7 @@ class LogBlock(BaseMemoryBlock[str]):
         exclude=True,
         repr=False,
         description="None: Settings.llm, if it is set.",
+        examples=["OpenAI(model='gpt-4o-mini')"],
     )
     languages: Languages = Field(
         default=None,

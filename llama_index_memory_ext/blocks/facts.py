@@ -316,6 +316,8 @@ class RelevantFactsBlock(LogBlock):
     @model_validator(mode="after")
     def _check_whose(self) -> Self:
         check_id("user_id", self.user_id)
+        if self.user_id is None and self.extract_facts:
+            _warn_without_user()
         view_of(self.agent_id, self.scope)
         return self
 
@@ -882,4 +884,12 @@ def _log_model(name: str) -> None:
     logger.warning(
         "No facts are extracted, because there is no model: pass llm=... or set Settings.llm. Messages from before "
         "that are read, too. If no facts are wanted, pass extract_facts=False."
+    )
+
+
+@cache
+def _warn_without_user() -> None:
+    logger.warning(
+        "A RelevantFactsBlock has no user_id, so each session keeps facts apart, and no other session shows them. Pass "
+        "user_id=... to share the facts of a person."
     )

@@ -55,7 +55,14 @@ class TerminalError(Exception):
 
 
 class UsageError(TerminalError):
-    """A wrong combination of arguments and options."""
+    """A wrong combination of arguments and options.
+
+    ``example``: a right call; "{}" stands for the example in the help of the command.
+    """
+
+    def __init__(self, text: str, example: str = "{}") -> None:
+        super().__init__(text)
+        self.example = example
 
 
 class ExtraError(UsageError):
@@ -127,7 +134,8 @@ def explain_usage(error: Exception, arguments: Sequence[str], example: str) -> s
             return (
                 f"{parameter.opts[0]} takes {right_values}; got {one_line(value, 80)!r}"
             )
-    return f"{describe_error(error).rstrip('.')}. {example}"
+    right_call = getattr(error, "example", "{}").replace("{}", example)
+    return f"{describe_error(error).rstrip('.')}. {right_call}"
 
 
 def _value_in(arguments: Sequence[str], options: Collection[str]) -> str | None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
+# Whether --json stands before the command.
+_wants_json: ContextVar[bool] = ContextVar("_wants_json", default=False)
 
 
 # What typer.Option returns is declared as Any.
@@ -117,9 +119,11 @@ def _set_tables(
             envvar="LLAMA_INDEX_MEMORY_SCHEMA",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     if not table:
         raise UsageError("--table must not be empty.")
+    _wants_json.set(as_json)
     _tables.set({"table_name": table, "db_schema": schema})
 
 
@@ -213,7 +217,7 @@ def show(output: Output, *, as_json: bool) -> Any:
     # Imported here: it takes a while, and the help does not need it.
     from pydantic_core import to_jsonable_python
 
-    if as_json:
+    if as_json or _wants_json.get():
         # In ASCII, which any terminal and any pipe can print.
         print(json.dumps(to_jsonable_python(output.result), indent=2))
     else:
@@ -331,7 +335,8 @@ def confirm(question: str) -> None:
     """Ask before a change; end the command if the answer is no, or if there is no terminal."""
     if not is_terminal():
         raise UsageError(
-            "No terminal to confirm on; nothing was changed. Pass --yes to confirm."
+            "No terminal to confirm on; nothing was changed. Pass --yes to confirm.",
+            "{} --yes",
         )
     agreed = False
     # An event loop would handle the first Ctrl-C itself, and go on waiting for the

@@ -389,7 +389,8 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
             matching_facts.append(fact)
     if not matching_facts:
         raise TerminalError(
-            f"There is no fact {text!r} among {len(facts)}. `facts list --state all` shows all."
+            f"{cli.whose(memory)!r} has no fact {text!r} ({pluralize(len(facts), 'fact')}). "
+            "`facts list --state all` shows all."
         )
     if len(matching_facts) > 1:
         raise TerminalError(

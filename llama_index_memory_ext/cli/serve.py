@@ -197,9 +197,11 @@ def mcp(
         return
     token = os.environ.get(_TOKEN_VARIABLE, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
-        how = 'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
+        making = 'python -c "import secrets; print(secrets.token_urlsafe())"'
+        call = "llama-index-memory mcp --user ann --http 8000"
         raise UsageError(
-            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}: {how}."
+            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}.",
+            f"Example: export {_TOKEN_VARIABLE}=$({making}) && {call}",
         )
     with needs_extra("mcp", "mcp", "mcp_types", "uvicorn"):
         # Imported here: it is optional, and takes a second.

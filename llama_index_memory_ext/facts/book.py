@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from datetime import date, datetime, timedelta, tzinfo
 from itertools import islice
@@ -22,6 +23,7 @@ from pydantic import (
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
+    MAX_FACT,
     AgentView,
     Fact,
     FactState,
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.facts import Facts
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
@@ -160,6 +165,8 @@ class FactBook:
         self._time_zone = time_zone
         self._search = search or self._by_words
         self.namespace = namespace
+        # Called before each change.
+        self.on_change: Callable[[], None] = lambda: None
         self._view = view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -254,8 +261,9 @@ class FactBook:
     ) -> Fact:
         """Store a new fact, or a text with the fields of ``Fact``; return the stored fact.
 
-        It is the agent's own if the book's agent keeps facts to itself;
-        ``agent_id=None`` shares it with all agents of the user.
+        The fact is the agent's own if the book's agent keeps facts to itself;
+        ``agent_id=None`` shares it with all agents of the user. Above 500 characters, a
+        warning is logged.
 
         Args:
             fact: The fact, or its content in one sentence.
@@ -290,8 +298,15 @@ class FactBook:
             if not at.utcoffset():
                 # A time in UTC does not tell the user's day yet.
                 update[name] = in_zone(at, self._time_zone)
+        if len(new.content) > MAX_FACT:
+            logger.warning(
+                "A fact of %d characters was added; a learned one has at most %d, because a long fact takes the place "
+                "of others in the prompt. Write one sentence, or leave the text in a message.",
+                len(new.content),
+                MAX_FACT,
+            )
         stored = new.model_copy(update=update)
-        await self._store.facts.write(self.namespace, [stored], view=self._view)
+        await self._writer.write(self.namespace, [stored], view=self._view)
         return stored
 
     @unpacked(Fact, Fact, with_defaults=False)
@@ -306,9 +321,13 @@ class FactBook:
             fields: Each of the following, by name.
 
         Raises:
-            FactError: No fact has this id; also as for ``aadd``.
+            FactError: No fact has this id, or no field is passed; also as for ``aadd``.
         """
         changed = self._checked(ttl, fields)
+        if not changed:
+            raise FactError(
+                'aupdate needs a field to change; got none. Pass it by name, such as content="Likes tea".'
+            )
         return await self._change(
             fact_id, lambda fact: edit(fact, self._now(), changed)
         )
@@ -389,7 +408,7 @@ class FactBook:
             raise FactError(
                 "Expected ids of facts as separate str arguments, aforget(*ids); got other values. Nothing was deleted."
             )
-        return await self._store.facts.delete(
+        return await self._writer.delete(
             self.namespace, list(fact_ids) or None, view=self._view
         )
 
@@ -415,8 +434,14 @@ class FactBook:
         """
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
-        await self._store.facts.write(self.namespace, facts, view=self._view)
+        await self._writer.write(self.namespace, facts, view=self._view)
         return len(facts)
+
+    @property
+    def _writer(self) -> Facts:
+        """The facts of the store, to change them."""
+        self.on_change()
+        return self._store.facts
 
     def _now(self) -> datetime:
         return now_in(self._time_zone)
@@ -460,7 +485,7 @@ class FactBook:
                     changed[fact.id] = fact
             return [*changed.values()]
 
-        facts = await self._store.facts.change(self.namespace, change, view=self._view)
+        facts = await self._writer.change(self.namespace, change, view=self._view)
         by_id = {fact.id: fact for fact in facts}
         return [by_id[fact_id] for fact_id in fact_ids]
 
@@ -510,7 +535,7 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
-        facts = await self._store.facts.change(
+        facts = await self._writer.change(
             self.namespace,
             lambda stored: [*map(changed, stored.values())],
             [fact_id],
@@ -519,7 +544,7 @@ class FactBook:
         if not facts:
             count = len(await self._all())
             raise FactError(
-                f"There is no fact {fact_id!r} of {display_name(self.namespace)!r} among {count}. List them first."
+                f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
             )
         return facts[0]
 

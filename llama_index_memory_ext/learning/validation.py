@@ -58,6 +58,7 @@ from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
+    MAX_FACT,
     Fact,
     RetiredBy,
     confirm_again,
@@ -86,8 +87,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Utterance
 
 
-# The longest fact, quote and word, in characters.
-MAX_FACT = 500
+# The longest quote and word, in characters.
 _MAX_QUOTE = 2_000
 _MAX_WORD = 50
 # The least share of the user's words in a fact from an agent's tool: alone, and where

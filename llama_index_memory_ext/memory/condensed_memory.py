@@ -8,7 +8,15 @@ import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+)
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -23,7 +31,12 @@ from pydantic import AfterValidator
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.loop import in_sync, lock_for, single_run
+from llama_index_memory_ext.background.loop import (
+    in_sync,
+    is_running,
+    lock_for,
+    single_run,
+)
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -50,7 +63,10 @@ from llama_index_memory_ext.memory.settings import (
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.ask import warn_of_server_history
 from llama_index_memory_ext.record.text import EARLIER_OPENING
-from llama_index_memory_ext.record.window import CachePoints
+from llama_index_memory_ext.record.window import (
+    CachePoints,
+    has_answer_before_question,
+)
 from llama_index_memory_ext.settings import (
     Switch,
     TimeZone,
@@ -60,7 +76,12 @@ from llama_index_memory_ext.settings import (
     describe_value,
     unpacked,
 )
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
+from llama_index_memory_ext.store import (
+    DEFAULT_TABLE_NAME,
+    MemoryStore,
+    reader_of,
+    warn_of_unused,
+)
 from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Snapshot
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
@@ -70,6 +91,7 @@ from llama_index_memory_ext.text.messages import (
     checked_messages,
     count_leaving,
     ends_with_answer,
+    how_to_put,
     is_answer,
     leaving_at_end,
     redact_message,
@@ -89,6 +111,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.record.recall import FoundMessage
+    from llama_index_memory_ext.store.address import Address
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
 
 logger = logging.getLogger(__name__)
@@ -99,6 +122,8 @@ FLUSH_EVERY_TURN = 0.0001
 
 # Ends the docstring of a synchronous call.
 _WAITS = ", then wait for extraction, summary and embeddings of this session"
+
+B = TypeVar("B", bound=LogBlock)
 
 # None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
@@ -220,8 +245,10 @@ class CondensedMemory(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
-    # Whether a program has called anything of this memory but close.
+    # Whether a program has called anything of this memory but close, and whether it has
+    # looked at the facts.
     _is_used: bool = PrivateAttr(default=False)
+    _has_only_facts: bool = PrivateAttr(default=False)
     # A hash of the last question: a pickle must not hold the words of users. The
     # sources of the last prompt stay out of pickles, too.
     _question_hash: int = PrivateAttr(default=0)
@@ -278,7 +305,7 @@ class CondensedMemory(Memory):
         video_token_size_estimate: int = 256,
         chat_store: MemoryStore | None = None,
         table_name: str = DEFAULT_TABLE_NAME,
-        async_database_uri: str | None = None,
+        async_database_uri: Address = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
         memory_blocks_concurrency: int = 1,
@@ -331,7 +358,8 @@ class CondensedMemory(Memory):
             chat_store: Your store, in place of the following four arguments and of
                 ``encryption_key``, ``encrypt`` and ``decrypt``. You close it.
             table_name: The chat table.
-            async_database_uri: SQLite or PostgreSQL; default: in memory.
+            async_database_uri: SQLite or PostgreSQL, or the ``Path`` of a SQLite file;
+                default: in memory.
             async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
             memory_blocks_concurrency: Has no effect, because one block is read after
@@ -482,11 +510,12 @@ class CondensedMemory(Memory):
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
         )
-        memory.facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
+        facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
         _warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
-        warn_of_server_history(memory.facts_block.known_llm())
-        memory._is_used = False
+        warn_of_server_history(facts_block.known_llm())
+        if store.jobs.used is None:
+            store.jobs.used = False
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -505,8 +534,7 @@ class CondensedMemory(Memory):
             )
         if not isinstance(message, ChatMessage):
             raise MessageError(
-                f"Expected a ChatMessage; saw {describe_value(message)}. "
-                'Wrap a text as ChatMessage(role="user", content=text).'
+                f"Expected a ChatMessage; saw {describe_value(message)}. {how_to_put(message)}"
             )
         await self.aput_messages([message])
 
@@ -525,7 +553,7 @@ class CondensedMemory(Memory):
         # Only a new question ends the turn before it.
         plan = None
         if any(message.role == MessageRole.USER for message in messages):
-            plan = self._plan_flush
+            plan = self._plan_question if len(messages) == 1 else self._plan_flush
             if self.chat_history_token_ratio > FLUSH_EVERY_TURN:
                 # Counting long texts here keeps the write of the store short: the
                 # tokenizer keeps the counts for the plan.
@@ -614,7 +642,7 @@ class CondensedMemory(Memory):
 
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
-        self._is_used = True
+        self._mark_used()
         await self.sql_store.owners.check(
             self.session_id, SessionAccess(self.user_id, self.shared)
         )
@@ -633,27 +661,27 @@ class CondensedMemory(Memory):
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
         """The block that shows the record."""
-        self._is_used = True
-        return next(
-            block
-            for block in self.memory_blocks
-            if isinstance(block, CondensedMemoryBlock)
-        )
+        self._mark_used()
+        return self._block_of(CondensedMemoryBlock)
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
         """The block that keeps and shows facts about the user."""
-        self._is_used = True
-        return next(
-            block
-            for block in self.memory_blocks
-            if isinstance(block, RelevantFactsBlock)
-        )
+        self._mark_used()
+        return self._block_of(RelevantFactsBlock)
 
     @property
     def facts(self) -> FactBook:
         """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
-        return self.facts_block.book(self.session_id)
+        block = self._block_of(RelevantFactsBlock)
+        # A program that only looks for learned facts may have given its runs no memory.
+        if block.extract_facts:
+            self._has_only_facts = True
+        else:
+            self._mark_used()
+        book = block.book(self.session_id)
+        book.on_change = self._mark_used
+        return book
 
     async def asearch(
         self,
@@ -708,7 +736,11 @@ class CondensedMemory(Memory):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return single_run(self, (self.session_id, *self.sql_store.database.identity))
+        return single_run(self, self._run_name)
+
+    @property
+    def _run_name(self) -> tuple[str, ...]:
+        return (self.session_id, *self.sql_store.database.identity)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -719,10 +751,9 @@ class CondensedMemory(Memory):
         does no harm. If no run has used the memory, a warning is logged, once in a
         process.
         """
-        if not self._is_used and not (
-            self._owns_store and self.sql_store.database.engine
-        ):
-            _warn_of_unused()
+        uses_store = self._owns_store and not self._has_only_facts
+        if not self._is_used and not (uses_store and self.sql_store.database.engine):
+            warn_of_unused()
         try:
             if not self.sql_store.database.is_gone:
                 await self._finish()
@@ -935,8 +966,14 @@ class CondensedMemory(Memory):
 
     async def __aexit__(self, error: object, *_: object) -> None:
         # A program that fails may end before its first run.
-        self._is_used = self._is_used or error is not None
+        if error is not None:
+            self._mark_used()
         await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = in_sync(__aexit__)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow copies its start event, and has to write to this conversation.
@@ -1064,6 +1101,13 @@ class CondensedMemory(Memory):
                     type(result),
                 )
 
+    def _mark_used(self) -> None:
+        self._is_used = True
+        self.sql_store.jobs.used = True
+
+    def _block_of(self, kind: type[B]) -> B:
+        return next(block for block in self.memory_blocks if isinstance(block, kind))
+
     @property
     def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
@@ -1111,6 +1155,14 @@ class CondensedMemory(Memory):
         if snapshot.is_closed:
             await self.acheck_session()
         return snapshot
+
+    def _plan_question(self, messages: Sequence[ChatMessage]) -> int:
+        """Return the plan of ``_plan_flush``; warn if the question before the last one has no answer."""
+        roles = [message.role.value for message in messages]
+        is_guarded = self.shared or is_running(self._run_name)
+        if not is_guarded and not has_answer_before_question(roles):
+            _warn_of_two_runs()
+        return self._plan_flush(messages)
 
     def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
         """Return how many of the oldest messages leave short-term memory."""
@@ -1351,17 +1403,17 @@ class CondensedMemory(Memory):
         The lock is not shared across loops: a synchronous call inside a running loop
         would wait for the loop that it blocks.
         """
-        self._is_used = True
+        self._mark_used()
         # A copy from a pickle may have lost the function.
         failure_handler.set(vars(self).get("on_error"))
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
 
 
 @cache
-def _warn_of_unused() -> None:
+def _warn_of_two_runs() -> None:
     logger.warning(
-        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
-        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
+        "A question was put before the last question of its session was answered. If its run failed, that is right. "
+        "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.record.window import CachePoints
+    from llama_index_memory_ext.store.address import Address
     from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
 
 
@@ -52,7 +53,7 @@ class MemoryLimits(NamedTuple):
 class StorePlace(NamedTuple):
     """Where a new store keeps its tables; the arguments of a ``MemoryStore``."""
 
-    async_database_uri: str | None
+    async_database_uri: Address
     table_name: str
     async_engine: AsyncEngine | None
     db_schema: str | None

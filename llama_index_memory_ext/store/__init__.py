@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
@@ -23,6 +23,7 @@ from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
+    Address,
     Settings,
     is_missing,
 )
@@ -121,8 +122,9 @@ class MemoryStore(SQLAlchemyChatStore):
 
     Args:
         async_database_uri: A SQLAlchemy address of SQLite (the default is a private
-            in-memory database) or PostgreSQL, with any driver. Its statements run in
-            threads of this process, by sqlite3 or psycopg.
+            in-memory database) or PostgreSQL, with any driver, or the ``Path`` of a
+            SQLite file. Its statements run in threads of this process, by sqlite3 or
+            psycopg.
         table_name: The host's chat table; the names of all other tables begin with
             this.
         async_engine: An engine of your own instead of an address. It is used as it is
@@ -174,7 +176,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
     def __init__(
         self,
-        async_database_uri: str | None = DEFAULT_ASYNC_DATABASE_URI,
+        async_database_uri: Address = DEFAULT_ASYNC_DATABASE_URI,
         table_name: str = DEFAULT_TABLE_NAME,
         async_engine: AsyncEngine | None = None,
         db_data: list[Row] | None = None,
@@ -288,6 +290,8 @@ class MemoryStore(SQLAlchemyChatStore):
         loop and of synchronous calls; the next memory of that session or user continues
         them. Pending writes are awaited, at most ``operation_timeout`` seconds.
         """
+        if self.jobs.used is False:
+            warn_of_unused()
         await self.jobs.stop()
         # A program that closes the store needs no warning about unread turns.
         self.jobs.unread.clear()
@@ -641,6 +645,15 @@ class MemoryStore(SQLAlchemyChatStore):
             return False
 
 
+@cache
+def warn_of_unused() -> None:
+    """Log a warning, once in a process, about a memory that no run was given."""
+    logger.warning(
+        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
+        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
+    )
+
+
 def _read_data(tx: Transaction) -> list[Row]:
     result = tx.execute(_SELECT_DATA).mappings()
     return [dict(row) for row in result]
@@ -671,8 +684,8 @@ def reader_of(store: MemoryStore) -> MemoryStore:
     database = store.database
     if is_missing(database.url):
         raise StoreError(
-            f"Expected a database that is there, to read from it without writing; {store!r} is in memory, or was not "
-            "used yet. Put a message into a memory that is not temporary first."
+            f"temporary=True needs the address of an existing database, to read its facts; {store!r} is in memory, or "
+            "was not used yet. Pass async_database_uri, or put a message into a memory that is not temporary first."
         )
     uri = database.url.render_as_string(hide_password=False)
     reader = MemoryStore(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
@@ -24,6 +24,9 @@ from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+# A SQLAlchemy address, or a SQLite file; None: a private database in memory.
+Address: TypeAlias = str | Path | None
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_POOL_SIZE = 5
@@ -90,7 +93,7 @@ class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
     )
 
 
-def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
+def checked_url(uri: Address, lent: AsyncEngine | None = None) -> URL:
     """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
     url = lent.url if lent else _parsed(uri)
     if "@" in (url.host or ""):
@@ -111,8 +114,10 @@ def checked_url(uri: str | None, lent: AsyncEngine | None = None) -> URL:
     return url
 
 
-def _parsed(uri: str | None) -> URL:
+def _parsed(uri: Address) -> URL:
     """Parse an address; a StoreError, which does not quote it, if it cannot be read."""
+    if isinstance(uri, Path):
+        return URL.create("sqlite+aiosqlite", database=str(uri))
     try:
         url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
         if url.drivername == "postgres":
@@ -126,9 +131,12 @@ def _parsed(uri: str | None) -> URL:
     if not is_readable:
         path = _FILE.fullmatch(str(uri))
         file = path[1] if path else "memory.db"
+        seen = "the given text cannot be read as an address"
+        if uri == file:
+            seen = f"saw the name of a file. Pass 'sqlite:///{file}', or a Path"
         raise StoreError(
             f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
-            "'postgresql+asyncpg://user@host/database'; the given text cannot be read as an address."
+            f"'postgresql+asyncpg://user@host/database'; {seen}."
         )
     return url
 

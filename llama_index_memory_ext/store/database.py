@@ -328,7 +328,7 @@ class Database:
     def __init__(
         self,
         settings: address.Settings,
-        uri: str | None,
+        uri: address.Address,
         rows: list[Row] | None,
         cipher: Cipher,
     ) -> None:

@@ -457,11 +457,23 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
     for entry in entries:
         if not (is_list and isinstance(entry, ChatMessage)):
             raise MessageError(
-                f"Expected a list of ChatMessage objects; this is a {type(entry).__name__}. "
-                'Wrap a text as ChatMessage(role="user", content=text).'
+                f"Expected a list of ChatMessage objects; this is a {type(entry).__name__}. {how_to_put(entry)}"
             )
         message_id_of(entry.additional_kwargs)
     return entries
+
+
+def how_to_put(value: object) -> str:
+    """Return the advice for a value that was put in place of a message, or of a list of messages."""
+    if isinstance(value, ChatMessage):
+        return "Pass a list: [message]."
+    if isinstance(value, dict):
+        return (
+            "Build a message, ChatMessage(**d), or read JSON with messages_from_json."
+        )
+    if isinstance(value, list):
+        return "Put several messages with aput_messages."
+    return 'Wrap a text as ChatMessage(role="user", content=text).'
 
 
 def redact_message(message: ChatMessage, redact: Callable[[str], str]) -> ChatMessage:

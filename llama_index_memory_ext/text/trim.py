@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     CALL_KEYS,
@@ -79,7 +80,8 @@ def trim(
             offline.
 
     Raises:
-        LimitError: A limit is below 1, or leaves no room beside the system's message.
+        LimitError: Both limits are None. A limit is below 1, or leaves no room beside
+            the system's message.
         MessageError: A value that is no ``ChatMessage`` is among the messages.
 
     Examples:
@@ -91,6 +93,10 @@ def trim(
         [', world', 'Hello!']
     """
     messages = checked_messages(messages)
+    if token_limit is None and max_messages is None:
+        raise LimitError(
+            "trim needs token_limit or max_messages; got neither. Pass one of them, such as token_limit=4_000."
+        )
     limits = Limits.checked(
         token_limit, max_messages, None, include_system=include_system
     )

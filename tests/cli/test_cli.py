@@ -869,7 +869,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             2,
             "preference, knowledge",
         ),
-        (("facts", "retire", "x", *ANN), 1, "There is no fact 'x' among 1"),
+        (("facts", "retire", "x", *ANN), 1, "'ann' has no fact 'x' (1 fact)"),
         (("export",), 2, "pass either --user ID or --session ID"),
         (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),

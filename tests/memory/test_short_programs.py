@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.memory import condensed_memory
+from llama_index_memory_ext.store import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -264,7 +266,7 @@ async def test_a_memory_that_only_the_agent_was_given_is_warned_of_once(
     open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """LlamaIndex takes the argument and ignores it."""
-    condensed_memory._warn_of_unused.cache_clear()
+    warn_of_unused.cache_clear()
     llm, _ = start_model(learner)
     for name in ("a", "b"):
         async with open_memory(name, llm=llm) as memory:
@@ -273,10 +275,105 @@ async def test_a_memory_that_only_the_agent_was_given_is_warned_of_once(
     assert warnings_in(caplog) == 1
 
 
+async def test_a_memory_whose_facts_alone_were_read_is_warned_of(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program looks for what was learned, and its runs got no memory. To change a fact is a use."""
+    llm, _ = start_model(learner)
+    for changes in (False, True):
+        warn_of_unused.cache_clear()
+        caplog.clear()
+        memory = open_memory(f"changes {changes}", user_id="ann", llm=llm)
+        async with memory:
+            await FunctionAgent(llm=llm, memory=memory).run("I like tea.")
+            if changes:
+                await memory.facts.aadd("Likes tea")
+            assert len(await memory.facts.alist()) == changes
+        assert warnings_in(caplog) == (not changes)
+
+
+@pytest.mark.parametrize("use", ["none", "read facts", "put", "change facts", "other"])
+async def test_a_store_on_which_no_memory_was_used_is_warned_of(
+    start_model: StartModel,
+    database_uri: str,
+    caplog: pytest.LogCaptureFixture,
+    use: str,
+) -> None:
+    """A server closes its store, and its memories are gone by then."""
+    warn_of_unused.cache_clear()
+    llm, _ = start_model(learner)
+    store = MemoryStore(database_uri)
+    if use == "other":
+        await store.get_keys()
+    for name in ("a", "b") if use != "other" else ():
+        memory = CondensedMemory.from_defaults(
+            name, user_id="ann", chat_store=store, llm=llm
+        )
+        await FunctionAgent(llm=llm, memory=memory).run("I like tea.")
+        if use == "put":
+            await memory.aput(user("I like tea."))
+        elif use == "change facts":
+            await memory.facts.aadd("Likes tea")
+        elif use == "read facts":
+            await memory.facts.alist()
+        del memory
+    await store.aclose()
+    assert warnings_in(caplog) == (use in ("none", "read facts"))
+
+
+# ---- two runs at once -------------------------------------------------------------------
+
+
+async def two_runs(memory: CondensedMemory, llm: Any, *, in_turns: bool) -> None:
+    async def run(question: str) -> None:
+        async with memory.turn() if in_turns else nullcontext():
+            await FunctionAgent(llm=llm).run(question, memory=memory)
+
+    await asyncio.gather(run("I like tea."), run("I like milk."))
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("ratio", [0.0001, 0.7])
+async def test_two_runs_at_once_are_warned_of_once(
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+    in_turns: bool,
+    ratio: float,
+) -> None:
+    condensed_memory._warn_of_two_runs.cache_clear()
+    llm, _ = start_model(learner)
+    memory = open_memory(extract_facts=False, chat_history_token_ratio=ratio)
+    for _ in range(2):
+        await two_runs(memory, llm, in_turns=in_turns)
+    assert caplog.text.count("async with memory.turn()") == (not in_turns)
+    assert "tea" not in caplog.text
+
+
+async def test_questions_one_after_the_other_are_not_warned_of(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor are several persons of a shared session, an import, and a question behind a failed turn."""
+    condensed_memory._warn_of_two_runs.cache_clear()
+    llm, _ = start_model(learner)
+    memory = open_memory(extract_facts=False)
+    for question in ("I like tea.", "I like milk."):
+        await FunctionAgent(llm=llm).run(question, memory=memory)
+    await memory.aput_messages([user("Hm?"), user("Hello?"), user("Anyone?")])
+    shared = open_memory("team", user_id="ann", shared=True, extract_facts=False)
+    for question in ("Hello, Bob.", "Where is Bob?"):
+        await shared.aput(user(question))
+    failing = open_memory("fails", extract_facts=False)
+    for question in ("Hello?", "Are you there?"):
+        async with failing.turn():
+            await failing.aput(user(question))
+    assert caplog.text == ""
+
+
 async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
     open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    condensed_memory._warn_of_unused.cache_clear()
+    warn_of_unused.cache_clear()
     uses: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
         "list facts": lambda memory: memory.facts.alist(),
         "search": lambda memory: memory.asearch("tea"),
