@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import typer
 
 from llama_index_memory_ext.__main__ import load_app
 from tests.cli.terminal import Here
-from tests.cli.test_mcp import client, refusal
+from tests.cli.test_mcp import call, client, refusal
+from tests.forked import run_shell
 
+MESSAGES = '[{"role": "user", "content": "I like rain."}]'
 FACTS_LIST = "llama-index-memory facts list"
 COMMANDS = [
     # The call, and the right value or call that the answer shows.
@@ -66,6 +70,10 @@ COMMANDS = [
     ("mcp --user ann --print-config emacs", "claude-desktop, claude-code"),
     ("mcp --user ann --http 99999", "such as 8000; got '99999'"),
     ("facts search tea --user ann --embed openai", "--embed local"),
+    ("retain --days 90", "llama-index-memory retain --days 90 --yes"),
+    ("forget --user ann", "llama-index-memory forget --user ann --yes"),
+    ("facts forget --all --user ann", "facts forget 3f2a91bc --user ann --yes"),
+    ("mcp --user ann --http 8000", "&& llama-index-memory mcp --user ann --http 8000"),
     ("dance", FACTS_LIST),
 ]
 TOOLS: list[tuple[str, dict[str, Any], str]] = [
@@ -93,8 +101,8 @@ def test_a_wrong_command_line_gets_an_example_of_a_right_one(
     cli = command.on(database)
     cli("facts", "add", "Likes rain", "--user", "ann")
     done = cli(*shlex.split(line))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert example in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert example in done.stderr.splitlines()[-1]
     assert "Likes rain" in cli("facts", "list", "--user", "ann").stdout
 
 
@@ -142,3 +150,82 @@ def test_each_example_is_a_right_call(
     cli = command.on(database)
     cli("facts", "add", "Likes rain", "--user", "ann")
     assert cli(*arguments).returncode in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["retain --days 90", "forget --user ann", "forget --session s"]
+)
+def test_the_example_of_a_call_without_a_terminal_does_not_fail_again(
+    command: Here, database: Path, line: str
+) -> None:
+    cli = command.on(database)
+    cli("facts", "add", "Likes rain", "--user", "ann")
+    cli("import", "-", "--session", "s", "--user", "ann", stdin=MESSAGES)
+    refused = cli(*shlex.split(line)).stderr
+    _, _, example = refused.partition("Example: llama-index-memory ")
+    done = cli(*shlex.split(example))
+    assert (done.returncode, "Error" in done.stderr) == (0, False)
+
+
+def test_the_example_of_a_server_sets_a_token_that_is_taken(
+    database: Path, tmp_path: Path
+) -> None:
+    """Only the port is taken already, so that the server ends."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {"LLAMA_INDEX_MEMORY_DB": str(database)}
+        call = f"mcp --user ann --http {port}"
+        refused = run_shell(f"llama-index-memory {call}", tmp_path, **environment)
+        _, _, example = refused.stderr.partition("Example: ")
+        again = example.replace("--http 8000", f"--http {port}")
+        done = run_shell(again, tmp_path, **environment)
+    assert "needs a token of" in refused.stderr
+    assert f"Port {port} cannot be used" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--json facts list", "--table t --json doctor"])
+def test_json_is_taken_before_the_command_and_behind_it(
+    command: Here, database: Path, arguments: str
+) -> None:
+    cli = command.on(database)
+    before = shlex.split(arguments) + ["--user", "ann"] * ("facts" in arguments)
+    behind = [*(word for word in before if word != "--json"), "--json"]
+    cli(*before[: before.index("--json")], "facts", "add", "Likes tea", "--user", "ann")
+    done = cli(*before)
+    assert json.loads(done.stdout) == json.loads(cli(*behind).stdout)
+    # It holds for one call.
+    behind.remove("--json")
+    assert not cli(*behind).stdout.startswith(("[", "{"))
+    failed = cli("--json", "facts", "list")
+    assert "pass --user ID" in json.loads(failed.stderr)["error"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "count"), [((), "0 facts"), (("Likes tea",), "1 fact")]
+)
+def test_an_unknown_fact_is_answered_with_its_user_and_the_number_of_facts(
+    command: Here, database: Path, stored: tuple[str, ...], count: str
+) -> None:
+    cli = command.on(database)
+    cli("facts", "add", "Likes rain", "--user", "bob")
+    for text in stored:
+        cli("facts", "add", text, "--user", "ann")
+    for line in ("retire nope", "restore nope", "edit nope --pin", "forget nope --yes"):
+        done = cli("facts", *shlex.split(line), "--user", "ann")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"'ann' has no fact 'nope' ({count})" in done.stderr
+
+
+async def test_an_unknown_fact_of_a_tool_is_answered_with_its_user_and_the_number(
+    database: Path,
+) -> None:
+    async with client(database) as session:
+        arguments = {"facts": ["nope", "</fact>"], "quote": "Forget it."}
+        text = await refusal(session, "forget", **arguments)
+        assert "Nothing was forgotten: 'ann' has no fact 'nope' (0 facts)." in text
+        assert "</fact>" not in text
+        await call(
+            session, "remember", content="Likes tea", quote="I like tea, please."
+        )
+        text = await refusal(session, "forget", **arguments)
+        assert "'ann' has no fact 'nope' (1 facts)" in text
