@@ -225,12 +225,6 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         'such as content="Likes tea"',
     ),
     (
-        lambda _: trim([ChatMessage("Hello")]),
-        "trim needs token_limit or max_messages",
-        "got neither",
-        "such as token_limit=4_000",
-    ),
-    (
         lambda _: MemoryToolSpec(Memory.from_defaults()),  # type: ignore[arg-type]
         "MemoryToolSpec asks a CondensedMemory",
         "this is a Memory",
@@ -388,3 +382,12 @@ def test_a_memory_is_closed_by_with(caplog: pytest.LogCaptureFixture) -> None:
     with opened():
         pass
     assert "pass the memory to each run" in caplog.text
+
+
+def test_trim_without_a_limit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    chat = [ChatMessage("Hello")]
+    trim(chat, token_limit=100)
+    trim(chat, max_messages=2)
+    assert caplog.text == ""
+    assert trim(chat) == chat
+    assert "Pass one of them, such as token_limit=4_000." in caplog.text

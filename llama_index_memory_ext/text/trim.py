@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -16,7 +17,6 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     CALL_KEYS,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     Groups: TypeAlias = Sequence[Group]
     Blocks: TypeAlias = Sequence[ContentBlock | None]
 
+
+logger = logging.getLogger(__name__)
 
 # Without these keys a message is no call or no result. Other keys that a provider has
 # added may be left out.
@@ -80,8 +82,7 @@ def trim(
             offline.
 
     Raises:
-        LimitError: Both limits are None. A limit is below 1, or leaves no room beside
-            the system's message.
+        LimitError: A limit is below 1, or leaves no room beside the system's message.
         MessageError: A value that is no ``ChatMessage`` is among the messages.
 
     Examples:
@@ -94,8 +95,9 @@ def trim(
     """
     messages = checked_messages(messages)
     if token_limit is None and max_messages is None:
-        raise LimitError(
-            "trim needs token_limit or max_messages; got neither. Pass one of them, such as token_limit=4_000."
+        logger.warning(
+            "trim got neither token_limit nor max_messages, so it leaves out unanswered calls alone. Pass one of them, "
+            "such as token_limit=4_000."
         )
     limits = Limits.checked(
         token_limit, max_messages, None, include_system=include_system

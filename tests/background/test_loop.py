@@ -115,7 +115,7 @@ PROGRAM = """
 import asyncio, atexit, contextlib, os, sys, threading
 
 def at_the_end():
-    memory.put(ChatMessage(role="user", content="Goodbye."))
+    memory.put(ChatMessage(role="assistant", content="Goodbye."))
     print(len(memory.get_all()), flush=True)
 
 atexit.register(at_the_end)
