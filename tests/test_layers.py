@@ -75,6 +75,7 @@ WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
     "learning/verification.py": "is a request of its own, which is off by default",
+    "cli/facts.py": "is one of the groups of commands",
     "facts/deleted_messages.py": "is read at the first deletion",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",

@@ -111,7 +111,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "Pass OpenAI(model='gpt-4o-mini')",
     ),
     (
-        lambda _: RelevantFactsBlock(user_id="ann", llm="gpt-4o-mini"),
+        lambda _: RelevantFactsBlock(user_id="ann", llm="gpt-4o-mini"),  # type: ignore[arg-type]
         "an instance of LLM",
         "saw a str",
         "Pass OpenAI(model='gpt-4o-mini')",

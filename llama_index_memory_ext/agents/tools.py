@@ -321,11 +321,7 @@ class MemoryToolSpec(BaseToolSpec):
             if chosen:
                 answers = await self._retire(list(chosen.values()), str(quote))
             answers += questions
-            for name, candidates in zip(names, matches, strict=True):
-                if not candidates:
-                    answers.append(await self._tell_unknown(str(name)))
-        if not names:
-            answers.append(f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}")
+            answers += await self._tell_unknown(names, matches)
         return "\n".join(answers)
 
     # The tools of synchronous agents, with these descriptions for the model.
@@ -368,13 +364,23 @@ class MemoryToolSpec(BaseToolSpec):
         # A fact that is only related by its meaning may not be the fact that is meant.
         return [entry.fact for entry in ranked if entry.matches]
 
-    async def _tell_unknown(self, words: str) -> str:
+    async def _tell_unknown(
+        self, names: Sequence[str], matches: Sequence[Sequence[Fact]]
+    ) -> list[str]:
+        """Return a line for each name that no fact has, or for no names at all."""
+        if not names:
+            return [f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}"]
         book = self.memory.facts
         user = display_name(book.namespace)
-        return (
-            f"Nothing was forgotten: {user!r} has no fact {escape_tags(words)!r} "
-            f"({len(await book.alist())} facts). {_HOW_TO_NAME}"
-        )
+        answers = []
+        for name, candidates in zip(names, matches, strict=True):
+            if not candidates:
+                count = len(await book.alist())
+                answers.append(
+                    f"Nothing was forgotten: {user!r} has no fact {escape_tags(str(name))!r} ({count} facts). "
+                    f"{_HOW_TO_NAME}"
+                )
+        return answers
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
         descriptions = [

@@ -298,13 +298,7 @@ class FactBook:
             if not at.utcoffset():
                 # A time in UTC does not tell the user's day yet.
                 update[name] = in_zone(at, self._time_zone)
-        if len(new.content) > MAX_FACT:
-            logger.warning(
-                "A fact of %d characters was added; a learned one has at most %d, because a long fact takes the place "
-                "of others in the prompt. Write one sentence, or leave the text in a message.",
-                len(new.content),
-                MAX_FACT,
-            )
+        _warn_of_length(len(new.content))
         stored = new.model_copy(update=update)
         await self._writer.write(self.namespace, [stored], view=self._view)
         return stored
@@ -571,6 +565,16 @@ async def known_as(book: FactBook, text: str) -> Fact | None:
         if not is_over and duplicate_key(fact.content) == content:
             return fact
     return None
+
+
+def _warn_of_length(characters: int) -> None:
+    if characters > MAX_FACT:
+        logger.warning(
+            "A fact of %d characters was added; a learned one has at most %d, because a long fact takes the place of "
+            "others in the prompt. Write one sentence, or leave the text in a message.",
+            characters,
+            MAX_FACT,
+        )
 
 
 def _check_pending(

@@ -433,18 +433,18 @@ class CondensedMemory(Memory):
             inspect.signature(cls.from_defaults).parameters,
             "CondensedMemory.from_defaults()",
         )
-        if token_flush_size is not None:
-            _warn_without_effect(
-                "token_flush_size",
-                token_flush_size,
-                "chat_history_token_ratio decides how many whole turns move into the record",
-            )
-        if memory_blocks_concurrency != 1:
-            _warn_without_effect(
-                "memory_blocks_concurrency",
-                memory_blocks_concurrency,
-                "the facts are chosen for a record that was read before",
-            )
+        _warn_without_effect(
+            "token_flush_size",
+            token_flush_size,
+            None,
+            "chat_history_token_ratio decides how many whole turns move into the record",
+        )
+        _warn_without_effect(
+            "memory_blocks_concurrency",
+            memory_blocks_concurrency,
+            1,
+            "the facts are chosen for a record that was read before",
+        )
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
@@ -514,8 +514,7 @@ class CondensedMemory(Memory):
         _warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(facts_block.known_llm())
-        if store.jobs.used is None:
-            store.jobs.used = False
+        store.jobs.used = bool(store.jobs.used)
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -1417,7 +1416,11 @@ def _warn_of_two_runs() -> None:
     )
 
 
-def _warn_without_effect(name: str, value: object, reason: str) -> None:
+def _warn_without_effect(
+    name: str, value: object, default: object, reason: str
+) -> None:
+    if value == default:
+        return
     warnings.warn(
         f"{name}={describe_value(value)} has no effect in a CondensedMemory: {reason}. Leave it out.",
         UserWarning,
