@@ -480,7 +480,7 @@ def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(
     )
     assert "Likes travel" not in cli("facts", "explain", "travel", *ANN).stdout
     assert (
-        "There is no fact"
+        "has no fact"
         in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
     )
     assert cli("facts", "retire", ids["health"], *ANN).returncode == 0
@@ -1121,7 +1121,7 @@ def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) 
     done = cli("facts", "edit", tea, *ANN)
     assert (done.returncode, "pass a change" in done.stderr) == (2, True)
     assert (
-        "There is no fact"
+        "has no fact"
         in cli("facts", "edit", own, "--pin", *ANN, "--agent", "health").stderr
     )
     for whose in ((), ("--agent", "travel")):

@@ -176,7 +176,7 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
     )
     assert gone == (
         f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
-        "Nothing was forgotten for what is not known: search_memory shows the ids of facts."
+        "Nothing was forgotten: 'ann' has no fact 'a zebra' (0 facts). search_memory shows the ids of facts."
     )
     assert await call(session, "list_memories") == "0 facts in all."
 
@@ -198,7 +198,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "forget",
         {"facts": ["a zebra"], "quote": "Forget the zebra."},
-        "what is not known",
+        "has no fact",
     ),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
     ("list_memories", {"offset": "all"}, "valid integer"),
@@ -227,7 +227,7 @@ async def test_no_argument_reaches_another_user(database: Path) -> None:
         await call(hers, "remember", **GREEN_TEA)
         fact_id = (await facts_of(database, "ann"))["Loves green tea"].id
         assert await call(his, "list_memories") == "0 facts in all."
-        assert "what is not known" in await refusal(
+        assert "has no fact" in await refusal(
             his, "forget", facts=[fact_id], quote="Forget everything."
         )
         for extra in ("user", "user_id", "namespace", "session_id"):

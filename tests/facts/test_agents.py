@@ -186,7 +186,7 @@ async def test_another_agents_facts_are_in_no_answer_of_the_memory(
         b.facts.aupdate(fact.id, pinned=True),
         b.facts.ahistory(fact.id),
     ):
-        with pytest.raises(FactError, match="There is no fact"):
+        with pytest.raises(FactError, match="has no fact"):
             await change
     assert await b.facts.aforget(fact.id) == 0
     assert await b.facts.aforget() == 1
