@@ -156,8 +156,8 @@ def check_id(name: str, value: object) -> None:
         if not isinstance(value, str):
             remedy = f"Pass a text, such as str({name})."
         raise SettingError(
-            f"{name} must be a text, must not be empty, must have no lone surrogate, and must have no blanks around it; "
-            f"saw {describe_value(value, with_text=True)}. {remedy}"
+            f"{name} must be a text, must not be empty, have no lone surrogate, and must have no blanks around it; saw "
+            f"{describe_value(value, with_text=True)}. {remedy}"
         )
 
 
