@@ -277,6 +277,10 @@ class Fact(BaseModel):
         default=(),
         description="When it was approved, pinned and edited, oldest first; the last 50.",
     )
+    edited: bool = Field(
+        default=False,
+        description="Whether its content was changed by hand: then no message states it.",
+    )
     pinned: bool = Field(
         default=False, description="Whether it is shown before facts that match better."
     )
@@ -463,6 +467,7 @@ def _note_change(fact: Fact, what: str, now: datetime) -> Fact:
 def edit(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
     """Return the fact with these fields; ``past_changes`` names the fields that differ."""
     new = Fact(**{**fact.model_dump(), "updated_at": now, **fields})
+    new = mark_edited(new, fact)
     names = [name for name in fields if getattr(new, name) != getattr(fact, name)]
     if "pinned" in names:
         names.remove("pinned")
@@ -470,6 +475,13 @@ def edit(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
     if names:
         new = _note_change(new, f"edited: {', '.join(names)}", now)
     return new
+
+
+def mark_edited(fact: Fact, stored: Fact) -> Fact:
+    """Return the fact as ``edited`` if its content differs from the stored one in more than case and punctuation."""
+    if duplicate_key(fact.content) == duplicate_key(stored.content):
+        return fact
+    return fact.model_copy(update={"edited": True})
 
 
 # A pending fact with this ``said_as`` only ends other facts, and states nothing itself.

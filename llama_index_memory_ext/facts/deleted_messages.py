@@ -23,9 +23,9 @@ _PAGE_ROWS = 500
 async def retire_deleted(user_facts: UserFacts, session_id: str) -> bool:
     """Retire the facts that the user has stated in deleted messages of a session.
 
-    A pinned fact stays, and so does a fact that was restored after such a retirement.
-    A fact also stays if another message has its quote. Return False if facts were
-    deleted at the same time: then nothing is stored.
+    A pinned or edited fact stays, and so does a fact that was restored after such a
+    retirement. A fact also stays if another message has its quote. Return False if
+    facts were deleted at the same time: then nothing is stored.
     """
     store = user_facts.store
     changes = (await user_facts.read()).changes
@@ -53,7 +53,8 @@ def _facts_of(session_id: str, facts: Iterable[Fact]) -> list[Fact]:
         was_restored = any(
             past.retired_reason == _REASON for past in fact.past_retirements
         )
-        if has_source and not (fact.retired or fact.pinned or was_restored):
+        stays = fact.pinned or fact.edited or was_restored
+        if has_source and not (fact.retired or stays):
             stated.append(fact)
     return stated
 

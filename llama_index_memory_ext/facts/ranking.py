@@ -523,9 +523,14 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
 
 
 def _stated_by(facts: Sequence[Fact]) -> dict[tuple[str | None, int], list[Fact]]:
-    """Return the facts that each message states, by the session and the row of the message."""
+    """Return the facts that each message states, by the session and the row of the message.
+
+    No message states an edited fact.
+    """
     stated: dict[tuple[str | None, int], list[Fact]] = {}
     for fact in facts:
+        if fact.edited:
+            continue
         for row_id in fact.message_ids:
             stated.setdefault((fact.session_id, row_id), []).append(fact)
     return stated

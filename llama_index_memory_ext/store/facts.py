@@ -16,6 +16,7 @@ from llama_index_memory_ext.fact import (
     AgentView,
     Fact,
     duplicate_key,
+    mark_edited,
     retire,
     utc_now,
     without_reasons,
@@ -210,6 +211,8 @@ class Facts:
                 return False
             return self._merge(tx, namespace, facts, seen, view)
         rows = self._select(tx, namespace, ids=[fact.id for fact in facts])
+        stored = _parsed(rows)
+        facts = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
         agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
