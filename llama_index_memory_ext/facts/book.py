@@ -417,9 +417,11 @@ class FactBook:
     async def aimport(self, lines: str) -> int:
         """Store the facts of JSON Lines as ``aexport`` writes them; return their number.
 
-        A fact replaces the stored fact with its id. Where no shared facts are seen,
-        shared facts become the agent's own. All are stored in one transaction, which
-        may take the ``operation_timeout`` of the store for each 500 facts. The guide
+        A fact replaces the stored fact with its id. Its ``message_ids`` become the rows
+        of its session here that have its quote; without them, when the session is
+        imported. Where no shared facts are seen, shared facts become the agent's own.
+        All are stored in one transaction, which may take the ``operation_timeout`` of
+        the store for each 500 facts. The guide
         "Coming from elsewhere" has scripts that convert the exports of mem0, LangGraph
         and Zep.
 
@@ -428,7 +430,7 @@ class FactBook:
         """
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
-        await self._writer.write(self.namespace, facts, view=self._view)
+        await self._writer.import_facts(self.namespace, facts, self._view)
         return len(facts)
 
     @property

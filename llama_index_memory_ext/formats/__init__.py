@@ -249,6 +249,8 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _read(value: Json) -> ChatMessage:
+    if isinstance(value, MovedMessage):
+        return value
     # A ChatMessage, or a message that a client of OpenAI's API returns.
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")

@@ -95,6 +95,7 @@ from llama_index_memory_ext.text.messages import (
     is_answer,
     leaving_at_end,
     redact_message,
+    speaker_of,
     tokens_with_pictures,
 )
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
@@ -546,9 +547,13 @@ class CondensedMemory(Memory):
         Raises:
             MessageError: An entry is no ``ChatMessage``; nothing is written.
         """
+        await self._put(messages)
+
+    async def _put(self, messages: list[ChatMessage], *, strict: bool = False) -> int:
+        """Add messages, and return the number of those that were not stored before."""
         messages = await self._stored_form(messages)
         if not messages:
-            return
+            return 0
         # Only a new question ends the turn before it.
         plan = None
         if any(message.role == MessageRole.USER for message in messages):
@@ -557,10 +562,11 @@ class CondensedMemory(Memory):
                 # Counting long texts here keeps the write of the store short: the
                 # tokenizer keeps the counts for the plan.
                 await self._tokens_of(messages)
-        await self._append(messages, plan)
+        count = await self._append(messages, plan, strict=strict)
         answers = [message for message in messages if is_answer(message)]
         if answers:
             await self.facts_block.anotice(self.session_id, answer=answers[-1])
+        return count
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included.
@@ -771,7 +777,9 @@ class CondensedMemory(Memory):
         Messages with a time keep it, and messages of an export also keep the time at
         which they were stored. All messages are stored in one transaction.
         Importing twice stores messages twice, unless they have ids. With
-        ``extract_facts``, their facts are extracted in the background.
+        ``extract_facts``, their facts are extracted in the background. In an export of
+        a shared session, each message of a user names its speaker, who stays its
+        speaker here. Facts that were imported before find their messages.
 
         Args:
             source: JSON in the format of LlamaIndex or OpenAI; see
@@ -779,24 +787,35 @@ class CondensedMemory(Memory):
             show_progress: Whether a bar is shown.
 
         Returns:
-            The number of messages.
+            The number of messages that were stored: a message that the session has
+            already, with its id and its words, is not stored again.
 
         Raises:
-            MessageError: ``source`` is no JSON of messages. The error names the place
-                and the expected value; nothing is stored.
+            MessageError: ``source`` is no JSON of messages, or two messages have one
+                id and different words. Or messages name other users, and the memory is
+                not ``shared``. The error names the place and the expected value;
+                nothing is stored.
         """
         # Reading a long history takes seconds and must not block the event loop.
         messages = await asyncio.to_thread(
             moved_from_json, source, show_progress=show_progress
         )
-        await self.aput_messages(messages)
-        return len(messages)
+        speakers = set(map(speaker_of, messages)) - {None}
+        if self.user_id is None and len(speakers) > 1:
+            raise MessageError(
+                f"Expected messages of one user; these name {len(speakers)} users, whose words would become those of "
+                "one. Nothing was stored. Open the session with a user_id and shared=True."
+            )
+        count = await self._put(messages, strict=True)
+        await self.sql_store.facts.link_session(self.session_id)
+        return count
 
     async def aexport(self, *, layout: Layout = "llama_index") -> str:
         """Return all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
-        Beside each message, ``stored_at`` is the time at which it was stored.
-        ``layout="openai"`` is the format of OpenAI's Chat Completions, without that;
+        Beside each message, ``stored_at`` is the time at which it was stored. In a
+        session of several users, ``additional_kwargs["user_id"]`` is the speaker.
+        ``layout="openai"`` is the format of OpenAI's Chat Completions, without these;
         ``messages_to_json`` lists the fields that this format lacks.
         """
         await self.acheck_session()
@@ -1022,11 +1041,12 @@ class CondensedMemory(Memory):
         plan: Plan | None,
         *,
         replace: bool = False,
-    ) -> None:
+        strict: bool = False,
+    ) -> int:
         if not self._opened:
             await self._open_session()
         async with self._calls():
-            await self._write(messages, plan, replace=replace)
+            return await self._write(messages, plan, replace=replace, strict=strict)
 
     async def _open_session(self) -> None:
         """Let the blocks begin with the session; log a failure, because the message must still be stored."""
@@ -1068,21 +1088,27 @@ class CondensedMemory(Memory):
         plan: Plan | None,
         *,
         replace: bool = False,
-    ) -> None:
-        """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails."""
+        strict: bool = False,
+    ) -> int:
+        """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails.
+
+        Return the number of messages that were not stored before.
+        """
         readers: list[str] = []
         for block in self._log_blocks:
             readers += block.readers_of(self.session_id)
-        flushed = await self.sql_store.log.append(
+        appended = await self.sql_store.log.append(
             self.session_id,
             messages,
             plan,
             replace=replace,
             access=SessionAccess(self.user_id, self.shared),
             readers=readers,
+            strict=strict,
         )
+        flushed = appended.flushed
         if not flushed:
-            return
+            return appended.written
         calls = [
             block.aput(
                 list(flushed), from_short_term_memory=True, session_id=self.session_id
@@ -1099,6 +1125,7 @@ class CondensedMemory(Memory):
                     len(flushed),
                     type(result),
                 )
+        return appended.written
 
     def _mark_used(self) -> None:
         self._is_used = True

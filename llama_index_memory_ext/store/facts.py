@@ -30,9 +30,11 @@ from llama_index_memory_ext.store.tables import (
     vectors_namespace,
     writes_user,
 )
+from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
@@ -103,6 +105,7 @@ SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
 WHERE namespace = :namespace AND id {in_ids}
 ORDER BY change
 """
+_SELECT_OWNERS_OF_SESSION = "SELECT user_id FROM {owners} WHERE key = :session_id"
 _SELECT_FACTS_OF_SESSION = """
 SELECT namespace, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
 """
@@ -119,15 +122,17 @@ WHERE (said_by {in_own} OR session_id {in_sessions} OR id {in_copies} OR namespa
   AND NOT (namespace {in_own})
 """
 # The speaker is read from the message; in a session of one user, it is that user. An
-# update keeps the speaker of the words that the fact was learned from.
+# update keeps the session and the speaker of the words that the fact was learned from.
 _PUT_FACT = """
-INSERT INTO {facts} (namespace, id, change, agent_id, session_id, data, said_by)
+INSERT INTO {facts} AS facts (namespace, id, change, agent_id, session_id, data, said_by)
 VALUES (:namespace, :id, :change, :agent_id, :session_id, :data, (
     SELECT COALESCE(user_id, (SELECT MIN(user_id) FROM {owners} WHERE key = :session_id))
     FROM {rows} WHERE key = :session_id AND id = :row_id
 ))
 ON CONFLICT (namespace, id)
-DO UPDATE SET change = excluded.change, agent_id = excluded.agent_id, data = excluded.data
+DO UPDATE SET change = excluded.change, agent_id = excluded.agent_id, data = excluded.data,
+    session_id = COALESCE(facts.session_id, excluded.session_id),
+    said_by = COALESCE(facts.said_by, excluded.said_by)
 """
 _SET_CHANGE = "UPDATE {users} SET change = :change WHERE namespace = :namespace"
 _SET_EPOCH = "UPDATE {users} SET epoch = :epoch WHERE namespace = :namespace"
@@ -184,7 +189,6 @@ class Facts:
         Raises:
             FactError: The stored fact belongs to another agent.
         """
-        pages = max(math.ceil(len(facts) / PAGE_FACTS), 1)
         return await self.database.run(
             self._write,
             namespace,
@@ -192,8 +196,11 @@ class Facts:
             seen,
             view,
             users=[namespace],
-            seconds=self.database.seconds * pages,
+            seconds=self._seconds_for(facts),
         )
+
+    def _seconds_for(self, facts: Sequence[Fact]) -> float:
+        return self.database.seconds * max(math.ceil(len(facts) / PAGE_FACTS), 1)
 
     def _write(
         self,
@@ -319,6 +326,86 @@ class Facts:
         """Return how many facts each user has, retired ones too; users without a fact are left out."""
         result = tx.execute(_COUNT_FACTS)
         return {row.namespace: row.facts for row in result}
+
+    # ---- imported facts ----
+
+    async def import_facts(
+        self, namespace: str, facts: Sequence[Fact], view: AgentView
+    ) -> None:
+        """As ``write``; each fact gets the rows of its session that have its quote.
+
+        A row id is of one database only, so the words find the messages.
+        """
+        keys = {fact.session_id or "" for fact in facts}
+        sessions = [key for key in keys if await self._readers.has_session(key)]
+
+        def write(tx: Transaction) -> None:
+            linked = self._linked(tx, namespace, facts)
+            self._write(tx, namespace, linked, None, view)
+
+        await self.database.run(
+            write,
+            sessions=sessions,
+            users=[namespace],
+            seconds=self._seconds_for(facts),
+        )
+
+    async def link_session(self, session_id: str) -> None:
+        """Give the facts that were imported before their session its rows."""
+        for namespace in await self._owners_of(session_id):
+            await self.database.run(
+                self._link,
+                namespace,
+                session_id,
+                sessions=[session_id],
+                users=[namespace],
+            )
+
+    @reads
+    def _owners_of(self, tx: Transaction, session_id: str) -> list[str]:
+        return tx.scalars(_SELECT_OWNERS_OF_SESSION, session_id=session_id)
+
+    def _link(self, tx: Transaction, namespace: str, session_id: str) -> None:
+        facts = _parsed(self._select(tx, namespace)).values()
+        of_session = [fact for fact in facts if fact.session_id == session_id]
+        unlinked = [fact for fact in of_session if not fact.message_ids]
+        linked = self._linked(tx, namespace, unlinked)
+        self._put_all(tx, namespace, [fact for fact in linked if fact.message_ids])
+
+    def _linked(
+        self, tx: Transaction, namespace: str, facts: Iterable[Fact]
+    ) -> list[Fact]:
+        """Return the facts with the rows that state them; without rows if none does."""
+        texts: dict[str, dict[int, str]] = {}
+        linked = []
+        for fact in facts:
+            rows: tuple[int, ...] = ()
+            session_id = fact.session_id
+            if session_id and fact.quote:
+                if session_id not in texts:
+                    texts[session_id] = self._texts_in(tx, namespace, session_id)
+                rows = _rows_of(fact, texts[session_id])
+            linked.append(fact.model_copy(update={"message_ids": rows}))
+        return linked
+
+    def _texts_in(
+        self, tx: Transaction, namespace: str, session_id: str
+    ) -> dict[int, str]:
+        """Return the texts of a session from which a namespace may have facts, by their rows.
+
+        {} for a session of another user alone: it only has the same name.
+        """
+        users = tx.scalars(_SELECT_OWNERS_OF_SESSION, session_id=session_id)
+        speakers: set[str | None] = {*users}
+        if namespace in users:
+            speakers = {None, namespace}
+        elif len(users) <= 1:
+            return {}
+        texts = {}
+        for row in self._readers.find_within(tx, session_id):
+            if row.role == "user" and row.user_id in speakers:
+                texts[row.id] = visible(spoken(row.message))
+        return texts
 
     # ---- deleted words ----
 
@@ -503,7 +590,9 @@ class Facts:
                         "id": fact.id,
                         "change": change,
                         "agent_id": fact.agent_id or "",
-                        "session_id": fact.session_id,
+                        # A session that only the name of an imported fact is, may be
+                        # the session of another user.
+                        "session_id": fact.session_id if fact.message_ids else None,
                         "row_id": next(iter(fact.message_ids), None),
                         "data": stored.model_dump(mode="json"),
                     }
@@ -518,6 +607,18 @@ class Facts:
 def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
     """Return the facts of rows, by their ids."""
     return {row.id: Fact.model_validate(row.data) for row in rows}
+
+
+def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the rows whose texts have the quote of a fact, in a line of the text around the quote."""
+    start = fact.quote.partition("\n")[0]
+    lines = [line for line in fact.source.splitlines() if start in line]
+    rows = []
+    for row_id, text in texts.items():
+        is_source = any(line in text for line in lines or [start])
+        if fact.quote in text and is_source:
+            rows.append(row_id)
+    return tuple(rows)
 
 
 def _without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:

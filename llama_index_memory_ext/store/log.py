@@ -33,6 +33,7 @@ from llama_index_memory_ext.text.messages import (
     is_code_output,
     is_same,
     message_id_of,
+    speaker_of,
     storable,
     with_code_results,
 )
@@ -99,6 +100,17 @@ WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
 
 
+class Appended(NamedTuple):
+    """The result of writing messages.
+
+    ``written``: the number of messages that were not stored before.
+    ``flushed``: copies of the messages that newly went into the log, oldest first.
+    """
+
+    written: int = 0
+    flushed: Sequence[ChatMessage] = ()
+
+
 class Span(NamedTuple):
     """The ids of the first and the last row of a part of a session; 0 and 0 if it has no row."""
 
@@ -125,10 +137,9 @@ class Log:
         replace: bool = False,
         access: SessionAccess | None = None,
         readers: Sequence[str] = (),
-    ) -> list[ChatMessage]:
+        strict: bool = False,
+    ) -> Appended:
         """Write messages after the active messages, and move messages from short-term memory into the log.
-
-        Return copies of the messages that newly went into the log, oldest first.
 
         Args:
             tx: A connection in a transaction that has locked the session.
@@ -143,6 +154,8 @@ class Log:
             access: The user who becomes an owner of the session.
                 ``Owners.claim_within`` may refuse it.
             readers: The readers that are registered for the session.
+            strict: Whether a message with other words than the first one with its
+                ``message_id`` is a MessageError.
         """
         speakers = _speakers_in(messages, access)
         stored = []
@@ -150,10 +163,10 @@ class Log:
         if not replace:
             if plan_flush:
                 stored = self._readers.find_within(tx, key, [ACTIVE])
-            messages = self.new_within(tx, key, messages)
+            messages = self.new_within(tx, key, messages, strict=strict)
             if not (messages or stored):
                 tx.rollback()
-                return []
+                return Appended()
         user_id = self._claim_session(tx, key, access, speakers, readers)
         if replace:
             rows = self._readers.find_within(tx, key)
@@ -170,7 +183,7 @@ class Log:
         new = self.insert_within(
             tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
         )
-        return [*flushed, *new]
+        return Appended(len(messages), [*flushed, *new])
 
     def _claim_session(
         self,
@@ -360,13 +373,18 @@ class Log:
         tx.execute(_PUT_MESSAGE_ID, new_ids)
 
     def new_within(
-        self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
+        self,
+        tx: Transaction,
+        key: str,
+        messages: Sequence[ChatMessage],
+        *,
+        strict: bool = False,
     ) -> Sequence[ChatMessage]:
         """Return the messages whose id neither the session nor an earlier message has.
 
         Raises:
             MessageError: An id is neither a text of at most 255 characters nor a
-                number.
+                number; if ``strict``, also an id of a message with other words.
         """
         ids = [
             message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
@@ -376,13 +394,21 @@ class Log:
             return messages
         stored = self._messages_by_id(tx, key, list(filter(None, ids)))
         new = []
-        for message_id, message in zip(ids, messages, strict=True):
+        for i, message in enumerate(messages):
+            message_id = ids[i]
             if message_id is None:
                 new.append(message)
             elif message_id not in stored:
                 new.append(message)
                 stored[message_id] = storable(message)
-            elif not is_same(stored[message_id], storable(message)):
+            elif is_same(stored[message_id], storable(message)):
+                continue
+            elif strict:
+                raise MessageError(
+                    f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same one, "
+                    "and other words. Nothing was stored. Give one of them another message_id."
+                )
+            else:
                 logger.warning(
                     "A message of session %r was not stored: the first one with the same message_id, which has other "
                     "words, stays. Put new words with a new message_id.",
@@ -430,7 +456,7 @@ def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
     """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
     if user_id is None or message.role != MessageRole.USER:
         return None
-    return message_id_of(clean(message.additional_kwargs), SPEAKER_KEY) or user_id
+    return speaker_of(message) or user_id
 
 
 def _speakers_in(

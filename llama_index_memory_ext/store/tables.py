@@ -32,6 +32,7 @@ from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 from llama_index_memory_ext.text.messages import (
     RESULT_ROLES,
+    SPEAKER_KEY,
     Json,
     MovedMessage,
     in_zone,
@@ -565,8 +566,10 @@ class LogRow(NamedTuple):
 
     @property
     def moved(self) -> ChatMessage:
-        """The message as it was put, with its time of writing if that is known."""
+        """The message as it was put, with its time of writing and its speaker if they are known."""
         message = self.as_put
+        if self.user_id:
+            message.additional_kwargs.setdefault(SPEAKER_KEY, self.user_id)
         for written in times_in({"date": written_at(self.timestamp)}).values():
             return MovedMessage(**dict(message), stored_at=written)
         return message

@@ -408,6 +408,13 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     )
 
 
+def speaker_of(message: ChatMessage) -> str | None:
+    """Return the user whom a message of a user names as its speaker; None if it names none."""
+    if message.role != MessageRole.USER:
+        return None
+    return message_id_of(clean(message.additional_kwargs), SPEAKER_KEY)
+
+
 def _id_text(value: Json) -> str:
     """Return a text, or a number as a text; "" for other values."""
     if isinstance(value, str):
@@ -424,13 +431,18 @@ def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
     """Return whether a stored message equals a message, both as JSON.
 
     The key that LlamaIndex adds does not count, nor does an id that ``message`` leaves
-    out.
+    out, nor a speaker that only one of them names, as an export does.
     """
-    ignored = {_HOSTS_KEY}
-    if ID_KEY not in (message.get("additional_kwargs") or {}):
-        ignored.add(ID_KEY)
     if not isinstance(stored, dict):
         return False
+    ignored = {_HOSTS_KEY}
+    kwargs = message.get("additional_kwargs") or {}
+    if ID_KEY not in kwargs:
+        ignored.add(ID_KEY)
+    if (SPEAKER_KEY in kwargs) != (
+        SPEAKER_KEY in (stored.get("additional_kwargs") or {})
+    ):
+        ignored.add(SPEAKER_KEY)
     return _without_kwargs(stored, ignored) == _without_kwargs(message, ignored)
 
 

@@ -206,6 +206,73 @@ async def test_one_message_that_cannot_be_read_keeps_all_out(
     assert await memory.aget_all() == []
 
 
+def known(message_id: str, text: str) -> dict[str, Any]:
+    about = {"message_id": message_id, "timestamp": "2026-05-01T12:00:00Z"}
+    return {"role": "user", "content": text, "additional_kwargs": about}
+
+
+async def test_an_import_counts_the_messages_that_it_has_stored(
+    open_memory: OpenMemory, any_database_uri: str | None
+) -> None:
+    """A repeated message is stored once, in a file and in the session."""
+    memory = open_memory(async_database_uri=any_database_uri)
+    talk = [known("a", "One."), known("b", "Two."), known("a", "One.")]
+    assert await memory.aimport(talk) == 2
+    assert await memory.aimport([*talk, TURNS[0]]) == 1
+    assert [message.content for message in await memory.aget_all()] == [
+        "One.",
+        "Two.",
+        "What is 2 * 3?",
+    ]
+
+
+@pytest.mark.parametrize("redact", [None, str.upper])
+@pytest.mark.parametrize(
+    "talk",
+    [
+        [known("b", "Two."), known("c", "Three."), known("b", "Other words.")],
+        [known("d", "Four."), known("e", "Five."), known("a", "Other words.")],
+    ],
+)
+async def test_no_message_is_lost_for_the_id_of_another(
+    open_memory: OpenMemory,
+    any_database_uri: str | None,
+    talk: list[dict[str, Any]],
+    redact: Any,
+) -> None:
+    """Two messages with one id, in a file or with the session, are a mistake, and nothing is stored."""
+    memory = open_memory(async_database_uri=any_database_uri, redact=redact)
+    await memory.aimport([known("a", "One.")])
+    with pytest.raises(
+        MessageError, match=r"messages\[2\].* another message_id"
+    ) as error:
+        await memory.aimport(talk)
+    assert "words." not in str(error.value).replace("other words.", "")
+    assert len(await memory.aget_all()) == 1
+    # A repeated put keeps the first message, as ever.
+    await memory.aput_messages(messages_from_json(talk))
+    assert len(await memory.aget_all()) == 3
+
+
+async def test_words_of_several_users_need_their_names(open_memory: OpenMemory) -> None:
+    """Without a user, they would all be the words of the next user."""
+    talk = [
+        {"role": "user", "content": text, "additional_kwargs": {"user_id": name}}
+        for name, text in (("ann", "I like tea."), ("bob", "I like trains."))
+    ]
+    memory = open_memory("nobody")
+    with pytest.raises(MessageError, match="shared=True"):
+        await memory.aimport(talk)
+    assert await memory.aget_all() == []
+    assert await memory.aimport(talk[:1]) == 1
+    with pytest.raises(MessageError, match="shared=True"):
+        await open_memory("alone", user_id="ann").aimport(talk)
+    shared = open_memory("shared", user_id="ann", shared=True)
+    assert await shared.aimport(talk) == 2
+    (info,) = await shared.sql_store.sessions("bob")
+    assert info.user_ids == ("ann", "bob")
+
+
 async def test_a_long_history_is_one_step_of_linear_cost(
     open_memory: OpenMemory,
 ) -> None:

@@ -54,7 +54,8 @@ async def test_the_same_history_keeps_its_rows_and_is_not_unread_again(
         )
         for one in TALK
     ]
-    assert await store.log.append("chat", again, keep_two, replace=True) == []
+    replaced = await store.log.append("chat", again, keep_two, replace=True)
+    assert [*replaced.flushed] == []
     assert await rows_of(store) == before
     assert await unread(store) == ["four"]
 
@@ -78,7 +79,8 @@ async def test_what_is_written_anew_is_unread(store: MemoryStore) -> None:
 async def test_a_replaced_history_is_archived_as_planned(store: MemoryStore) -> None:
     """Rows of the log become active again and the other way round; only what is new in the log is told."""
     await store.log.append("chat", TALK, keep_two)
-    assert await store.log.append("chat", TALK[:-1], keep_two, replace=True) == []
+    replaced = await store.log.append("chat", TALK[:-1], keep_two, replace=True)
+    assert [*replaced.flushed] == []
     assert [row.status for row in await rows_of(store)] == [
         "archived",
         "active",
@@ -87,7 +89,7 @@ async def test_a_replaced_history_is_archived_as_planned(store: MemoryStore) -> 
     told = await store.log.append(
         "chat", [*TALK[:-1], assistant("4"), user("5")], keep_two, replace=True
     )
-    assert [message.content for message in told] == ["two", "three"]
+    assert [message.content for message in told.flushed] == ["two", "three"]
     assert [row.status for row in await rows_of(store)] == ["archived"] * 3 + [
         "active"
     ] * 2

@@ -72,11 +72,11 @@ async def test_appending_moves_the_planned_messages_into_the_log(
         queues.append(said(list(queue)))  # type: ignore[call-overload]
         return 3
 
-    flushed = await store.log.append(
+    appended = await store.log.append(
         "chat", [user("three"), user("four")], all_but_the_last
     )
     assert queues == [["one", "two", "three", "four"]]
-    assert said(flushed) == ["one", "two", "three"]
+    assert said([*appended.flushed]) == ["one", "two", "three"]
     assert said(await store.get_messages("chat")) == ["four"]
     assert await read(store) == ["one", "two", "three"]
 
@@ -329,7 +329,7 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
         == []
     )
     await store.add_messages(key="chat", messages=[])
-    assert await store.log.append("chat", [], len) == []
+    assert not any(await store.log.append("chat", [], len))
     assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)
     assert not await store.readers.has_session("chat")
     await store.add_messages(key="chat", messages=[user("one")])
