@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         serve > data facts > app > demo > __init__                                   # words
+cli         serve > data facts > copies > app > demo > __init__                                   # words
 ---
 inspector   server > views > actions > pages                              # pages about a database, for a browser
 .           __init__                                                      # the public names

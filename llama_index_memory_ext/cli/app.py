@@ -275,6 +275,10 @@ async def _check_database(store: ext.MemoryStore) -> str:
     return f"{file or store.address}: {tables}"
 
 
+# A command without --session has a memory of this session.
+NO_SESSION = "(none)"
+
+
 def memory_on(
     store: ext.MemoryStore,
     session: str | None,
@@ -285,7 +289,7 @@ def memory_on(
 ) -> ext.CondensedMemory:
     """Return the memory of a session, or of a user without a session; it extracts no facts."""
     return ext.CondensedMemory.from_defaults(
-        "any" if session is None else session,
+        NO_SESSION if session is None else session,
         chat_store=store,
         user_id=user,
         agent_id=agent,

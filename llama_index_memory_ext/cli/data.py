@@ -24,6 +24,13 @@ from llama_index_memory_ext.cli.app import (
     User,
     Yes,
 )
+from llama_index_memory_ext.cli.copies import (
+    file_errors,
+    import_copy,
+    import_session,
+    read_copy,
+    write_copy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -94,7 +101,7 @@ def _no_session(session: str) -> TerminalError:
     )
 
 
-@cli.app.command(epilog=cli.example("export --user ann -o ann.jsonl"))
+@cli.app.command(epilog=cli.example("export --user ann -o copy-of-ann"))
 def export(
     *,
     session: Session = None,
@@ -105,20 +112,29 @@ def export(
         typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
     ] = "llama_index",
     output: Annotated[
-        typer.FileBinaryWrite,
-        cli.option("--output -o FILE", "The file to write; - for stdout."),
-    ] = "-",  # type: ignore[assignment] # Typer opens it
+        Path,
+        cli.option(
+            "--output -o PATH",
+            "The file of a session, or the new folder of a user; - for stdout.",
+        ),
+    ] = Path("-"),
     db: Db = None,
 ) -> None:
-    """Write messages as JSON, or facts as JSON Lines.
+    """Write messages as JSON, or a complete copy of a user's data.
 
-    With --session, write the messages of the session. With --user, write all facts of
-    the user, retired facts too. With --agent, write only the facts that this agent
-    sees.
+    With --session, write the messages of the session. With --user and --output, write a
+    folder with the messages of all sessions and all facts, retired facts too. With
+    --user alone, write the facts as JSON Lines; with --agent, only the facts that this
+    agent sees.
     """
     cli.one_of(user, session)
+    to_stdout = str(output) == "-"
+    if agent is not None and not to_stdout:
+        raise UsageError("--agent writes facts to stdout; leave out --output.")
 
-    async def write(store: ext.MemoryStore) -> None:
+    async def write(store: ext.MemoryStore) -> Output | None:
+        if user is not None and not to_stdout:
+            return await write_copy(store, user, output)
         if session is None:
             text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
         else:
@@ -127,9 +143,14 @@ def export(
                 raise _no_session(session)
             messages = [row.moved for row in rows]
             text = ext.messages_to_json(messages, layout=layout) + "\n"
-        if output.isatty():
+        if not to_stdout:
+            with file_errors(output):
+                output.expanduser().write_bytes(text.encode())
+            return None
+        if sys.stdout.isatty():
             text = plain(text)
-        output.write(text.encode())
+        sys.stdout.buffer.write(text.encode())
+        return None
 
     cli.run(db, write)
 
@@ -139,7 +160,11 @@ def export(
 )
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="The file to read, or the folder of a user; - for stdin.",
+        ),
     ],
     *,
     session: Session = None,
@@ -148,33 +173,38 @@ def import_(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Add messages to a session, or facts to a user.
+    """Add messages to a session, facts to a user, or a copy of a user's data.
 
-    A database that does not exist is created. With --session, the file holds messages
+    A database that does not exist is created. A folder that `export --user` has written
+    is read whole; --user gives the data to another user. With --session, the file holds messages
     in the layout of LlamaIndex or OpenAI's API, and --user names their user. With
     --user alone, it holds facts in the layout of `export --user`. Facts of imported
     messages are extracted when the session is next used. The guide "Coming from
     elsewhere" has scripts that convert files of LangChain, LangGraph, mem0 and Zep.
     """
+    if file.is_dir() and session is None and agent is None:
+        copy = read_copy(file)
+        cli.run(
+            db, lambda store: import_copy(store, copy, user), create=True, as_json=json
+        )
+        return
     if session is None and user is None:
         raise UsageError(
             "pass --session ID to import messages, or --user ID to import facts."
         )
-    try:
+    with file_errors(file):
         if str(file) == "-":
             content = sys.stdin.buffer.read()
         else:
             content = file.expanduser().read_bytes()
-    except OSError as error:
-        raise TerminalError(f"{file} cannot be read: {error.strerror}.") from None
 
     async def write(store: ext.MemoryStore) -> Output:
-        memory = cli.memory_on(store, session, user, agent)
         if session is not None:
             kind = "message"
-            count = await memory.aimport(content, show_progress=sys.stderr.isatty())
+            count = await import_session(store, session, user, content)
         else:
             kind = "fact"
+            memory = cli.memory_on(store, None, user, agent)
             # Some editors write UTF-16.
             text = content.decode(detect_encoding(content))
             count = await cli.book_of(memory).aimport(text)

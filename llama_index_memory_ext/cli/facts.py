@@ -25,7 +25,7 @@ from llama_index_memory_ext.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact
+    from llama_index_memory_ext import CondensedMemory, Fact, RelevantFactsBlock
     from llama_index_memory_ext.facts.ranking import Explanation
 
 # The first parameter is the memory with the facts. The other parameters are the
@@ -237,9 +237,16 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Explain for each fact why a question shows it, or not.
 
-    Without --agent, the shared facts are explained.
+    With --session, as the next question of this session, with the limits of the
+    defaults: a fact is left out while the prompt shows its message. Without --agent,
+    the shared facts are explained.
     """
-    explanation = await memory.facts_block.aexplain(question)
+    block = memory.facts_block
+    context: Sequence[str] = ()
+    if memory.session_id != cli.NO_SESSION:
+        block = await _preview(memory, question)
+        context = block.last_question.context
+    explanation = await block.aexplain(question, context=context)
     facts = []
     for explained in explanation.facts:
         fields = _with_numbers(
@@ -252,6 +259,24 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
         "facts": facts,
     }
     return Output(result, explanation_table(explanation, cli.whose(memory)))
+
+
+async def _preview(memory: "CondensedMemory", question: str) -> "RelevantFactsBlock":
+    """Return the facts block of a prompt for the question, of which nothing is stored."""
+    # Imported here: it imports LlamaIndex.
+    from llama_index_memory_ext.inspector.views import PromptPreviewer, read_subject
+
+    block = memory.facts_block
+    store = memory.sql_store
+    namespace = block.namespace_of(memory.session_id)
+    subject = await read_subject(store, memory.session_id, namespace)
+    limits = {
+        "agent_id": block.agent_id,
+        "embed_model": block.embed_model,
+        "time_zone": block.zone,
+    }
+    preview = await PromptPreviewer(store, subject, limits).prompt(question)
+    return preview.memory.facts_block
 
 
 def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:

@@ -67,6 +67,12 @@ def talk(
     asyncio.run(hold())
 
 
+def dump(database: Path) -> list[str]:
+    """All rows of a database."""
+    with closing(sqlite3.connect(database)) as connection:
+        return list(connection.iterdump())
+
+
 def add(cli: Here, text: str, *options: str) -> str:
     """The id of a new fact."""
     fact_id: str = json.loads(
@@ -258,6 +264,32 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
         == '{\n  "facts": 1\n}\n'
     )
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
+
+
+def test_a_fact_is_explained_as_the_prompt_of_a_session_shows_it(
+    cli: Here, database: Path
+) -> None:
+    """Left out while its message is shown, shown once it is edited; nothing is stored for the explanation."""
+    talk(database, "s", "ann", "I am allergic to peanuts.")
+    fact = Fact(
+        content="Is allergic to peanuts", session_id="s", quote="allergic to peanuts"
+    )
+    cli("import", "-", *ANN, stdin=fact.model_dump_json())
+
+    def explained(*options: str) -> list[str]:
+        question = ("facts", "explain", "Am I allergic?", *ANN, "--json")
+        facts = json.loads(cli(*question, *options).stdout)["facts"]
+        return [fact["why"] for fact in facts]
+
+    before = dump(database)
+    assert explained("--session", "s") == ["left out: its message is in the record"]
+    assert explained("--session", "new") == ["matches in its own words"]
+    assert explained() == ["matches in its own words"]
+    assert explained("--session", "s", "--agent", "travel") != []
+    assert dump(database) == before
+    cli("facts", "edit", fact.id, *ANN, "--content", "Is allergic to walnuts")
+    (why,) = explained("--session", "s")
+    assert not why.startswith("left out")
 
 
 def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
@@ -871,7 +903,10 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         ),
         (("facts", "retire", "x", *ANN), 1, "'ann' has no fact 'x' (1 fact)"),
         (("export",), 2, "pass either --user ID or --session ID"),
-        (("export", *ANN, "-o", "/"), 1, "Could not open file '/': Is a directory"),
+        (("export", *ANN, "-o", "/"), 1, "/ is not empty. Name a new folder."),
+        (("export", "--session", "s", "-o", "/"), 1, "/ cannot be read or written"),
+        (("export", *ANN, "--agent", "a", "-o", "f"), 2, "leave out --output"),
+        (("import", "/"), 1, "/ is no copy of a user's data: expected copy.json"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "pass --session ID to import messages"),

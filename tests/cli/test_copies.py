@@ -1,0 +1,172 @@
+"""A copy of a user's data is complete, and what it says is said by the same people after an import."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext.facts.book import FactBook
+from tests.cli.terminal import Here
+from tests.conversation import assistant, user
+
+SHARED = "team/../7 \n*?:"
+ALONE = "chat of Ann"
+
+
+async def fill(database: Path) -> None:
+    """Ann has two sessions, of which she shares one with Bob, and facts with a history."""
+    async with aclosing(MemoryStore(f"sqlite+aiosqlite:///{database}")) as store:
+        for name, session, shared, text in (
+            ("ann", ALONE, False, "I live in Rome."),
+            ("ann", SHARED, True, "I like tea."),
+            ("bob", SHARED, True, "I am allergic to nuts."),
+        ):
+            memory = CondensedMemory.from_defaults(
+                "s",
+                user_id=name,
+                shared=shared,
+                chat_store=store,
+                extract_facts=False,
+            )
+            memory.session_id = session
+            await memory.aput_messages([user(text), assistant("Fine.")])
+        book = FactBook(store, "ann", scope="all")
+        oslo = await book.aadd("Lives in Oslo")
+        rome = await book.aadd(
+            "Lives in Rome", session_id=ALONE, quote="I live in Rome."
+        )
+        await book.aretire(oslo.id, "The user moved.", replaced_by=rome.id)
+        await book.aupdate(rome.id, tags=["home"])
+        await book.aadd(Fact(content="Likes trains", agent_id="travel"))
+
+
+@pytest.fixture
+def filled(command: Here, database: Path, tmp_path: Path) -> Path:
+    """The folder of Ann's copy."""
+    asyncio.run(fill(database))
+    folder = tmp_path / "new" / "copy"
+    done = command("export", "--user", "ann", "-o", str(folder), "--db", str(database))
+    assert done.stdout == f"Wrote 2 sessions and all facts of ann to {folder}.\n"
+    return folder
+
+
+def read(command: Here, database: Path, *options: str) -> Any:
+    return json.loads(command(*options, "--json", "--db", str(database)).stdout)
+
+
+def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
+    command: Here, database: Path, filled: Path, tmp_path: Path
+) -> None:
+    """Each file is named by a number; a second import adds nothing, and a copy of the copy is the same."""
+    new = tmp_path / "new.db"
+    names = ["copy.json", "facts.jsonl", "session-1.json", "session-2.json"]
+    assert sorted(path.name for path in filled.iterdir()) == names
+    sessions = json.loads((filled / "copy.json").read_text())["sessions"]
+    assert sorted(sessions.values()) == sorted([ALONE, SHARED])
+    counts = {"messages": 6, "sessions": 2, "facts": 3}
+    assert read(command, new, "import", str(filled)) == {**counts, "skipped": []}
+    nothing = {**counts, "messages": 0, "sessions": 0, "skipped": [*sessions.values()]}
+    assert read(command, new, "import", str(filled)) == nothing
+    listed = read(command, new, "sessions", "list", "--sort", "name")
+    assert [(info["session_id"], info["user_ids"]) for info in listed] == [
+        (ALONE, ["ann"]),
+        (SHARED, ["ann", "bob"]),
+    ]
+    again = tmp_path / "again"
+    command("export", "--user", "ann", "-o", str(again), "--db", str(new))
+    for name, session in sessions.items():
+        others = json.loads((again / "copy.json").read_text())["sessions"]
+        (other,) = (file for file, key in others.items() if key == session)
+        assert (again / other).read_bytes() == (filled / name).read_bytes()
+    facts = [
+        {**fact, "message_ids": []}
+        for fact in map(json.loads, (again / "facts.jsonl").read_text().splitlines())
+    ]
+    before = map(json.loads, (filled / "facts.jsonl").read_text().splitlines())
+    assert facts[1:] == list(before)[1:]
+    assert facts[2]["past_changes"]
+
+
+def test_the_words_of_another_stay_the_words_of_the_other(
+    command: Here, filled: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.db"
+    command("import", str(filled), "--db", str(new))
+    done = command("forget", "--user", "bob", "--yes", "--db", str(new))
+    assert "Deleted 2 messages" in done.stdout
+    shown = command("export", "--session", SHARED, "--db", str(new)).stdout
+    assert ("nuts" in shown, "tea" in shown) == (False, True)
+
+
+def test_a_copy_is_read_under_another_name(
+    command: Here, filled: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.db"
+    done = command("import", str(filled), "--user", "anna", "--db", str(new))
+    assert "Imported 6 messages, 2 sessions, 3 facts of anna." in done.stdout
+    listed = read(command, new, "sessions", "list", "--sort", "name")
+    assert [info["user_ids"] for info in listed] == [["anna"], ["anna", "bob"]]
+    assert len(read(command, new, "facts", "list", "--user", "anna")) == 2
+
+
+@pytest.mark.parametrize("owner", [(), ("--user", "ann"), ("--user", "cem")])
+def test_one_file_of_a_shared_session_keeps_its_speakers(
+    command: Here, database: Path, filled: Path, tmp_path: Path, owner: tuple[str, ...]
+) -> None:
+    new = tmp_path / "new.db"
+    exported = command("export", "--session", SHARED, "--db", str(database)).stdout
+    options = ("--session", "new", "--db", str(new))
+    done = command("import", "-", *options, *owner, stdin=exported)
+    assert done.stdout.startswith("Imported 4 messages")
+    assert command("export", *options).stdout == exported
+    (listed,) = read(command, new, "sessions", "list")
+    assert set(listed["user_ids"]) == {"ann", "bob", *owner[1:]}
+    assert filled.exists()
+
+
+def test_only_a_whole_copy_is_read_and_only_into_a_new_folder(
+    command: Here, database: Path, filled: Path, tmp_path: Path
+) -> None:
+    again = command("export", "--user", "ann", "-o", str(filled), "--db", str(database))
+    assert (again.returncode, "is not empty" in again.stderr) == (1, True)
+    new = ("--db", str(tmp_path / "new.db"))
+    both = command("import", str(filled), "--session", "s", *new)
+    assert (both.returncode, "cannot be read" in both.stderr) == (1, True)
+    (filled / "session-1.json").unlink()
+    lost = command("import", str(filled), *new)
+    assert (lost.returncode, "session-1.json cannot be read" in lost.stderr) == (
+        1,
+        True,
+    )
+    (filled / "copy.json").write_text("[]")
+    part = command("import", str(filled), *new)
+    assert (part.returncode, "expected copy.json" in part.stderr) == (1, True)
+
+
+def test_speakers_are_named_without_a_shell(tmp_path: Path) -> None:
+    """A message that names its speaker itself keeps that name."""
+    database = tmp_path / "memory.db"
+
+    async def exported() -> list[Any]:
+        async with CondensedMemory.from_defaults(
+            "channel",
+            user_id="bot",
+            shared=True,
+            extract_facts=False,
+            async_database_uri=f"sqlite+aiosqlite:///{database}",
+        ) as memory:
+            about = {"user_id": 7, "name": "Ann"}
+            await memory.aput(ChatMessage("Hello!", additional_kwargs=about))
+            await memory.aput(ChatMessage("Beep."))
+            messages: list[Any] = json.loads(await memory.aexport())
+            return messages
+
+    kwargs = [message["additional_kwargs"] for message in asyncio.run(exported())]
+    assert kwargs == [{"user_id": 7, "name": "Ann"}, {"user_id": "bot"}]
