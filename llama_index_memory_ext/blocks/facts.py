@@ -570,8 +570,9 @@ class RelevantFactsBlock(LogBlock):
 
         For a question about the past, past facts are included. ``context`` are the
         turns before, oldest first. The last prompt of the session gives the profile and
-        the recalled messages. Default: the session of the last prompt. ``most`` leaves
-        out the facts that are neither shown nor among so many of the best.
+        the recalled messages; in a new process, read a prompt (``aget``) first. Default:
+        the session of the last prompt. ``most`` leaves out the facts that are neither
+        shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
         record = self._records.get(session_id)

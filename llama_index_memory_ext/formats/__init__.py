@@ -135,8 +135,8 @@ def messages_to_json(
 
     The layout ``"llama_index"`` keeps everything: ``messages_from_json`` returns the
     same messages. ``"openai"`` is for OpenAI's Chat Completions and compatible APIs:
-    thinking and most of ``additional_kwargs`` are left out. A text names each file that
-    has only a path, and any other content without a place in the API.
+    thinking, speakers and most of ``additional_kwargs`` are left out. A text names each
+    file that has only a path, and any other content without a place in the API.
 
     Raises:
         LayoutError: There is no such layout.
