@@ -73,6 +73,7 @@ HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
+    "cli/copies.py": "is a folder of files, apart from the commands",
     "agents/mcp.py": "needs the extra mcp",
     "learning/verification.py": "is a request of its own, which is off by default",
     "cli/facts.py": "is one of the groups of commands",

@@ -133,7 +133,7 @@ async def import_session(
             message.additional_kwargs[SPEAKER_KEY] = user
         speakers.add(speaker_of(message))
     if user is None:
-        # Otherwise, all words would be those of one person.
+        # Otherwise, all words would belong to the next user.
         user = min(filter(None, speakers), default=None)
     memory = ext.CondensedMemory.from_defaults(
         cli.NO_SESSION,

@@ -129,7 +129,7 @@ def export(
     """
     cli.one_of(user, session)
     to_stdout = str(output) == "-"
-    if agent is not None and not to_stdout:
+    if user is not None and agent is not None and not to_stdout:
         raise UsageError("--agent writes facts to stdout; leave out --output.")
 
     async def write(store: ext.MemoryStore) -> Output | None:
@@ -145,7 +145,7 @@ def export(
             text = ext.messages_to_json(messages, layout=layout) + "\n"
         if not to_stdout:
             with file_errors(output):
-                output.expanduser().write_bytes(text.encode())
+                output.write_bytes(text.encode())
             return None
         if sys.stdout.isatty():
             text = plain(text)
@@ -176,12 +176,14 @@ def import_(
     """Add messages to a session, facts to a user, or a copy of a user's data.
 
     A database that does not exist is created. A folder that `export --user` has written
-    is read whole; --user gives the data to another user. With --session, the file holds messages
-    in the layout of LlamaIndex or OpenAI's API, and --user names their user. With
-    --user alone, it holds facts in the layout of `export --user`. Facts of imported
-    messages are extracted when the session is next used. The guide "Coming from
-    elsewhere" has scripts that convert files of LangChain, LangGraph, mem0 and Zep.
+    is read whole; --user gives the data to another user. With --session, the file holds
+    messages in the layout of LlamaIndex or OpenAI's API, and --user names their user.
+    With --user alone, it holds facts in the layout of `export --user`. Facts of
+    imported messages are extracted when the session is next used. The guide "Coming
+    from elsewhere" has scripts that convert files of LangChain, LangGraph, mem0 and
+    Zep.
     """
+    file = file.expanduser()
     if file.is_dir() and session is None and agent is None:
         copy = read_copy(file)
         cli.run(
@@ -196,7 +198,7 @@ def import_(
         if str(file) == "-":
             content = sys.stdin.buffer.read()
         else:
-            content = file.expanduser().read_bytes()
+            content = file.read_bytes()
 
     async def write(store: ext.MemoryStore) -> Output:
         if session is not None:

@@ -421,9 +421,8 @@ class FactBook:
         of its session here that have its quote; without them, when the session is
         imported. Where no shared facts are seen, shared facts become the agent's own.
         All are stored in one transaction, which may take the ``operation_timeout`` of
-        the store for each 500 facts. The guide
-        "Coming from elsewhere" has scripts that convert the exports of mem0, LangGraph
-        and Zep.
+        the store for each 500 facts. The guide "Coming from elsewhere" has scripts that
+        convert the exports of mem0, LangGraph and Zep.
 
         Raises:
             FactError: A line is no fact, or another agent's. Nothing is stored then.

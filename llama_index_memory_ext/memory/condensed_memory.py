@@ -550,7 +550,7 @@ class CondensedMemory(Memory):
         await self._put(messages)
 
     async def _put(self, messages: list[ChatMessage], *, strict: bool = False) -> int:
-        """Add messages, and return the number of those that were not stored before."""
+        """Add messages, and return the number of newly stored messages."""
         messages = await self._stored_form(messages)
         if not messages:
             return 0

@@ -218,8 +218,7 @@ class Facts:
                 return False
             return self._merge(tx, namespace, facts, seen, view)
         rows = self._select(tx, namespace, ids=[fact.id for fact in facts])
-        stored = _parsed(rows)
-        facts = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
+        facts = _marked(facts, _parsed(rows))
         agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
@@ -607,6 +606,11 @@ class Facts:
 def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
     """Return the facts of rows, by their ids."""
     return {row.id: Fact.model_validate(row.data) for row in rows}
+
+
+def _marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
+    """Return the facts, those with another content than the stored fact as edited."""
+    return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
 
 def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:

@@ -431,7 +431,7 @@ def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
     """Return whether a stored message equals a message, both as JSON.
 
     The key that LlamaIndex adds does not count, nor does an id that ``message`` leaves
-    out, nor a speaker that only one of them names, as an export does.
+    out. Nor does a speaker that only one of them names: an export adds it.
     """
     if not isinstance(stored, dict):
         return False

@@ -906,6 +906,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (("export", *ANN, "-o", "/"), 1, "/ is not empty. Name a new folder."),
         (("export", "--session", "s", "-o", "/"), 1, "/ cannot be read or written"),
         (("export", *ANN, "--agent", "a", "-o", "f"), 2, "leave out --output"),
+        (("import", "/", *ANN, "--agent", "a"), 1, "/ cannot be read"),
         (("import", "/"), 1, "/ is no copy of a user's data: expected copy.json"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
