@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, pluralize
+from llama_index_memory_ext.cli import TerminalError, plain, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import Output
 
@@ -40,6 +40,17 @@ def file_errors(path: Path) -> Iterator[None]:
         raise TerminalError(
             f"{error.filename or path} cannot be read or written: {error.strerror}."
         ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file, or to stdout for the path "-"."""
+    if str(path) != "-":
+        with file_errors(path):
+            path.write_bytes(text.encode())
+        return
+    if sys.stdout.isatty():
+        text = plain(text)
+    sys.stdout.buffer.write(text.encode())
 
 
 async def write_copy(store: ext.MemoryStore, user: str, folder: Path) -> Output:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, UsageError, plain, pluralize
+from llama_index_memory_ext.cli import TerminalError, UsageError, pluralize
 from llama_index_memory_ext.cli import app as cli
 from llama_index_memory_ext.cli.app import (
     Agent,
@@ -30,6 +30,7 @@ from llama_index_memory_ext.cli.copies import (
     import_session,
     read_copy,
     write_copy,
+    write_text,
 )
 
 if TYPE_CHECKING:
@@ -128,13 +129,13 @@ def export(
     agent sees.
     """
     cli.one_of(user, session)
-    to_stdout = str(output) == "-"
-    if user is not None and agent is not None and not to_stdout:
+    is_copy = user is not None and str(output) != "-"
+    if is_copy and agent is not None:
         raise UsageError("--agent writes facts to stdout; leave out --output.")
 
     async def write(store: ext.MemoryStore) -> Output | None:
-        if user is not None and not to_stdout:
-            return await write_copy(store, user, output)
+        if is_copy:
+            return await write_copy(store, str(user), output)
         if session is None:
             text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
         else:
@@ -143,13 +144,7 @@ def export(
                 raise _no_session(session)
             messages = [row.moved for row in rows]
             text = ext.messages_to_json(messages, layout=layout) + "\n"
-        if not to_stdout:
-            with file_errors(output):
-                output.write_bytes(text.encode())
-            return None
-        if sys.stdout.isatty():
-            text = plain(text)
-        sys.stdout.buffer.write(text.encode())
+        write_text(output, text)
         return None
 
     cli.run(db, write)

@@ -139,6 +139,12 @@ def test_only_a_whole_copy_is_read_and_only_into_a_new_folder(
     new = ("--db", str(tmp_path / "new.db"))
     both = command("import", str(filled), "--session", "s", *new)
     assert (both.returncode, "cannot be read" in both.stderr) == (1, True)
+    source = ("--db", str(database))
+    failed = command("export", "--session", ALONE, "-o", str(tmp_path), *source)
+    assert (failed.returncode, "cannot be read or written" in failed.stderr) == (
+        1,
+        True,
+    )
     (filled / "session-1.json").unlink()
     lost = command("import", str(filled), *new)
     assert (lost.returncode, "session-1.json cannot be read" in lost.stderr) == (
