@@ -8,8 +8,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    MemoryStore,
+    messages_from_json,
+)
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 from tests.memory.test_owners import contents, on, tell
@@ -186,6 +192,49 @@ async def test_words_of_a_shared_session_stay_those_of_their_speakers(
     assert await contents(bob) == ["Is allergic to nuts"]
     await new.forget_user("bob", vacuum=False)
     assert await new.sessions("bob") == []
+
+
+@pytest.mark.parametrize("first", ["facts", "messages"])
+async def test_a_fact_has_the_speaker_of_its_message(
+    new: MemoryStore, first: str
+) -> None:
+    source = MemoryStore()
+    await share(source)
+    messages, facts = await exported(source, shared=True)
+    await source.aclose()
+    bob = on(new, "bob", shared=True, extract_facts=False)
+    if first == "facts":
+        await bob.facts.aimport(facts)
+    await bob.aimport(messages)
+    if first == "messages":
+        await bob.facts.aimport(facts)
+    speakers = await new.database.run(
+        lambda tx: tx.scalars("SELECT said_by FROM {facts}"), writes=False
+    )
+    assert speakers == ["bob"]
+
+
+async def test_the_words_of_an_answer_are_no_source(new: MemoryStore) -> None:
+    bob = on(new, "bob", extract_facts=False)
+    await tell(bob, "Hello.", answer=NUTS)
+    await bob.facts.aimport(allergy().model_dump_json())
+    assert await row_texts(bob) == []
+
+
+async def test_a_shared_session_takes_its_own_export_as_known(
+    new: MemoryStore,
+) -> None:
+    """The export names the speakers, and the messages were put without."""
+    ann = on(new, "ann", shared=True, extract_facts=False)
+    bob = on(new, "bob", shared=True, extract_facts=False)
+    for number, memory in enumerate((ann, bob, ann)):
+        about = {"message_id": str(number)}
+        await memory.aput(ChatMessage("I like tea.", additional_kwargs=about))
+    rows = await new.readers.find("chat")
+    exported_messages = await ann.aexport()
+    assert await ann.aimport(exported_messages) == 0
+    await bob.aset(messages_from_json(exported_messages))
+    assert await new.readers.find("chat") == rows
 
 
 async def test_a_fact_of_a_team_goes_with_its_speaker(new: MemoryStore) -> None:
