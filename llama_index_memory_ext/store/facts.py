@@ -392,14 +392,13 @@ class Facts:
     ) -> dict[int, str]:
         """Return the texts of a session from which a namespace may have facts, by their rows.
 
-        {} for a session of another user alone: it only has the same name.
+        {} for a session of another user alone: only its name is the same.
         """
         users = tx.scalars(_SELECT_OWNERS_OF_SESSION, session_id=session_id)
         speakers: set[str | None] = {*users}
         if namespace in users:
+            # In a session of one user, no row names its speaker.
             speakers = {None, namespace}
-        elif len(users) <= 1:
-            return {}
         texts = {}
         for row in self._readers.find_within(tx, session_id):
             if row.role == "user" and row.user_id in speakers:
