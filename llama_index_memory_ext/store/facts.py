@@ -115,11 +115,13 @@ SELECT namespace, data FROM {facts} WHERE session_id = :session_id ORDER BY name
 _SELECT_SAID = """
 SELECT id, data AS stored FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
 """
-# The other namespaces that may hold the words of these users.
+# The namespaces that may hold the words of these users. For one query with OR, SQLite may
+# read the facts of all users.
 _SELECT_REACHED = """
-SELECT DISTINCT namespace FROM {facts}
-WHERE (said_by {in_own} OR session_id {in_sessions} OR id {in_copies} OR namespace {in_read_by})
-  AND NOT (namespace {in_own})
+SELECT namespace FROM {facts} WHERE said_by {in_own}
+UNION SELECT namespace FROM {facts} WHERE session_id {in_sessions}
+UNION SELECT namespace FROM {facts} WHERE id {in_copies}
+UNION SELECT namespace FROM {facts} WHERE namespace {in_read_by}
 """
 # The speaker is read from the message; in a session of one user, it is that user. An
 # update keeps the session and the speaker of the words that the fact was learned from.
@@ -457,13 +459,14 @@ class Facts:
             contents[row.id] = None
             with suppress(EncryptionError):
                 contents[row.id] = tx.tables.read_json(row.stored)["content"]
-        namespaces = tx.scalars(
+        reached = tx.scalars(
             _SELECT_REACHED,
             own=list(own),
             sessions=list(sessions),
             copies=list(contents),
             read_by=list(read_by),
         )
+        namespaces = set(reached).difference(own)
         tx.lock((), {*own, *namespaces})
         lines = {}
         if namespaces:

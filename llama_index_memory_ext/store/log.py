@@ -50,9 +50,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# ``id + 0``: to find the first or the last ``id``, PostgreSQL may walk through the rows of
+# all sessions.
 _SELECT_LAST_ROW = """
 SELECT id, role, data, timestamp, status, user_id FROM {rows}
-WHERE key = :key ORDER BY id DESC LIMIT 1
+WHERE key = :key AND id = (SELECT MAX(id + 0) FROM {rows} WHERE key = :key)
 """
 _INSERT_ROW = """
 INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
@@ -73,7 +75,7 @@ _DELETE_MESSAGE_IDS = (
 )
 _SELECT_CALL = """
 SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
-ORDER BY id DESC LIMIT 1
+ORDER BY id + 0 DESC LIMIT 1
 """
 _DELETE_VECTORS = (
     "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
@@ -82,7 +84,7 @@ _SELECT_CURSORS_BEHIND = """
 SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
 """
 _SELECT_SPAN = """
-SELECT COALESCE(MIN(id), 0) AS first_id, COALESCE(MAX(id), 0) AS last_id FROM {rows}
+SELECT COALESCE(MIN(id + 0), 0) AS first_id, COALESCE(MAX(id + 0), 0) AS last_id FROM {rows}
 WHERE key = :key AND id BETWEEN :first AND :last
 """
 _SELECT_TIMES = """

@@ -143,8 +143,9 @@ class Tables:
         def table(ending: str, *parts: SchemaItem) -> sa.Table:
             return sa.Table(f"{name}{ending}", metadata, *parts)
 
-        # LlamaIndex's own table, but with 64-bit ids on a server, and an index that
-        # finds a session's active rows. ``user_id``: the speaker in a session of
+        # LlamaIndex's own table, but with 64-bit ids on a server, and another choice of
+        # indexes: no statement looks for a time or a status in all sessions.
+        # ``user_id``: the speaker in a session of
         # several users, "" if unknown; None in any other session.
         self.rows = table(
             "",
@@ -155,9 +156,9 @@ class Tables:
                 autoincrement=True,
             ),
             _text("key", index=True),
-            _number("timestamp", index=True),
+            _number("timestamp"),
             _text("role"),
-            _text("status", default=ACTIVE, index=True),
+            _text("status", default=ACTIVE),
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("user_id", sa.String, nullable=True),
             sa.Index(f"ix_{name}_log", "key", "status", "id"),
@@ -208,6 +209,7 @@ class Tables:
             sa.Column("data", sa.JSON, nullable=False),
             sa.Column("session_id", sa.String),
             sa.Column("said_by", sa.String),
+            sa.Index(f"ix_{name}_facts_id", "id"),
             sa.Index(f"ix_{name}_facts_change", "namespace", "change"),
             sa.Index(f"ix_{name}_facts_session_id", "session_id"),
             sa.Index(f"ix_{name}_facts_said_by", "said_by"),
@@ -713,6 +715,7 @@ LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reade
 # The newest rows of the log behind a cursor, or one row with the cursor alone. LlamaIndex
 # without this package deletes rows, and the epoch stays. So the query also returns the
 # row that the reader has read last, without its message, if that row still exists.
+# ``id`` has a single lower bound: for two, SQLite may walk through all rows of a status.
 _SELECT_PAGE = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
@@ -724,8 +727,12 @@ LEFT JOIN {users} AS users ON users.namespace = :watch
 LEFT JOIN (
     SELECT id, role, timestamp, status, user_id, CASE WHEN id <> :last_id THEN data END AS data
     FROM {rows}
-    WHERE key = :key AND status = 'archived' AND id >= :last_id AND id <= :newest
-      AND id > COALESCE((SELECT position FROM {cursors} WHERE key = :key AND reader = :reader), 0)
+    WHERE key = :key AND status = 'archived' AND id <= :newest AND id >= (
+        SELECT MAX(first_id) FROM (
+            SELECT :last_id AS first_id
+            UNION ALL SELECT position + 1 FROM {cursors} WHERE key = :key AND reader = :reader
+        ) AS bounds
+    )
     ORDER BY id DESC LIMIT :limit
 ) AS message ON 1 = 1
 ORDER BY message.id

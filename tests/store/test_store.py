@@ -17,7 +17,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.tables import ReadPosition, Transaction
+from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 
@@ -361,28 +361,3 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
         store.database.__del__()
     await store.aclose()
-
-
-@pytest.mark.parametrize(
-    ("query", "index"),
-    [
-        (
-            "llama_index_memory WHERE key='chat' AND status='archived' AND id > 5",
-            "ix_llama_index_memory_log",
-        ),
-        (
-            "llama_index_memory_owners WHERE user_id='ann'",
-            "ix_llama_index_memory_owners_user",
-        ),
-    ],
-)
-async def test_the_log_of_a_session_and_the_sessions_of_a_user_are_found_by_an_index(
-    query: str, index: str, open_store: OpenStore
-) -> None:
-    """However long the session is, and however many there are; the host's own query reads all rows of a session."""
-
-    def explain(transaction: Transaction) -> str:
-        plan = f"EXPLAIN QUERY PLAN SELECT key FROM {query}"  # noqa: S608 - a query of this test
-        return str(transaction.execute(plan).all())
-
-    assert f"INDEX {index}" in await open_store().database.run(explain, writes=False)
