@@ -53,7 +53,7 @@ _in_use_by_parent: set[str] = set()
 
 # ---- versions and upgrades ----
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 # The oldest version that is upgraded in place.
 _OLDEST_VERSION = 3
 # The versions whose facts have no speakers. ``_store_speakers`` must not run for a later
@@ -172,6 +172,8 @@ def create_missing(conn: Connection, tables: Tables) -> None:
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
     _create_all(conn, metadata)
+    if version is not None:
+        _drop_unused_indexes(conn, tables.rows)
     if version == _OLDEST_VERSION:
         for statement in _STORE_KINDS:
             conn.execute(tables.sql(statement))
@@ -226,6 +228,15 @@ def _add_columns(conn: Connection, table: sa.Table) -> None:
         if column.name not in existing and can_be_added:
             definition = CreateColumn(column).compile(dialect=conn.dialect)
             conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+
+
+def _drop_unused_indexes(conn: Connection, rows: sa.Table) -> None:
+    """Drop the indexes of a time and of a status alone, which versions before 7 have made."""
+    preparer = conn.dialect.identifier_preparer
+    for column in ("timestamp", "status"):
+        name = f"ix_{rows.fullname.replace('.', '_')}_{column}"
+        index = preparer.format_table(sa.table(name, schema=rows.schema))
+        conn.exec_driver_sql(f"DROP INDEX IF EXISTS {index}")
 
 
 def _store_speakers(conn: Connection, tables: Tables) -> None:

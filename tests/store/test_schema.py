@@ -24,6 +24,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
 from tests.forked import python_command
@@ -98,6 +99,8 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str) -> No
     assert set(await structure(uri)) == TABLES
     indexes = (await structure(uri))["llama_index_memory"][1]
     assert indexes["ix_llama_index_memory_log"] == ["key", "status", "id"]
+    # LlamaIndex has made them.
+    assert indexes["ix_llama_index_memory_status"] == ["status"]
 
 
 WITHOUT_SPEAKERS = (
@@ -290,6 +293,42 @@ async def test_a_database_of_version_3_becomes_one_of_this_version(uri: str) -> 
     await store.aclose()
     assert await structure(uri) == as_new
     assert await asked(uri) == SCHEMA_VERSION
+
+
+VERSION_6 = (
+    "DROP INDEX ix_llama_index_memory_facts_id",
+    "CREATE INDEX ix_llama_index_memory_status ON llama_index_memory (status)",
+    "CREATE INDEX ix_llama_index_memory_timestamp ON llama_index_memory (timestamp)",
+    "UPDATE llama_index_memory_schema SET version = 6",
+)
+VERSION_5 = (
+    *VERSION_6,
+    "ALTER TABLE llama_index_memory_schema DROP COLUMN encryption",
+    "UPDATE llama_index_memory_schema SET version = 5",
+)
+
+
+@pytest.mark.parametrize("statements", [VERSION_6, VERSION_5])
+async def test_an_upgrade_changes_indexes_and_keeps_the_speakers_of_facts(
+    uri: str, statements: tuple[str, ...]
+) -> None:
+    """The message of the fact is deleted, so only the fact says who has spoken."""
+    async with aclosing(MemoryStore(uri)) as store:
+        await store.log.append(
+            "chat", [user("I like tea.")], len, access=SessionAccess("ann")
+        )
+        rows = await store.readers.find("chat")
+        ids = tuple(row.id for row in rows)
+        fact = Fact(content="Likes tea", session_id="chat", message_ids=ids)
+        await store.facts.write("team", [fact])
+        await store.delete_messages("chat")
+    as_new = await structure(uri)
+    await ask(uri, *statements)
+    await open_and_close(uri)
+    assert await structure(uri) == as_new
+    assert await asked(uri) == SCHEMA_VERSION
+    speakers = await ask(uri, "SELECT said_by FROM llama_index_memory_facts")
+    assert speakers == ["ann"]
 
 
 @pytest.mark.parametrize(
