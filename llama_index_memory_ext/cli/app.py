@@ -88,6 +88,13 @@ TimeZone = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+NoVacuum = Annotated[
+    bool,
+    typer.Option(
+        "--no-vacuum", help="Do not rewrite the file now; `vacuum` does it later."
+    ),
+]
+
 # Text in brackets in a help text is not markup.
 app = typer.Typer(
     add_completion=False,

@@ -1,4 +1,4 @@
-"""The commands for stored data: ``sessions``, ``export``, ``import``, ``forget``, ``retain`` and ``encrypt``."""
+"""The commands for stored data: ``sessions``, ``export``, ``import``, ``forget``, ``retain``, ``vacuum``, ``encrypt``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from llama_index_memory_ext.cli.app import (
     Agent,
     Db,
     Json,
+    NoVacuum,
     Output,
     Session,
     TimeZone,
@@ -259,6 +260,7 @@ def forget(
     *,
     user: User = None,
     session: Session = None,
+    no_vacuum: NoVacuum = False,
     yes: Yes = False,
     db: Db = None,
     json: Json = False,
@@ -266,8 +268,8 @@ def forget(
     """Delete a person, or one session, for good.
 
     For a person, all facts and all sessions are deleted. The command asks before it
-    deletes. Then it searches a SQLite file for the deleted words; exit code 1 if the
-    file still holds some.
+    deletes. Then it rewrites a SQLite file, and searches it for the deleted words; exit
+    code 1 if the file still holds some.
     """
     name = cli.one_of(user, session)
 
@@ -282,14 +284,14 @@ def forget(
             cli.say(f"Stored about {name}: {stored}{hint}", stderr=True)
         if not yes:
             cli.confirm("Delete all of it for good?")
-        return await _delete(store, stored)
+        return await _delete(store, stored, vacuum=not no_vacuum)
 
     search = cli.run(db, work, as_json=json)["file"]
     if search and search["left"]:
         searched = pluralize(search["searched"], "text")
         raise TerminalError(
-            f"The file or its journal still holds {search['left']} of {searched}. Run the command again when no other "
-            "program uses the database."
+            f"The file or its journal still holds {search['left']} of {searched}. Run `llama-index-memory vacuum` when "
+            "no other program uses the database."
         )
 
 
@@ -308,6 +310,7 @@ def retain(
     ] = None,
     session: Session = None,
     user: User = None,
+    no_vacuum: NoVacuum = False,
     yes: Yes = False,
     db: Db = None,
     json: Json = False,
@@ -335,15 +338,32 @@ def retain(
             session_ids=[info.session_id for info in infos],
             vacuum=False,
         )
-        if not await store.vacuum():
+        if not (no_vacuum or await store.vacuum()):
             raise TerminalError(
-                "The messages are deleted, but the file was not rewritten. Run the command again."
+                "The messages are deleted, but the file was not rewritten. Run `llama-index-memory vacuum`."
             )
         text = f"Deleted {pluralize(deleted['messages'], 'message')}."
         if deleted["unread"]:
             text += f" {deleted['unread']} stay until facts are extracted from them."
         text += f" Facts that have lost words: {deleted['facts']}."
         return Output(deleted, text)
+
+    cli.run(db, work, as_json=json)
+
+
+@cli.app.command(epilog=cli.example("vacuum --db memory.db"))
+def vacuum(*, db: Db = None, json: Json = False) -> None:
+    """Rewrite the database, so that its files hold no deleted words.
+
+    A SQLite file must be used by no other program, and the disk needs twice its size.
+    """
+
+    async def work(store: ext.MemoryStore) -> Output:
+        if not await store.vacuum():
+            raise TerminalError(
+                "The database was not rewritten. Run the command again when no other program uses the database."
+            )
+        return Output({"vacuumed": True}, "The database was rewritten.")
 
     cli.run(db, work, as_json=json)
 
@@ -388,8 +408,10 @@ async def _read_stored(
     return _StoredData(infos, users, facts)
 
 
-async def _delete(store: ext.MemoryStore, stored: _StoredData) -> Output:
-    """Delete the data, rewrite the file, and search the file for the deleted texts."""
+async def _delete(
+    store: ext.MemoryStore, stored: _StoredData, *, vacuum: bool
+) -> Output:
+    """Delete the data, rewrite the file with ``vacuum``, and search the file for the deleted texts."""
     session_ids = stored.session_ids
     file = cli.file_of(store)
     texts = set()
@@ -401,7 +423,8 @@ async def _delete(store: ext.MemoryStore, stored: _StoredData) -> Output:
         )
     else:
         deleted = await store.forget(session_ids[0])
-    await store.vacuum()
+    if vacuum:
+        await store.vacuum()
     counts = [
         pluralize(count, kind.removesuffix("s")) for kind, count in deleted.items()
     ]

@@ -327,8 +327,8 @@ def _open_sqlite(url: URL, seconds: float, set_up: str, pool: dict[str, Any]) ->
     engine = create_engine(
         driver_url(url), connect_args=arguments, hide_parameters=True, **pool
     )
-    # Stored messages survive a power cut.
-    statements = ["PRAGMA synchronous = FULL", set_up]
+    # Stored messages survive a power cut, and deleted ones are overwritten.
+    statements = ["PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON", set_up]
     event.listen(engine, "connect", partial(_set_up, statements), insert=True)
     return engine
 

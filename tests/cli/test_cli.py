@@ -562,6 +562,27 @@ def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -
     assert cli("forget", *ANN, "--yes").returncode == 1
 
 
+@pytest.mark.parametrize("deletion", ["forget --user ann", "retain --messages 1"])
+def test_the_file_is_rewritten_by_a_later_command(
+    cli: Here, database: Path, deletion: str
+) -> None:
+    """The deleted words are overwritten at once."""
+    lines = [f"My cat is called Semiramis {i}. " * 90 for i in range(9)]
+    talk(database, "a", "ann", *lines)
+    size = database.stat().st_size
+    done = cli(*deletion.split(), "--no-vacuum", "--yes")
+    assert (done.returncode, database.stat().st_size) == (0, size), done.stderr
+    assert b"Semiramis 0" not in database.read_bytes()
+    assert json.loads(cli("vacuum", "--json").stdout) == {"vacuumed": True}
+    assert database.stat().st_size < size
+    with closing(sqlite3.connect(database)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM llama_index_memory_schema").fetchall()
+        done = cli("vacuum")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "when no other program uses the database" in done.stderr
+
+
 def test_of_a_shared_session_only_the_words_of_the_person_are_deleted(
     cli: Here, database: Path
 ) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import Pool
 
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store.tables import ReadPosition
@@ -361,3 +363,22 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
         store.database.__del__()
     await store.aclose()
+
+
+async def test_deleted_words_are_overwritten_in_the_file(
+    database_uri: str, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Not every SQLite does so by default."""
+
+    def leave_words(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA secure_delete = OFF")
+
+    event.listen(Pool, "connect", leave_words)
+    store = open_store(database_uri)
+    try:
+        await store.add_message("chat", user("My cat is called Semiramis."))
+        await store.forget("chat")
+    finally:
+        event.remove(Pool, "connect", leave_words)
+    await store.aclose()
+    assert b"Semiramis" not in (tmp_path / "memory.db").read_bytes()
