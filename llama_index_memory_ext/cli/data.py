@@ -1,4 +1,4 @@
-"""The commands for stored data: ``sessions``, ``export``, ``import``, ``forget``, ``retain``, ``vacuum``, ``encrypt``."""
+"""The commands for stored data: lists, moves, deletes and encrypts sessions and facts."""
 
 from __future__ import annotations
 
