@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -161,6 +162,25 @@ async def test_what_extraction_needs_is_loaded_behind_the_first_prompt(
     assert len(threads) == 1
     await asyncio.wait_for(loading.wait_until_loaded(), 60)
     assert not thread.is_alive()
+
+
+async def test_a_store_that_has_just_started_learns_from_the_unread_turns_of_its_users(
+    database_uri: str, start_model: StartModel
+) -> None:
+    """Without a call of ``awarm_up``: the first question of a new session has the facts."""
+    # No model reads these turns.
+    async with aclosing(MemoryStore(database_uri)) as store:
+        earlier = CondensedMemory.from_defaults(
+            "monday", user_id="ann", chat_store=store
+        )
+        await earlier.aput_messages(talk("tea"))
+    llm, _ = start_model(learner)
+    async with aclosing(MemoryStore(database_uri)) as store:
+        memory = CondensedMemory.from_defaults(
+            "friday", user_id="ann", chat_store=store, llm=llm, wait_for_facts=60
+        )
+        await memory.aput(user("What do I like?"))
+        assert shown(sent_text(await memory.aget())) == ["Likes tea"]
 
 
 async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
