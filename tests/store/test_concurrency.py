@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
-from llama_index_memory_ext import CondensedMemory, TurnError
+from llama_index_memory_ext import CondensedMemory, StoreTimeoutError, TurnError
+from llama_index_memory_ext.store.tables import Transaction
 from tests.conversation import assistant, record, sent_text, user
+from tests.databases import OpenStore
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
@@ -55,6 +58,59 @@ async def test_no_concurrent_put_is_lost(memory: CondensedMemory) -> None:
     assert len(rows) == len(set(rows)) == 240
     await memory.aflush()
     assert [text for _, text in record(sent_text(await memory.aget()))] == rows
+
+
+async def test_a_writer_of_a_file_that_waits_takes_no_thread(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    """Two threads are enough: the first writer's, and the reader's. Writers go on in the order of their calls."""
+    store = open_store(database_uri, pool_size=2)
+    await store.add_message("chat", user("0"))
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    def hold(tx: Transaction) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = asyncio.create_task(store.database.run(hold))
+    assert await asyncio.to_thread(begun.wait, 60)
+    writers = []
+    for number in range(1, 9):
+        write = store.add_message("chat", user(str(number)))
+        writers.append(asyncio.create_task(write))
+    await asyncio.sleep(0)
+    try:
+        assert await asyncio.wait_for(store.count_messages("chat"), 10) == 1
+    finally:
+        go_on.set()
+        await asyncio.gather(first, *writers)
+    messages = await store.get_messages("chat")
+    assert [message.content for message in messages] == list("012345678")
+
+
+async def test_a_write_that_has_not_begun_in_time_is_not_stored_later(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    store = open_store(database_uri)
+    await store.add_message("chat", user("one"))
+    go_on = threading.Event()
+
+    def hold(tx: Transaction) -> None:
+        assert go_on.wait(60)
+
+    def write(tx: Transaction) -> None:
+        store.log.insert_within(tx, "chat", [user("late")], archived=0)
+
+    first = asyncio.create_task(store.database.run(hold))
+    await asyncio.sleep(0)
+    with pytest.raises(StoreTimeoutError):
+        await store.database.run(write, seconds=0.05)
+    go_on.set()
+    await first
+    await store.add_message("chat", user("two"))
+    messages = await store.get_messages("chat")
+    assert [message.content for message in messages] == ["one", "two"]
 
 
 def echo(text: str) -> str:

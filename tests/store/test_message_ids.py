@@ -9,6 +9,7 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, MessageError
+from llama_index_memory_ext.store.tables import SessionAccess, Transaction
 from tests.conversation import record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.openai_server import say
@@ -67,6 +68,27 @@ async def test_with_a_message_its_id_is_free_again(store: MemoryStore) -> None:
         await delete("chat")
         await store.add_messages("chat", talk)
         assert await said(store) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("deletion", ["one", "all", "forget", "forget_user"])
+async def test_a_deletion_leaves_no_id(store: MemoryStore, deletion: str) -> None:
+    access = SessionAccess("ann")
+    await store.log.append("chat", [known("a"), known("b")], len, access=access)
+    rows = await store.readers.find("chat")
+    if deletion == "one":
+        await store.delete_message("chat", rows[0].id)
+    elif deletion == "all":
+        await store.delete_messages("chat")
+    elif deletion == "forget":
+        await store.forget("chat")
+    else:
+        await store.forget_user("ann")
+
+    def read(tx: Transaction) -> list[str]:
+        return tx.scalars("SELECT message_id FROM {message_ids}")
+
+    remaining = ["b"] if deletion == "one" else []
+    assert await store.database.run(read, writes=False) == remaining
 
 
 async def test_a_history_with_ids_can_be_set_anew(store: MemoryStore) -> None:

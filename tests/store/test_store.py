@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import event
+from sqlalchemy import event, func, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import Pool
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.tables import ReadPosition
+from llama_index_memory_ext.store.database import encrypt_within
+from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 
@@ -363,6 +365,36 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
         store.database.__del__()
     await store.aclose()
+
+
+async def test_what_finds_a_session_deleted_does_not_make_it_again(
+    store: MemoryStore,
+) -> None:
+    """A call that has waited for the deletion, or that has read the names of the sessions before."""
+    place = {"key": "gone", "namespace": None, "vectors": "messages of gone"}
+    await store.database.run(encrypt_within, place)
+    user_place = {"key": None, "namespace": "gone", "vectors": "gone"}
+    await store.database.run(encrypt_within, user_place)
+    await store.delete_message("gone", 1)
+    await store.add_messages("gone", [])
+    await store.log.append("gone", [], len)
+    claim = {"readers": ["facts"], "epoch": 1}
+    await store.owners.claim("gone", SessionAccess("ann"), **claim)
+    await store.database.run(
+        store.deletion.retain_within, "gone", 1, 1, unread=True, sessions=["gone"]
+    )
+    await KeptVectors.of_messages(store.readers, "gone", 1, "m").write({"1": ("", b"")})
+    await KeptVectors(store.database, "gone", "m").write({"1": ("", b"")})
+
+    def count(tx: Transaction) -> list[int]:
+        tables = tx.tables.rows.metadata.sorted_tables
+        return [
+            tx.connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in tables
+            if table is not tx.tables.schema
+        ]
+
+    assert sum(await store.database.run(count, writes=False)) == 0
 
 
 async def test_deleted_words_are_overwritten_in_the_file(
