@@ -99,6 +99,8 @@ async def test_nothing_is_found_without_a_word_in_common(
     await memory.aput_messages(BIKE)
     for question in ("zebra", "", "  \n", "?", "\U0001f600", "\ud83d\x00"):
         assert await ask(memory, question) == []
+    assert len(await ask(memory, "tea")) == 1
+    assert len(await ask(memory, "bike")) > 0
 
 
 async def test_a_question_does_not_find_itself_but_everything_before_it(

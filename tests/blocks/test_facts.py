@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 from collections.abc import Callable
@@ -238,12 +239,24 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
         "pinned": lambda: memory.facts.aupdate(fact.id, pinned=True),
     }
 
+    # The reply confirms the fact, or ends it, which only a pin prevents.
+    said = "I like tea."
+    if change == "pinned":
+        said = "I no longer drink tea."
+
     def model(messages: list[Message], tools: list[str]) -> Message:
         asyncio.run_coroutine_threadsafe(changes[change](), loop).result(30)
-        return learner(messages, tools)
+        reply = learner(messages, tools)
+        if change == "pinned":
+            entry = {"number": 1, "reason": f"The user said: {said}", "quote": said}
+            function = reply["tool_calls"][0]["function"]
+            arguments = json.loads(function["arguments"])
+            arguments["retired"] = [entry]
+            function["arguments"] = json.dumps(arguments)
+        return reply
 
     worker = learns(model)[0]
-    await worker.aput_messages([user("I like tea. I use Docker."), assistant("Fine.")])
+    await worker.aput_messages([user(f"{said} I use Docker."), assistant("Fine.")])
     await worker.aflush()
     docker, tea = sorted(
         await memory.facts.alist(with_retired=True),
