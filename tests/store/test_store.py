@@ -378,8 +378,8 @@ async def test_what_finds_a_session_deleted_does_not_make_it_again(
     await store.delete_message("gone", 1)
     await store.add_messages("gone", [])
     await store.log.append("gone", [], len)
-    claim = {"readers": ["facts"], "epoch": 1}
-    await store.owners.claim("gone", SessionAccess("ann"), **claim)
+    ann = SessionAccess("ann")
+    await store.owners.claim("gone", ann, readers=["facts"], epoch=1)
     await store.database.run(
         store.deletion.retain_within, "gone", 1, 1, unread=True, sessions=["gone"]
     )
