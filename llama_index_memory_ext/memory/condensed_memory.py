@@ -405,8 +405,8 @@ class CondensedMemory(Memory):
                 summary, embedding or recall, with a ``MemoryFailure``: the work that
                 failed, and the next step. It runs in the event loop, must return
                 quickly, and is no ``async def``. Default: failures are logged.
-            encryption_key: The key with which texts are stored encrypted, a list of
-                keys, or a function from a user to a key, as for ``MemoryStore``.
+            encryption_key: The key with which texts are stored encrypted, or a list of
+                keys, as for ``MemoryStore``.
             encrypt: A function that encrypts a text, in place of ``encryption_key``.
             decrypt: The reverse function.
             temporary: Whether nothing is stored. The facts are read from the database,

@@ -140,10 +140,8 @@ class MemoryStore(SQLAlchemyChatStore):
             in the process; at least 1. An engine of your own uses its pool instead, in
             the event loop of the caller.
         encryption_key: A key with which texts and vectors are stored encrypted, 32
-            random bytes as URL-safe Base64; or a list of keys, the newest first; or a
-            function from a ``user_id`` to one of these. The function gets None for
-            sessions without a user, or of several users. Needs the extra
-            ``encryption``.
+            random bytes as URL-safe Base64; or a list of keys. The first one encrypts,
+            and all of them decrypt. Needs the extra ``encryption``.
         encrypt: A function from a text to the text that is stored, in place of
             ``encryption_key``.
         decrypt: The reverse function.

@@ -13,15 +13,13 @@ from typing import Any, TypeAlias
 
 from llama_index_memory_ext.errors import EncryptionError, SettingError
 
-# The newest key first.
-Keys: TypeAlias = str | bytes | Sequence[str | bytes]
-# Keys, or a function from a user to the keys of this user.
-EncryptionKey: TypeAlias = Keys | Callable[[str | None], Keys] | None
+# A key, or a list with the newest key first.
+EncryptionKey: TypeAlias = str | bytes | Sequence[str | bytes] | None
 TextFunction: TypeAlias = Callable[[str], str] | None
 
-# The fields of an encrypted value. No message, fact or state has the first one.
+# The field of an encrypted value. No message, fact or state has it.
 TOKEN = "$encrypted"  # noqa: S105 - a name
-_USER = "user"
+_KEY_BYTES = 32
 # What AES-GCM takes. A key may encrypt 2**32 texts with random ones.
 _NONCE_BYTES = 12
 _OPENING = f'{{"{TOKEN}":'
@@ -30,9 +28,8 @@ _OPENING = f'{{"{TOKEN}":'
 class Cipher:
     """Encrypts the values of a store, and decrypts them.
 
-    An encrypted value is a JSON object with the encrypted text and the user. The user
-    is None if all users have one key. Without keys and functions, ``is_set`` is false, and values are
-    stored as they are. ``by_user``: each user has a key.
+    An encrypted value is a JSON object with the encrypted text. Without keys and
+    functions, ``is_set`` is false, and values are stored as they are.
     """
 
     def __init__(
@@ -47,27 +44,24 @@ class Cipher:
                 "Expected encryption_key, or encrypt and decrypt together; saw another combination of the three. "
                 "Leave out encryption_key, or both functions."
             )
-        self._key: Any = key
-        self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         self.is_set = not (key is None and encrypt is None)
-        self.by_user = callable(key)
-        if key is not None and find_spec("cryptography") is None:
-            raise SettingError(
-                'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
-            )
-        if key is not None and not self.by_user:
-            # A malformed key is an error at once.
-            self.encrypt("")
+        self._functions = {"encrypt": encrypt, "decrypt": decrypt}
+        if key is not None:
+            ciphers = _ciphers_of(key)
+            self._functions = {
+                "encrypt": partial(_encrypt_by, ciphers[0]),
+                "decrypt": partial(_decrypt_by, ciphers),
+            }
 
-    def encrypt(self, value: Any, user: str | None = None) -> dict[str, str | None]:
-        """Return a JSON value as it is stored, encrypted with the newest key of the user.
+    def encrypt(self, value: Any) -> dict[str, str]:
+        """Return a JSON value as it is stored, encrypted with the newest key.
 
-        ``user`` is None for a session without a user, or of several users. An
-        EncryptionError if the user has no key, or the function of the program fails.
+        Raises:
+            EncryptionError: The function of the program fails.
         """
-        return {TOKEN: self._convert("encrypt", dumps(value), user), _USER: user}
+        return {TOKEN: self._convert("encrypt", dumps(value))}
 
-    def decrypt(self, value: dict[str, str | None]) -> Any:
+    def decrypt(self, value: dict[str, str]) -> Any:
         """Return an encrypted value.
 
         Raises:
@@ -78,19 +72,19 @@ class Cipher:
                 "The database is encrypted, and this store has no key; nothing was read or changed. Pass the key as "
                 "encryption_key, to the command line in LLAMA_INDEX_MEMORY_KEY."
             )
-        return self._convert("decrypt", str(value[TOKEN]), value[_USER])
+        return self._convert("decrypt", str(value[TOKEN]))
 
-    def encrypt_digest(self, digest: str, user: str | None = None) -> str:
+    def encrypt_digest(self, digest: str) -> str:
         """Return the digest of a text as it is stored."""
-        return dumps(self.encrypt(digest, user))
+        return dumps(self.encrypt(digest))
 
     def decrypt_digest(self, digest: str) -> Any:
         """Return a digest from its stored form."""
         return self.decrypt(loads(digest)) if digest.startswith(_OPENING) else digest
 
-    def encrypt_vector(self, vector: bytes, user: str | None = None) -> bytes:
+    def encrypt_vector(self, vector: bytes) -> bytes:
         """Return a vector as it is stored."""
-        return self.encrypt_digest(b64encode(vector).decode(), user).encode()
+        return self.encrypt_digest(b64encode(vector).decode()).encode()
 
     def decrypt_vector(self, vector: bytes) -> bytes:
         """Return a vector from its stored form. No vector of length 1 has a number whose bytes begin like JSON."""
@@ -98,13 +92,10 @@ class Cipher:
             return b64decode(self.decrypt_digest(vector.decode()))
         return vector
 
-    def _convert(self, name: str, text: str, user: str | None) -> Any:
+    def _convert(self, name: str, text: str) -> Any:
         """Return an encrypted text, or the JSON value of one that is decrypted."""
         try:
-            function = self._functions[name]
-            if function is None:
-                by_keys = _encrypt_by if name == "encrypt" else _decrypt_by
-                function = partial(by_keys, self._ciphers_for(user))
+            function: Any = self._functions[name]
             # A TypeError for bytes.
             converted = function(text) + ""
             if name == "decrypt":
@@ -114,29 +105,42 @@ class Cipher:
             reason = type(error).__name__
         else:
             return converted
-        owner = "" if user is None else f" of user {user!r}"
         # Raised outside the except block, so that the error has no context, which would
         # hold a text or a key.
         raise EncryptionError(
-            f"A text{owner} could not be {name}ed ({reason}); nothing was changed. encryption_key must hold the key "
-            "with which the text was stored, 44 characters as base64.urlsafe_b64encode(os.urandom(32)) makes them; "
-            "a list holds the newest key first, and older keys. Functions take and return texts."
+            f"A text could not be {name}ed ({reason}); nothing was changed. encryption_key must hold the key "
+            "with which the text was stored; a list holds the newest key first, and older keys. Functions take and "
+            "return texts."
         )
 
-    def _ciphers_for(self, user: str | None) -> list[Any]:
-        # Imported here: it is an extra.
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        keys = self._key(user) if self.by_user else self._key
-        if isinstance(keys, str | bytes):
-            keys = [keys]
-        return [AESGCM(urlsafe_b64decode(key)) for key in keys]
+def _ciphers_of(key: str | bytes | Sequence[str | bytes]) -> list[Any]:
+    """Return a cipher for each key; an EncryptionError for a value that is no key."""
+    if find_spec("cryptography") is None:
+        raise SettingError(
+            'encryption_key needs one more package: pip install "llama-index-memory-ext[encryption]"'
+        )
+    # Imported here: it is an extra.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    keys: Any = [key] if isinstance(key, str | bytes) else key
+    ciphers = []
+    with suppress(ValueError, TypeError):
+        decoded = [urlsafe_b64decode(encoded) for encoded in keys]
+        if all(len(part) == _KEY_BYTES for part in decoded):
+            ciphers = [AESGCM(part) for part in decoded]
+    if not ciphers:
+        raise EncryptionError(
+            f"encryption_key must be {_KEY_BYTES} bytes in base64, 44 characters, or a list of such keys, the newest "
+            f"first; got {type(key).__name__}. Make a key by base64.urlsafe_b64encode(os.urandom({_KEY_BYTES}))."
+        )
+    return ciphers
 
 
-def _encrypt_by(ciphers: Sequence[Any], text: str) -> str:
-    """Return a text encrypted by the first cipher."""
+def _encrypt_by(cipher: Any, text: str) -> str:
+    """Return an encrypted text."""
     nonce = urandom(_NONCE_BYTES)
-    encrypted = ciphers[0].encrypt(nonce, text.encode(), None)
+    encrypted = cipher.encrypt(nonce, text.encode(), None)
     return b64encode(nonce + encrypted).decode()
 
 

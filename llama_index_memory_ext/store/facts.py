@@ -790,7 +790,6 @@ class KeptVectors:
             digest, vector = vectors[vector_id]
             rows.append(
                 {
-                    "key": self.session_id,
                     "namespace": self.namespace,
                     "id": vector_id,
                     "model": self.model,

@@ -323,11 +323,6 @@ def vectors_namespace(key: str) -> str:
 
 # ---- transactions ----
 
-# The only user of a session; no row for a session without a user, or that users share.
-_SELECT_USER = """
-SELECT MIN(user_id) FROM {owners} WHERE key = :key
-GROUP BY key HAVING COUNT(*) = 1 AND MIN(kind) = 'own'
-"""
 # A row that is set to its own value stays locked until the transaction ends, also if it
 # is new.
 _LOCK_SESSION = """
@@ -378,19 +373,10 @@ class Transaction:
         names = [name for name in columns if row.get(name) is not None]
         if not names:
             return row
-        user = self._user_of(row) if self.tables.cipher.by_user else None
         encrypted = dict(row)
         for name in names:
-            encrypted[name] = columns[name].encrypt(row[name], user)
+            encrypted[name] = columns[name].encrypt(row[name])
         return encrypted
-
-    def _user_of(self, row: Row) -> Any:
-        """Return the user whose key a row gets; None for a session without a user, or that users share."""
-        key = row.get("key")
-        if key is not None:
-            return self.execute(_SELECT_USER, key=key).scalar()
-        namespace = row["namespace"]
-        return None if namespace.startswith(ANONYMOUS) else namespace
 
     def scalars(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement, and return the first column of its rows."""
