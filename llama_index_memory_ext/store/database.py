@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 import warnings
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -411,9 +411,9 @@ class Database:
         claims: list[Hashable] = []
 
         def step(conn: Connection) -> T:
-            transaction = Transaction(conn, self.tables, claims)
-            transaction.lock(sessions, users)
-            return function(transaction, *args, **options)
+            with closing(Transaction(conn, self.tables, claims)) as transaction:
+                transaction.lock(sessions, users)
+                return function(transaction, *args, **options)
 
         # As callers know the function: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")

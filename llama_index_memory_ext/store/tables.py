@@ -352,6 +352,7 @@ class Transaction:
         self.tables = tables
         self.epochs: dict[str, int] = {}
         self.claims = claims
+        self._results: list[sa.CursorResult[Any]] = []
 
     def execute(
         self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
@@ -365,7 +366,14 @@ class Transaction:
         if self.tables.cipher.is_set:
             rows = [self._encrypted(row) for row in rows or ()]
             parameters = self._encrypted(parameters)
-        return self.connection.execute(statement, rows or parameters)
+        result = self.connection.execute(statement, rows or parameters)
+        self._results.append(result)
+        return result
+
+    def close(self) -> None:
+        """Close the results that an error has left open: SQLite vacuums no file that a statement is reading."""
+        for result in self._results:
+            result.close()
 
     def _encrypted(self, row: Row) -> Row:
         """Return the parameters of a statement with encrypted texts and vectors."""
