@@ -614,7 +614,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 counts["encrypted"] += 1
             except EncryptionError:  # noqa: PERF203 - a user without a key does not keep the others
                 counts["unreadable"] += 1
-        await self.database.run(lambda tx: mark(tx.connection, tx.tables))
+        await self.database.run(mark)
         if vacuum:
             await self.vacuum()
         return dict(counts)

@@ -29,6 +29,7 @@ from llama_index_memory_ext.background.loop import (
 )
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address
+from llama_index_memory_ext.store.encryption import MARK
 from llama_index_memory_ext.store.tables import Row, Tables, Transaction, tables_for
 
 if TYPE_CHECKING:
@@ -253,7 +254,6 @@ def _store_speakers(conn: Connection, tables: Tables) -> None:
 
 # ---- the mark of an encrypted database ----
 
-_SELECT_MARK = "SELECT encryption FROM {schema}"
 _SET_MARK = "UPDATE {schema} SET encryption = :mark"
 # The sessions and the users whose rows are encrypted, each with the namespace of the
 # vectors.
@@ -262,6 +262,8 @@ SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
 UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
 UNION SELECT NULL, namespace, namespace FROM {facts}
 """
+# Waits until all writes that have begun end; see ``Database.run``.
+_AWAIT_WRITERS = "LOCK TABLE {sessions}, {users} IN SHARE MODE"
 # Queries for the rows of a place, each with the statement that stores these rows anew.
 _REWRITES = (
     (
@@ -286,20 +288,16 @@ _REWRITES = (
 )
 
 
-def is_marked(conn: Connection, tables: Tables) -> bool:
-    """Return whether a store with a key has opened the database; an EncryptionError for another key, or for no key."""
-    encrypted = conn.execute(tables.sql(_SELECT_MARK)).scalar()
-    if encrypted is None:
-        return False
-    tables.read_json(encrypted)
-    return True
-
-
-def mark(conn: Connection, tables: Tables) -> None:
+def mark(tx: Transaction) -> None:
     """Mark a database as encrypted with the newest key of the store, if the store has one."""
-    is_marked(conn, tables)
-    if tables.cipher.is_set:
-        conn.execute(tables.sql(_SET_MARK), {"mark": tables.cipher.encrypt_digest("")})
+    is_marked = tx.check_key()
+    cipher = tx.tables.cipher
+    if not cipher.is_set:
+        return
+    if not is_marked and tx.connection.dialect.name == "postgresql":
+        # A write of a store without a key must not come after the rows were encrypted.
+        tx.execute(_AWAIT_WRITERS)
+    tx.execute(_SET_MARK, mark=cipher.encrypt_digest(MARK))
 
 
 def encrypt_within(tx: Transaction, place: Any) -> None:
@@ -413,6 +411,10 @@ class Database:
         def step(conn: Connection) -> T:
             with closing(Transaction(conn, self.tables, claims)) as transaction:
                 transaction.lock(sessions, users)
+                if writes and not transaction.epochs:
+                    # Another program may have changed the key. The locks of sessions
+                    # check it, too. ``mark`` waits for all locks.
+                    transaction.check_key()
                 return function(transaction, *args, **options)
 
         # As callers know the function: "Log.append".
@@ -505,7 +507,7 @@ class Database:
             address.use_write_ahead_log(conn, self.seconds)
         if version != SCHEMA_VERSION:
             return False
-        if is_marked(conn, self.tables):
+        if Transaction(conn, self.tables, []).check_key():
             return True
         # A store that only reads, by its ``set_up``, cannot mark the database.
         return bool(self.set_up) or not self.tables.cipher.is_set
@@ -517,7 +519,7 @@ class Database:
             # one makes tables at a time.
             conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING_LOCK)))
         create_missing(conn, self.tables)
-        mark(conn, self.tables)
+        mark(Transaction(conn, self.tables, []))
         if self._rows:
             conn.execute(sa.insert(self.tables.rows), self._rows)
         self._rows = None

@@ -19,6 +19,8 @@ TextFunction: TypeAlias = Callable[[str], str] | None
 
 # The field of an encrypted value. No message, fact or state has it.
 TOKEN = "$encrypted"  # noqa: S105 - a name
+# The text that marks a database, encrypted.
+MARK = ""
 _KEY_BYTES = 32
 # What AES-GCM takes. A key may encrypt 2**32 texts with random ones.
 _NONCE_BYTES = 12
@@ -45,6 +47,8 @@ class Cipher:
                 "Leave out encryption_key, or both functions."
             )
         self.is_set = not (key is None and encrypt is None)
+        # The last mark that was checked; most calls see it again.
+        self._checked_mark = ""
         self._functions = {"encrypt": encrypt, "decrypt": decrypt}
         if key is not None:
             ciphers = _ciphers_of(key)
@@ -73,6 +77,17 @@ class Cipher:
                 "encryption_key, to the command line in LLAMA_INDEX_MEMORY_KEY."
             )
         return self._convert("decrypt", str(value[TOKEN]))
+
+    def check_mark(self, mark: str | None) -> None:
+        """Raise an EncryptionError if the ``mark`` of a database was made without one of these keys; None: no mark."""
+        if mark is None or mark == self._checked_mark:
+            return
+        if self.decrypt_digest(mark) != MARK:
+            raise EncryptionError(
+                "The functions have not decrypted the mark of the database; nothing was read or changed. Pass the "
+                "encrypt and decrypt with which the texts were stored."
+            )
+        self._checked_mark = mark
 
     def encrypt_digest(self, digest: str) -> str:
         """Return the digest of a text as it is stored."""

@@ -323,6 +323,7 @@ def vectors_namespace(key: str) -> str:
 
 # ---- transactions ----
 
+_SELECT_MARK = "SELECT encryption FROM {schema}"
 # A row that is set to its own value stays locked until the transaction ends, also if it
 # is new.
 _LOCK_SESSION = """
@@ -330,8 +331,8 @@ INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
 ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
 """
 if sqlite3.sqlite_version_info >= (3, 35):
-    # This also reads the epoch, which older versions of SQLite cannot do.
-    _LOCK_SESSION += "RETURNING epoch"
+    # This also reads the epoch and the mark, which older versions of SQLite cannot do.
+    _LOCK_SESSION += "RETURNING epoch, (SELECT encryption FROM {schema}) AS mark"
 _LOCK_USER = """
 INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
 ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
@@ -375,6 +376,12 @@ class Transaction:
         for result in self._results:
             result.close()
 
+    def check_key(self) -> bool:
+        """Return whether the database is marked as encrypted; an EncryptionError for another key, or for no key."""
+        mark = self.execute(_SELECT_MARK).scalar()
+        self.tables.cipher.check_mark(mark)
+        return mark is not None
+
     def _encrypted(self, row: Row) -> Row:
         """Return the parameters of a statement with encrypted texts and vectors."""
         columns = self.tables.encrypted_columns
@@ -400,7 +407,9 @@ class Transaction:
         for key in sorted(sessions):
             result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
             if result.returns_rows:
-                self.epochs[key] = result.scalar_one()
+                row = result.one()
+                self.tables.cipher.check_mark(row.mark)
+                self.epochs[key] = row.epoch
         for namespace in sorted(users):
             self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
 
