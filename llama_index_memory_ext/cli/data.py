@@ -143,7 +143,7 @@ def export(
             rows = await store.readers.find(session)
             if not rows:
                 raise _no_session(session)
-            messages = [row.moved for row in rows]
+            messages = [row.moved for row in rows if not row.is_damaged]
             text = ext.messages_to_json(messages, layout=layout) + "\n"
         write_text(output, text)
         return None
@@ -377,11 +377,11 @@ def encrypt(*, db: Db = None, json: Json = False) -> None:
     """
 
     async def work(store: ext.MemoryStore) -> Output:
-        counts = await store.aencrypt(vacuum=False)
-        if counts["unreadable"] or not await store.vacuum():
+        counts = await store.aencrypt()
+        if counts["unreadable"] or not counts["vacuumed"]:
             raise TerminalError(
-                f"{counts['unreadable']} sessions and users have another key and stay, or the file was not rewritten "
-                "and may hold plain words. Run the command again, with all keys."
+                f"{pluralize(counts['unreadable'], 'row')} cannot be read and stay, or the file was not rewritten and "
+                "may hold plain words. Run the command again, with all keys; the warnings name each row."
             )
         return Output(
             counts,

@@ -822,7 +822,9 @@ class CondensedMemory(Memory):
         rows = await self.sql_store.readers.find(self.session_id)
         # Writing a long history takes seconds and must not block the event loop.
         return await asyncio.to_thread(
-            lambda: messages_to_json([row.moved for row in rows], layout=layout)
+            lambda: messages_to_json(
+                [row.moved for row in rows if not row.is_damaged], layout=layout
+            )
         )
 
     async def abackfill(

@@ -46,6 +46,7 @@ from llama_index_memory_ext.store.tables import (
     Row,
     Transaction,
     display_name,
+    messages_of,
     reads,
     writes_session,
     written_at,
@@ -107,9 +108,10 @@ _SELECT_OWNERS_BY_KEY = "SELECT key, user_id FROM {owners} WHERE key {in_keys}"
 
 
 class _Page(NamedTuple):
-    """Messages of a session, and the row of the last one."""
+    """Messages of a session, the number of their rows, and the last row."""
 
     messages: list[ChatMessage]
+    rows: int
     last_id: int
 
 
@@ -302,7 +304,11 @@ class MemoryStore(SQLAlchemyChatStore):
         limit: int | None = None,
         offset: int | None = None,
     ) -> list[ChatMessage]:
-        """Return the messages of a session, in the order in which they were written."""
+        """Return the messages of a session, in the order in which they were written.
+
+        A message that cannot be decrypted or parsed is left out. A warning in the log
+        names its row, which ``delete_message`` deletes.
+        """
         messages = self.iter_messages(
             key, status, limit=LAST_ID if limit is None else limit, offset=offset or 0
         )
@@ -327,8 +333,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 tx, key, statuses, after, limit=limit, offset=offset
             )
             # Messages are parsed in this thread, so that no event loop waits.
-            messages = [row.as_put for row in rows]
-            return _Page(messages, rows[-1].id if rows else after)
+            return _Page(messages_of(rows), len(rows), rows[-1].id if rows else after)
 
         last_id = 0
         while True:
@@ -338,9 +343,9 @@ class MemoryStore(SQLAlchemyChatStore):
             for message in page.messages:
                 yield message
             last_id = page.last_id
-            limit -= len(page.messages)
+            limit -= page.rows
             offset = 0
-            if len(page.messages) < _PAGE_ROWS or not limit:
+            if page.rows < _PAGE_ROWS or not limit:
                 return
 
     async def add_message(
@@ -389,7 +394,10 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @writes_session
     def delete_message(self, tx: Transaction, key: str, idx: int) -> ChatMessage | None:
-        """Delete the message with this row id and return it; None if the session has no such message."""
+        """Delete the message with this row id and return it; None if the session has no such message.
+
+        For a message that cannot be read, an empty message is returned.
+        """
         rows = self.readers.rows_within(tx, key, [idx])
         if not rows:
             tx.rollback()
@@ -413,7 +421,7 @@ class MemoryStore(SQLAlchemyChatStore):
         oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
         if oldest:
             self.log.delete_within(tx, key, [row.id for row in oldest])
-        return [row.as_put for row in oldest]
+        return messages_of(oldest)
 
     @writes_session
     def archive_oldest_messages(
@@ -423,7 +431,7 @@ class MemoryStore(SQLAlchemyChatStore):
         oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
         if oldest:
             self.log.archive_within(tx, key, oldest[-1].id)
-        return [row.as_put for row in oldest]
+        return messages_of(oldest)
 
     async def count_messages(
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE
@@ -586,15 +594,17 @@ class MemoryStore(SQLAlchemyChatStore):
         """Encrypt all rows with the newest key: plain rows, and rows with an older key.
 
         First give the new key to all programs that use the database; afterwards, they
-        need no older key. Sessions and users whose key is missing stay as they are.
+        need no older key. Rows that cannot be read stay as they are.
 
         Args:
             vacuum: Whether ``vacuum`` follows, without which plain words may still be
                 in the file.
 
         Returns:
-            Two counts of sessions and of users with facts: ``"encrypted"`` with the
-            newest key, and ``"unreadable"`` without a key.
+            ``"encrypted"``: the number of sessions, and of users with facts, that have
+            the newest key now. ``"unreadable"``: the number of rows that stay, because
+            no key reads them; the log names them. ``"vacuumed"``: whether ``vacuum``
+            has succeeded.
 
         Raises:
             EncryptionError: The store has no key, or a wrong one. Nothing is changed.
@@ -604,20 +614,21 @@ class MemoryStore(SQLAlchemyChatStore):
                 "aencrypt needs a key, and this store has none; nothing was changed. Pass encryption_key, to the "
                 "command line in LLAMA_INDEX_MEMORY_KEY."
             )
-        counts = Counter(encrypted=0, unreadable=0)
+        unreadable = 0
         places = await self.database.run(
             lambda tx: tx.execute(SELECT_PLACES).mappings().all(), writes=False
         )
         for place in places:
-            try:
-                await self.database.run(encrypt_within, place, seconds=_REWRITE_SECONDS)
-                counts["encrypted"] += 1
-            except EncryptionError:  # noqa: PERF203 - a user without a key does not keep the others
-                counts["unreadable"] += 1
+            unreadable += await self.database.run(
+                encrypt_within, place, seconds=_REWRITE_SECONDS
+            )
         await self.database.run(mark)
-        if vacuum:
-            await self.vacuum()
-        return dict(counts)
+        vacuumed = vacuum and await self.vacuum()
+        return {
+            "encrypted": len(places),
+            "unreadable": unreadable,
+            "vacuumed": vacuumed,
+        }
 
     async def vacuum(self) -> bool:
         """Rewrite the database, so that its files hold no deleted words.

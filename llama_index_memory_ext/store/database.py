@@ -27,7 +27,7 @@ from llama_index_memory_ext.background.loop import (
     thread_lock,
     threads_for,
 )
-from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
+from llama_index_memory_ext.errors import EncryptionError, StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.encryption import MARK
 from llama_index_memory_ext.store.tables import Row, Tables, Transaction, tables_for
@@ -300,18 +300,34 @@ def mark(tx: Transaction) -> None:
     tx.execute(_SET_MARK, mark=cipher.encrypt_digest(MARK))
 
 
-def encrypt_within(tx: Transaction, place: Any) -> None:
-    """Encrypt the rows of a ``place``, a session or a user of ``SELECT_PLACES``, with the newest key."""
+def encrypt_within(tx: Transaction, place: Row) -> int:
+    """Encrypt the rows of a ``place``, a session or a user of ``SELECT_PLACES``, with the newest key.
+
+    Return the number of rows that cannot be read, which stay as they are.
+    """
     tx.lock({place["key"]} - {None}, {place["namespace"]} - {None})
     count = 0
+    damaged = 0
     for query, update in _REWRITES:
-        rows = [{**place, **row} for row in tx.execute(query, **place).mappings()]
-        count += len(rows)
+        rows = []
+        for row in tx.execute(query, **place).mappings().all():
+            count += 1
+            errors = [
+                value for value in row.values() if isinstance(value, EncryptionError)
+            ]
+            if not errors:
+                rows.append(dict(row))
+                continue
+            damaged += 1
+            names = row.keys() - tx.tables.encrypted_columns.keys()
+            identity = {name: row[name] for name in sorted(names)}
+            tx.read(errors[0], f"The row {identity}")
         if rows:
             tx.execute(update, rows)
     if not count:
         # The session or the user was deleted meanwhile.
         tx.rollback()
+    return damaged
 
 
 # ---- connections ----

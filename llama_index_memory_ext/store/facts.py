@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.bridge.pydantic import ValidationError
 
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import (
@@ -26,6 +27,7 @@ from llama_index_memory_ext.store.tables import (
     LogPage,
     Readers,
     Transaction,
+    display_name,
     reads,
     vectors_namespace,
     writes_user,
@@ -107,13 +109,12 @@ ORDER BY change
 """
 _SELECT_OWNERS_OF_SESSION = "SELECT user_id FROM {owners} WHERE key = :session_id"
 _SELECT_FACTS_OF_SESSION = """
-SELECT namespace, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
 """
 # The facts of the namespaces ``own``, and the facts of any namespace that were learned
 # from their users' words.
-# ``stored`` is not decrypted: a deletion must go on where the user's key is deleted, too.
 _SELECT_SAID = """
-SELECT id, data AS stored FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
+SELECT id, data FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
 """
 # The namespaces that may hold the words of these users. For one query with OR, SQLite may
 # read the facts of all users.
@@ -172,7 +173,8 @@ class Facts:
         last_seen = seen.change if fresh else 0
         rows = self._select(tx, namespace, view, seen=last_seen)
         change = max([version.change, *(row.change for row in rows)])
-        return FactChanges(version.epoch, change, fresh, list(_parsed(rows).values()))
+        facts = list(_parsed(tx, namespace, rows).values())
+        return FactChanges(version.epoch, change, fresh, facts)
 
     async def write(
         self,
@@ -257,7 +259,7 @@ class Facts:
         ``changed`` is called with the stored facts that have these ``ids``, by their
         ids; None: all facts. If it raises an error, nothing is written.
         """
-        stored = _parsed(self._select(tx, namespace, view, ids=ids))
+        stored = _parsed(tx, namespace, self._select(tx, namespace, view, ids=ids))
         facts = changed(stored)
         moved = any(
             stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts
@@ -315,7 +317,7 @@ class Facts:
 
     def move_within(self, tx: Transaction, old: str, new: str) -> None:
         """Move the facts of one namespace to another, which keeps its own facts of the same words."""
-        facts = _parsed(self._select(tx, old))
+        facts = _parsed(tx, old, self._select(tx, old))
         if facts:
             tx.lock((), (old, new))
             self._merge(tx, new, list(facts.values()), NOTHING_READ, SHARED)
@@ -423,12 +425,13 @@ class Facts:
         row has no session.
         """
         changed: dict[str, list[Fact]] = {}
-        for row in tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id):
-            fact = Fact.model_validate(row.data)
+        result = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id)
+        for row in result.all():
             facts = changed.setdefault(row.namespace, [])
-            ids = fact.message_ids
-            if not ids:
+            fact = _parsed(tx, row.namespace, [row]).get(row.id)
+            if fact is None or not fact.message_ids:
                 continue
+            ids = fact.message_ids
             lost_message = not remaining.issuperset(ids)
             between = range(min(ids), max(ids) + 1)
             if lost_message or not neighbors.isdisjoint(between):
@@ -456,9 +459,8 @@ class Facts:
         # speaker.
         contents: dict[str, str | None] = {}
         for row in tx.execute(_SELECT_SAID, own=list(own)):
-            contents[row.id] = None
-            with suppress(EncryptionError):
-                contents[row.id] = tx.tables.read_json(row.stored)["content"]
+            data = tx.read(row.data, f"Fact {row.id!r}")
+            contents[row.id] = data.get("content") if data else None
         reached = tx.scalars(
             _SELECT_REACHED,
             own=list(own),
@@ -494,17 +496,17 @@ class Facts:
         user.
         """
         rows = self._select(tx, namespace)
-        stored = _parsed(rows)
+        stored = _parsed(tx, namespace, rows)
         deleted = set()
         for row in rows:
-            is_copy = contents.get(row.id, "") in (None, stored[row.id].content)
+            is_copy = _is_copy(row.id, stored, contents)
             if is_copy or leaving.takes(namespace, row.session_id, row.said_by):
                 deleted.add(row.id)
         deleted |= _only_ending(stored, deleted)
         changed = []
         is_team = leaving.is_team(namespace)
         for row in rows:
-            if row.id not in deleted:
+            if row.id in stored and row.id not in deleted:
                 fact = without_reasons(stored[row.id], deleted, is_team=is_team)
                 fact = _without_deleted_source(fact, lines.get(row.session_id))
                 if fact != stored[row.id]:
@@ -564,7 +566,8 @@ class Facts:
         if seen.epoch not in (0, epoch):
             tx.rollback()
             return False
-        newer = _parsed(self._select(tx, namespace, view, seen=seen.change))
+        rows = self._select(tx, namespace, view, seen=seen.change)
+        newer = _parsed(tx, namespace, rows)
         self._put_all(tx, namespace, _merged(facts, newer))
         return True
 
@@ -605,9 +608,28 @@ class Facts:
             self._renew(tx, namespace)
 
 
-def _parsed(rows: Sequence[Any]) -> dict[str, Fact]:
-    """Return the facts of rows, by their ids."""
-    return {row.id: Fact.model_validate(row.data) for row in rows}
+def _parsed(tx: Transaction, namespace: str, rows: Sequence[Any]) -> dict[str, Fact]:
+    """Return the facts of the rows that can be read, by their ids."""
+    facts = {}
+    for row in rows:
+        name = f"Fact {row.id!r} of {display_name(namespace)!r}"
+        data = tx.read(row.data, name)
+        if data is None:
+            continue
+        try:
+            facts[row.id] = Fact.model_validate(data)
+        except ValidationError as error:
+            tx.read(EncryptionError(f"{error.error_count()} wrong fields."), name)
+    return facts
+
+
+def _is_copy(
+    fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
+) -> bool:
+    """Return whether a fact has the id and the content of one of the ``contents``; one that cannot be read may."""
+    if fact_id not in facts:
+        return fact_id in contents
+    return contents.get(fact_id, "") in (None, facts[fact_id].content)
 
 
 def _marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
@@ -650,7 +672,9 @@ def _without_deleted_source(fact: Fact, lines: Collection[str] | None) -> Fact:
 
 def _only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
     """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
-    contents = tuple(facts[fact_id].content for fact_id in deleted)
+    contents = tuple(
+        fact.content for fact_id, fact in facts.items() if fact_id in deleted
+    )
     ending = set()
     for fact in facts.values():
         if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
@@ -756,7 +780,13 @@ class KeptVectors:
         result = tx.execute(
             _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
         )
-        return {row.id: (row.digest, row.vector) for row in result}
+        vectors = {}
+        for row in result.all():
+            vector = tx.read(row.vector, f"The vector of {row.id!r}")
+            digest = tx.read(row.digest, f"The digest of {row.id!r}")
+            if vector and digest:
+                vectors[row.id] = (digest, vector)
+        return vectors
 
     async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         """Store vectors, except vectors of facts that were deleted meanwhile.

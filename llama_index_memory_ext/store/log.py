@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.errors import EncryptionError, MessageError
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ALL_STATUSES,
@@ -20,6 +20,7 @@ from llama_index_memory_ext.store.tables import (
     Row,
     SessionAccess,
     Transaction,
+    messages_of,
     vectors_namespace,
     writes_session,
 )
@@ -225,7 +226,7 @@ class Log:
         reactivated = [row for row in stored[archived:] if not row.is_active]
         if reactivated:
             tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
-        return [row.as_put for row in flushed]
+        return messages_of(flushed)
 
     def archive_within(self, tx: Transaction, key: str, last_id: int) -> None:
         """Move the active rows up to the row ``last_id`` into the log."""
@@ -312,7 +313,10 @@ class Log:
         for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
             position = 0
             state = None
+            # A reader whose state cannot be read begins again.
             old_state = cursor.state
+            if isinstance(old_state, EncryptionError):
+                old_state = {}
             if old_state is None or ROWS in old_state:
                 position = self._rows_between(tx, key, 0, cursor.position).last
             if old_state and ROWS in old_state:
@@ -346,7 +350,7 @@ class Log:
         row = tx.execute(_SELECT_LAST_ROW, key=key).first()
         if row is None:
             return with_code_results(messages)
-        last = LogRow.from_query(row).message
+        last = LogRow.from_query(tx, key, row).message
         return with_code_results([last, *messages])[1:]
 
     def _store_message_ids(
@@ -423,8 +427,9 @@ class Log:
     ) -> dict[str, Json]:
         """Return the stored messages that have these ids."""
         messages = {}
-        for row in tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids):
-            data = row.data
+        result = tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids)
+        for row in result.all():
+            data = tx.read(row.data, f"A message of session {key!r}") or {}
             stored_id = message_id_of(data.get("additional_kwargs") or {})
             # LlamaIndex without this package may have deleted or replaced the message.
             if row.message_id == stored_id:

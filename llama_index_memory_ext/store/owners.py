@@ -283,7 +283,7 @@ class Owners:
         positions = [0, *row_ids.values()]
         for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
             position = positions[bisect_right(old_ids, cursor.position)]
-            state = cursor.state
+            state = tx.read(cursor.state, f"The state of {cursor.reader!r} in {key!r}")
             if state is not None and ROWS in state:
                 state = None
             if state and cursor.position > old_ids[-1]:

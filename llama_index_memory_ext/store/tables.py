@@ -27,7 +27,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.errors import EncryptionError, StoreError
 from llama_index_memory_ext.settings import without_second
 from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 from llama_index_memory_ext.text.messages import (
@@ -38,6 +38,7 @@ from llama_index_memory_ext.text.messages import (
     in_zone,
     spoken,
     times_in,
+    tool_call_groups,
 )
 from llama_index_memory_ext.words import visible
 
@@ -95,7 +96,11 @@ _IN_SQLITE = "IN (SELECT value FROM json_each(:{}))"
 
 
 class _Encrypted(sa.types.UserDefinedType[Any]):
-    """The type of a column whose values are encrypted, and decrypted when a query reads them."""
+    """The type of a column whose values are encrypted, and decrypted when a query reads them.
+
+    A query returns the error of a value that cannot be read, so that it reads the other
+    rows. ``Transaction.read`` handles the error.
+    """
 
     cache_ok = True
 
@@ -105,7 +110,17 @@ class _Encrypted(sa.types.UserDefinedType[Any]):
 
     def result_processor(self, dialect: Any, coltype: object) -> Any:
         """Return the function that reads a stored value."""
-        return self.decrypt
+
+        def read(value: Any) -> Any:
+            try:
+                return None if value is None else self.decrypt(value)
+            except EncryptionError as error:
+                return error
+            except (ValueError, KeyError) as error:
+                # An error of the parser would quote the text.
+                return EncryptionError(f"Expected JSON; saw a {type(error).__name__}.")
+
+        return read
 
 
 class Tables:
@@ -236,7 +251,11 @@ class Tables:
         if isinstance(value, str):
             value = loads(value)
         if isinstance(value, dict) and TOKEN in value:
-            return self.cipher.decrypt(value)
+            value = self.cipher.decrypt(value)
+        if not isinstance(value, dict):
+            raise EncryptionError(
+                f"Expected a JSON object; saw {type(value).__name__}."
+            )
         return value
 
     def _build(self, statement: str) -> Any:
@@ -382,6 +401,18 @@ class Transaction:
         self.tables.cipher.check_mark(mark)
         return mark is not None
 
+    def read(self, value: Any, place: str) -> Any:
+        """Return a value of a query; None if it cannot be read, and a warning that names its place.
+
+        Raises:
+            EncryptionError: The store has not the key of the database.
+        """
+        if not isinstance(value, EncryptionError):
+            return value
+        self.check_key()
+        logger.warning("%s cannot be read, and is left out: %s", place, value)
+        return None
+
     def _encrypted(self, row: Row) -> Row:
         """Return the parameters of a statement with encrypted texts and vectors."""
         columns = self.tables.encrypted_columns
@@ -487,11 +518,14 @@ class SessionAccess(NamedTuple):
 class LogRow(NamedTuple):
     """One message of a session, which ``message`` parses.
 
+    A row that cannot be read is an empty message.
+
     ``id``: grows in the order of writing.
     ``role``: the role in which readers take it; see ``is_code_output``.
     ``data``: the message as JSON.
     ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if not read.
     ``user_id``: the speaker in a session of several users, "" if unknown.
+    ``is_damaged``: whether it cannot be read.
     """
 
     id: int
@@ -500,11 +534,18 @@ class LogRow(NamedTuple):
     timestamp: int = 0
     status: str = ARCHIVED
     user_id: str | None = None
+    is_damaged: bool = False
 
     @classmethod
-    def from_query(cls, row: Any) -> LogRow:
+    def from_query(cls, tx: Transaction, key: str, row: Any) -> LogRow:
         """Return the row of a query that has selected all columns of the chat table but the key."""
-        return cls(row.id, row.role, row.data, row.timestamp, row.status, row.user_id)
+        data = tx.read(row.data, f"Row {row.id} of session {key!r}")
+        is_damaged = data is None and row.data is not None
+        if is_damaged:
+            data = {"role": row.role, "blocks": []}
+        return cls(
+            row.id, row.role, data, row.timestamp, row.status, row.user_id, is_damaged
+        )
 
     @property
     def speaker(self) -> str:
@@ -637,7 +678,8 @@ class Snapshot(NamedTuple):
     ``facts``: the version of the user's facts.
     ``is_empty``: whether the log has no row.
     ``is_closed``: whether another user owns the session, and not both users share it.
-    ``active``: the active rows, oldest first.
+    ``active``: the active rows that can be read, oldest first; of a call and its
+    results, all or none.
     ``log``: the newest rows of the log, oldest first.
     """
 
@@ -659,6 +701,20 @@ class Snapshot(NamedTuple):
         if not is_complete:
             return None
         return [row for row in self.log if row.id > last_id]
+
+
+def messages_of(rows: Iterable[LogRow]) -> list[ChatMessage]:
+    """Return the messages of the rows that can be read, as they were put."""
+    return [row.as_put for row in rows if not row.is_damaged]
+
+
+def _readable(rows: Iterable[LogRow]) -> list[LogRow]:
+    """Return the rows without damaged ones; a provider refuses a call without its results, and results without it."""
+    readable = []
+    for group in tool_call_groups(rows):
+        if not any(row.is_damaged for row in group):
+            readable += group
+    return readable
 
 
 def written_at(timestamp: int | None) -> datetime | None:
@@ -827,7 +883,7 @@ class Readers:
             limit=limit,
             offset=offset,
         )
-        return [LogRow.from_query(row) for row in result]
+        return [LogRow.from_query(tx, key, row) for row in result.all()]
 
     find = reads(find_within)
 
@@ -836,7 +892,7 @@ class Readers:
     ) -> list[LogRow]:
         """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
         result = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
-        return [LogRow.from_query(row) for row in result]
+        return [LogRow.from_query(tx, key, row) for row in result.all()]
 
     rows = reads(rows_within)
 
@@ -890,17 +946,20 @@ class Readers:
         active = []
         log = []
         for row in result:
-            if row.status == ACTIVE:
-                active.append(LogRow.from_query(row))
-            elif row.id is not None:
-                log.append(LogRow.from_query(row))
+            if row.id is None:
+                continue
+            log_row = LogRow.from_query(tx, key, row)
+            if log_row.is_active:
+                active.append(log_row)
+            else:
+                log.append(log_row)
         return Snapshot(
             epoch=session.epoch,
             position=session.position,
             facts=FactsVersion(session.facts_epoch, session.facts_change),
             is_empty=session.newest is None,
             is_closed=bool(session.other_owners),
-            active=tuple(active),
+            active=tuple(_readable(active)),
             log=tuple(log),
         )
 
@@ -933,7 +992,9 @@ class Readers:
         ).all()
         session = result[0]
         rows = [
-            LogRow.from_query(row) for row in result if row.id not in (None, last_id)
+            LogRow.from_query(tx, key, row)
+            for row in result
+            if row.id not in (None, last_id)
         ]
         has_more = len(rows) > limit
         # The row that the reader has read last is the oldest of the result, if it exists.
@@ -981,7 +1042,7 @@ class Readers:
             epoch=cursor.epoch,
             rows=[],
             registered=cursor.position is not None,
-            state=cursor.state,
+            state=tx.read(cursor.state, f"The state of {reader!r} in session {key!r}"),
         )
 
     @reads

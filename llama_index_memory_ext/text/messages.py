@@ -60,19 +60,23 @@ SOURCES_KEYS = ("citations", "annotations")
 MOST_CHARACTERS = 400_000
 
 
-class Counted(Protocol):
-    """A message with its tokens."""
+class HasRole(Protocol):
+    """A message in any form."""
 
     @property
     def role(self) -> str:
         """The role of the message."""
+
+
+class Counted(HasRole, Protocol):
+    """A message with its tokens."""
 
     @property
     def tokens(self) -> int:
         """The tokens of the message."""
 
 
-M = TypeVar("M", bound=ChatMessage | Counted)
+M = TypeVar("M", bound=ChatMessage | HasRole)
 
 
 class MovedMessage(ChatMessage):

@@ -1251,7 +1251,11 @@ def test_the_key_is_a_variable_and_a_command_encrypts_and_rotates(
     talk(database, "chat", "ann", "I like canaries.")
     assert "needs a key" in cli("encrypt").stderr
     done = cli("encrypt", "--json", LLAMA_INDEX_MEMORY_KEY=old)
-    assert json.loads(done.stdout) == {"encrypted": 1, "unreadable": 0}
+    assert json.loads(done.stdout) == {
+        "encrypted": 1,
+        "unreadable": 0,
+        "vacuumed": True,
+    }
     assert b"canaries" not in database.read_bytes()
     for wrong in ("", new, "no-key"):
         failed = cli("export", "--session", "chat", LLAMA_INDEX_MEMORY_KEY=wrong)

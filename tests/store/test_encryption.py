@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import pickle
+import sqlite3
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
@@ -23,7 +27,8 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
-from llama_index_memory_ext.store.database import SCHEMA_VERSION
+from llama_index_memory_ext.store.database import SCHEMA_VERSION, encrypt_within
+from llama_index_memory_ext.store.facts import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.forked import run_forked
@@ -67,6 +72,27 @@ async def stored(uri: str) -> str:
     files = [Path(f"{path}{ending}") for ending in ("", "-wal")]
     contents = [file.read_bytes() for file in files if file.exists()]
     return b"".join(contents).decode("latin-1")
+
+
+async def table_rows(uri: str) -> list[Any]:
+    """All rows of all tables."""
+    rows: list[Any] = []
+    engine = create_async_engine(uri)
+    async with engine.connect() as connection:
+        for ending in (*TABLES, "_message_ids", "_schema"):
+            select = f"SELECT * FROM llama_index_memory{ending}"  # noqa: S608 - our own
+            rows += sorted(map(str, await connection.execute(text(select))))
+    await engine.dispose()
+    return rows
+
+
+async def until_a_statement_waits(uri: str) -> None:
+    """Wait until a statement of the server waits for the lock of another one."""
+    waiting = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    for _ in range(2_000):
+        if await ask(uri, waiting) != [0]:
+            return
+    raise AssertionError("no statement waits")
 
 
 def canaries_in(everything: str) -> list[str]:
@@ -154,6 +180,8 @@ async def test_no_text_is_in_the_database(
     vectors = await ask(uri, "SELECT digest FROM llama_index_memory_embeddings")
     assert len(vectors) > 10
     assert all(digest.startswith('{"$encrypted":') for digest in vectors)
+    vectors = await ask(uri, "SELECT vector FROM llama_index_memory_embeddings")
+    assert all(vector.startswith(b'{"$encrypted":') for vector in vectors)
 
 
 async def test_everything_is_found_as_without_a_key(
@@ -201,6 +229,10 @@ WRONG = {
     "another function": {
         "encrypt": lambda text: text,
         "decrypt": lambda token: token.upper(),
+    },
+    "a function that answers any JSON": {
+        "encrypt": lambda text: text,
+        "decrypt": lambda token: '"x"',
     },
 }
 
@@ -350,7 +382,11 @@ async def test_plain_rows_are_read_and_taken_over(
     )
     assert await store.get_messages("chat", None)
     assert CANARIES[23] in str(await memory.facts.alist())
-    assert await store.aencrypt() == {"encrypted": 2, "unreadable": 0}
+    assert await store.aencrypt() == {
+        "encrypted": 2,
+        "unreadable": 0,
+        "vacuumed": True,
+    }
     assert canaries_in(await stored(uri)) == []
     assert sent_text(await memory.aget()) == prompt
     await store.aclose()
@@ -371,7 +407,11 @@ async def test_keys_rotate(uri: str, open_store: OpenStore) -> None:
         await open_store(uri, encryption_key=OTHER_KEY).get_keys()
     both = open_store(uri, encryption_key=[OTHER_KEY, KEY])
     await memory_on(both).aput_messages([user("New words."), assistant("Fine.")])
-    assert await both.aencrypt(vacuum=False) == {"encrypted": 2, "unreadable": 0}
+    assert await both.aencrypt(vacuum=False) == {
+        "encrypted": 2,
+        "unreadable": 0,
+        "vacuumed": False,
+    }
     await both.aclose()
     with pytest.raises(EncryptionError):
         await open_store(uri, encryption_key=KEY).get_keys()
@@ -381,6 +421,183 @@ async def test_keys_rotate(uri: str, open_store: OpenStore) -> None:
     assert [fact.content for fact in await memory_on(new).facts.alist()] == [
         "Likes tea"
     ]
+
+
+ENCRYPT = """
+import asyncio, sys
+from llama_index_memory_ext import MemoryStore
+
+async def main(uri, *keys):
+    store = MemoryStore(uri, encryption_key=list(keys))
+    await store.aencrypt(vacuum=False)
+    await store.aclose()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def write_calls(store: MemoryStore, row_id: int, fact_id: str) -> list[Any]:
+    """Calls that write, also to a session and to a user's facts that are new."""
+    memory = memory_on(store)
+    stranger = memory_on(store, "new", user_id="bob")
+    vectors = KeptVectors(store.database, "ann", "model")
+    return [
+        memory.aput(user("More.")),
+        memory.aset([user("Other.")]),
+        memory.facts.aadd("Likes tea"),
+        memory.facts.aforget(fact_id),
+        stranger.aput(user("Hello.")),
+        stranger.facts.aadd("Likes rain"),
+        stranger.facts.aimport('{"content": "Likes snow"}'),
+        vectors.write({fact_id: ("digest", b"vector")}),
+        store.add_message("new", user("More.")),
+        store.set_messages("new", [user("More.")]),
+        store.archive_oldest_messages("chat", 1),
+        store.delete_message("chat", row_id),
+        store.delete_messages("chat"),
+        store.forget("chat"),
+        store.forget_user("ann"),
+        store.aretain(messages=1),
+        store.aencrypt(),
+    ]
+
+
+@pytest.mark.parametrize("keys", [[], [KEY]], ids=["no key", "the old key"])
+async def test_an_open_store_notices_that_another_process_has_changed_the_key(
+    uri: str, open_store: OpenStore, keys: list[str]
+) -> None:
+    """Nothing is written then: no plain text, and nothing with the old key."""
+    store = open_store(uri, encryption_key=keys or None)
+    memory = memory_on(store)
+    await memory.aput_messages([user("Hello."), assistant("Hi."), user("And?")])
+    fact = await memory.facts.aadd("Likes coffee")
+    row_id = (await store.readers.find("chat"))[0].id
+    done = await asyncio.to_thread(run_forked, ENCRYPT, uri, OTHER_KEY, *keys)
+    assert (done.returncode, done.stderr) == (0, "")
+    before = await table_rows(uri)
+    for call_ in write_calls(store, row_id, fact.id):
+        with pytest.raises(EncryptionError):
+            await call_
+    with pytest.raises(EncryptionError):
+        await store.get_messages("chat", None)
+    with pytest.raises(EncryptionError):
+        await memory.facts.alist()
+    assert not await store.readers.move("new", "reader", epoch=0, old=0, new=0)
+    assert await table_rows(uri) == before
+
+
+async def test_a_write_that_has_begun_ends_before_the_database_is_encrypted(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
+    """Otherwise its plain rows would come after the rows were encrypted."""
+    plain = open_store(postgres_uri)
+    await plain.get_keys()
+    encrypting = None
+    has_begun = asyncio.Event()
+    may_end = threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(tx: Any) -> None:
+        loop.call_soon_threadsafe(has_begun.set)
+        may_end.wait(20)
+        plain.log.insert_within(tx, "chat", [user(CANARIES[0])], archived=0)
+
+    writing = asyncio.create_task(plain.database.run(write, sessions=["chat"]))
+    await has_begun.wait()
+    encrypting = asyncio.create_task(
+        open_store(postgres_uri, encryption_key=KEY).aencrypt()
+    )
+    await until_a_statement_waits(postgres_uri)
+    may_end.set()
+    await writing
+    assert (await encrypting)["encrypted"] == 1
+    assert canaries_in(await stored(postgres_uri)) == []
+
+
+async def test_rows_that_change_while_a_session_is_encrypted_keep_the_change(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
+    store = open_store(postgres_uri, encryption_key=KEY)
+    await store.add_message("chat", user("Old words."))
+    data = json.dumps(user("New words.").model_dump(mode="json"))
+    engine = create_async_engine(postgres_uri)
+    async with engine.begin() as connection:
+        # As a writer does: first the lock of the session, and then its rows.
+        for statement in (
+            "UPDATE llama_index_memory_sessions SET epoch = epoch WHERE key = 'chat'",
+            "UPDATE llama_index_memory SET data = CAST(:data AS JSON)",
+        ):
+            await connection.execute(text(statement), {"data": data})
+        encrypting = asyncio.create_task(store.aencrypt(vacuum=False))
+        await until_a_statement_waits(postgres_uri)
+    await engine.dispose()
+    assert (await encrypting)["encrypted"] == 1
+    texts = [message.content for message in await store.get_messages("chat", None)]
+    assert texts == ["New words."]
+
+
+async def test_to_encrypt_a_session_that_was_deleted_meanwhile_makes_nothing(
+    uri: str, open_store: OpenStore
+) -> None:
+    store = open_store(uri, encryption_key=KEY)
+    await store.get_keys()
+    before = await table_rows(uri)
+    for key, namespace in (("gone", None), (None, "gone")):
+        place = {"key": key, "namespace": namespace, "vectors": "gone"}
+        await store.database.run(encrypt_within, place)
+    assert await table_rows(uri) == before
+
+
+async def test_no_two_equal_texts_are_stored_alike(
+    uri: str, open_store: OpenStore
+) -> None:
+    """AES-GCM with a repeated nonce gives texts, and its key, away."""
+    store = open_store(uri, encryption_key=KEY)
+    await store.set_messages("chat", [user("Hello.")] * 30)
+    rows = await ask(uri, "SELECT CAST(data AS TEXT) FROM llama_index_memory")
+    nonces = {base64.b64decode(json.loads(row)["$encrypted"])[:12] for row in rows}
+    assert len(nonces) == 30
+
+
+async def test_the_result_says_whether_the_file_was_vacuumed(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    """A program that reads keeps the plain words in the write-ahead log."""
+    plain = open_store(database_uri)
+    await plain.set_messages("chat", [user(canary) for canary in CANARIES])
+    await plain.aclose()
+    store = open_store(database_uri, encryption_key=KEY, operation_timeout=1)
+    with closing(sqlite3.connect(database_uri.partition("///")[2])) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT id FROM llama_index_memory").fetchall()
+        counts = await store.aencrypt()
+        assert counts == {"encrypted": 1, "unreadable": 0, "vacuumed": False}
+    counts = await store.aencrypt()
+    assert counts == {"encrypted": 1, "unreadable": 0, "vacuumed": True}
+    assert canaries_in(await stored(database_uri)) == []
+
+
+async def test_an_error_within_a_call_keeps_no_file_from_being_vacuumed(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    """SQLite vacuums no file that a statement is still reading."""
+    plain = open_store(database_uri)
+    await plain.set_messages("chat", [user(canary) for canary in CANARIES])
+    await plain.aclose()
+    store = open_store(database_uri, encryption_key=KEY, pool_size=1)
+
+    def fail(tx: Any) -> None:
+        for _ in tx.execute("SELECT id, data FROM {rows}"):
+            raise LookupError
+
+    for writes in (False, True):
+        # The error holds the frames, and so the result of the query.
+        with pytest.raises(LookupError) as raised:
+            await store.database.run(fail, writes=writes)
+        counts = await store.aencrypt()
+        assert counts == {"encrypted": 1, "unreadable": 0, "vacuumed": True}
+        assert canaries_in(await stored(database_uri)) == []
+        del raised
 
 
 async def test_a_store_without_a_key_encrypts_nothing(open_store: OpenStore) -> None:
