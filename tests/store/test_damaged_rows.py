@@ -290,6 +290,21 @@ async def test_damaged_rows_can_be_forgotten_and_retained(
     assert (await store.forget_user("bob"))["facts"] == 2
 
 
+async def test_a_damaged_copy_of_a_forgotten_fact_is_deleted(
+    uri: str, open_store: OpenStore
+) -> None:
+    store = open_store(uri, encryption_key=KEY)
+    ann = memory_on(store).facts
+    fact = await ann.aadd("Likes tea")
+    bob = memory_on(store, user_id="bob").facts
+    await bob.aimport(await ann.aexport())
+    rain = await bob.aadd("Likes rain")
+    copy = f"namespace = 'bob' AND id = '{fact.id}'"
+    await damage_rows(uri, "_facts", "data", OF_OTHER_KEY, copy)
+    await store.forget_user("ann")
+    assert await ask(uri, "SELECT id FROM llama_index_memory_facts") == [rain.id]
+
+
 async def test_the_rows_beside_a_damaged_one_get_the_new_key(
     uri: str, damage: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
