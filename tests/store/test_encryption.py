@@ -492,7 +492,6 @@ async def test_a_write_that_has_begun_ends_before_the_database_is_encrypted(
     """Otherwise its plain rows would come after the rows were encrypted."""
     plain = open_store(postgres_uri)
     await plain.get_keys()
-    encrypting = None
     has_begun = asyncio.Event()
     may_end = threading.Event()
     loop = asyncio.get_running_loop()
@@ -507,8 +506,10 @@ async def test_a_write_that_has_begun_ends_before_the_database_is_encrypted(
     encrypting = asyncio.create_task(
         open_store(postgres_uri, encryption_key=KEY).aencrypt()
     )
-    await until_a_statement_waits(postgres_uri)
-    may_end.set()
+    try:
+        await until_a_statement_waits(postgres_uri)
+    finally:
+        may_end.set()
     await writing
     assert (await encrypting)["encrypted"] == 1
     assert canaries_in(await stored(postgres_uri)) == []
