@@ -237,7 +237,7 @@ async def test_damaged_states_and_vectors_are_made_again(
     vectors = KeptVectors(store.database, "ann", "model")
     await vectors.write({fact.id: ("digest", b"vector")})
     page = await store.readers.unread("chat", "r")
-    row_id = (await rows_of(store))[0]
+    first, row_id, _ = await rows_of(store)
     assert await store.readers.move(
         "chat", "r", epoch=page.epoch, old=0, new=row_id, state={"summary": "x"}
     )
@@ -252,16 +252,10 @@ async def test_damaged_states_and_vectors_are_made_again(
     await vectors.write({fact.id: ("digest", b"new")})
     assert await vectors.read([fact.id]) == {fact.id: ("digest", b"new")}
     await memory.abranch("copy")
-    assert await store.readers.state("copy", "r") == (
-        await first_row(store, "copy"),
-        None,
-    )
-    await store.delete_message("chat", row_id)
+    copied = (await store.readers.find("copy"))[1]
+    assert await store.readers.state("copy", "r") == (copied.id, None)
+    await store.delete_message("chat", first)
     assert await store.readers.state("chat", "r") == (0, None)
-
-
-async def first_row(store: MemoryStore, session_id: str) -> int:
-    return (await store.readers.find(session_id))[0].id
 
 
 async def test_damaged_rows_can_be_forgotten_and_retained(
