@@ -222,7 +222,7 @@ class Facts:
                 return False
             return self._merge(tx, namespace, facts, seen, view)
         rows = self._select(tx, namespace, ids=[fact.id for fact in facts])
-        facts = _marked(facts, _parsed(rows))
+        facts = _marked(facts, _parsed(tx, namespace, rows))
         agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
@@ -369,7 +369,7 @@ class Facts:
         return tx.scalars(_SELECT_OWNERS_OF_SESSION, session_id=session_id)
 
     def _link(self, tx: Transaction, namespace: str, session_id: str) -> None:
-        facts = _parsed(self._select(tx, namespace)).values()
+        facts = _parsed(tx, namespace, self._select(tx, namespace)).values()
         of_session = [fact for fact in facts if fact.session_id == session_id]
         unlinked = [fact for fact in of_session if not fact.message_ids]
         linked = self._linked(tx, namespace, unlinked)
