@@ -78,9 +78,11 @@ from llama_index_memory_ext.words.asking import is_statement
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.learning.extractor import Extractor
+    from llama_index_memory_ext.store import MemoryStore
 
 
 # The last rows of a session, by which facts are ranked.
@@ -270,9 +272,7 @@ class RelevantFactsBlock(LogBlock):
         description="What to look for instead of our words; not blank.",
     )
 
-    _users: Recent[tuple[object, ...], UserFacts] = PrivateAttr(default_factory=Recent)
     _own_namespace: str | None = PrivateAttr(default=None)
-    _talks: Recent[str, _Talk] = PrivateAttr(default_factory=Recent)
     # The epoch of each session after which deleted messages were looked for.
     _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
@@ -373,7 +373,9 @@ class RelevantFactsBlock(LogBlock):
         talk = await self._read_talk(session_id, snapshot)
         if snapshot is None and not talk.lines:
             self._advise(messages)
-        user_facts = await self._user_facts(session_id).read(talk.changes)
+        user_facts = await self._read_facts(session_id, talk.changes)
+        # Another memory of the user may read newer facts meanwhile.
+        version = user_facts.version
         turns = turns_of(talk.lines)[-self.context_turns :]
         last_question = question_in(messages, turns, self.context_turns)
         self._questions.put(session_id, last_question)
@@ -384,7 +386,11 @@ class RelevantFactsBlock(LogBlock):
         if not (user_facts.active or showable.facts):
             return FactsForPrompt()
         surroundings = await self._surroundings(user_facts, showable, question, record)
-        key = self._cache_key(user_facts, showable, surroundings, question, context)
+        key = (
+            *version,
+            user_facts.namespace,
+            *self._cache_key(showable, surroundings, question, context),
+        )
         cached = self._texts.get(key)
         facts = cached
         if facts is None:
@@ -448,16 +454,13 @@ class RelevantFactsBlock(LogBlock):
 
     def _cache_key(
         self,
-        user_facts: UserFacts,
         showable: ShowableFacts,
         surroundings: Surroundings,
         question: str,
         context: Sequence[str],
     ) -> tuple[object, ...]:
-        """Return a key of all that the text depends on. The program may set fields at any time."""
+        """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
         return (
-            *user_facts.version,
-            user_facts.namespace,
             self.view,
             self._weights,
             self.min_similarity,
@@ -726,12 +729,6 @@ class RelevantFactsBlock(LogBlock):
 
         return await retire_deleted(self._user_facts(session_id), session_id)
 
-    async def release(self) -> None:
-        """Close a private store without flushing, and cancel the embedding of facts."""
-        for user_facts in self._users.values():
-            await user_facts.stop()
-        await super().release()
-
     def _extracts(self) -> bool:
         """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
         if not self.extract_facts:
@@ -744,40 +741,59 @@ class RelevantFactsBlock(LogBlock):
         return llm is not None
 
     def _user_facts(self, session_id: str) -> UserFacts:
-        """Return the facts of a session's user, in the state that this process has read."""
+        """Return the facts of a session's user, in the state that this process has read.
+
+        All memories on the store share them that have the same settings.
+        """
         namespace = self.namespace_of(session_id)
-        view = self.view
-        zone = self.zone
-        key = (namespace, view, self.show_metadata, zone)
-        user_facts = self._users.get(key)
-        if user_facts is None:
-            line_of = partial(
-                counted_line,
-                counter=self.tokenizer_fn,
-                metadata_keys=self.show_metadata,
-            )
-            make_ranker = partial(self._make_ranker, namespace)
-            user_facts = UserFacts(
-                self._store, namespace, view, make_ranker, line_of, zone
-            )
-            self._users.put(key, user_facts)
+        cache = self._store.cache
+        user_facts: UserFacts | None = cache.get(namespace, self._facts_key)
+        if user_facts is not None:
+            return user_facts
+        line_of = partial(
+            counted_line,
+            counter=self.tokenizer_fn,
+            metadata_keys=self.show_metadata,
+        )
+        make_ranker = partial(
+            _make_ranker,
+            self._store,
+            namespace,
+            self.ranker_factory,
+            checked_languages(self.languages),
+            embed_model_of(self.embed_model),
+        )
+        user_facts = UserFacts(
+            self._store, namespace, self.view, make_ranker, line_of, self.zone
+        )
+        cache.put(namespace, self._facts_key, user_facts)
         return user_facts
 
-    def _make_ranker(self, namespace: str) -> FactRanker:
-        languages = checked_languages(self.languages)
-        ranker: FactRanker
-        # A ranker of the program chooses its languages itself.
-        if self.ranker_factory is TfidfRanker and languages:
-            ranker = TfidfRanker(languages=languages)
-        else:
-            ranker = self.ranker_factory()
-        model = embed_model_of(self.embed_model)
-        if model is None:
-            return ranker
-        keeper = KeptVectors(self._store.database, namespace, model_key(model))
-        embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
-        self._store.jobs.watch(embedding_ranker)
-        return embedding_ranker
+    async def _read_facts(
+        self, session_id: str, last_change: tuple[int, int] | None = None
+    ) -> UserFacts:
+        """Return the facts of a session's user with all changes; ``last_change`` as for ``UserFacts.read``."""
+        user_facts = await self._user_facts(session_id).read(last_change)
+        self._store.cache.put(
+            user_facts.namespace, self._facts_key, user_facts, len(user_facts.facts)
+        )
+        return user_facts
+
+    @property
+    def _facts_key(self) -> tuple[object, ...]:
+        """The settings that facts in the cache of the store depend on."""
+        # The facts hold the factory and the model, so that no others have these
+        # identities.
+        return (
+            "facts",
+            self.view,
+            self.show_metadata,
+            self.zone,
+            self.tokenizer_fn,
+            checked_languages(self.languages),
+            id(self.ranker_factory),
+            id(embed_model_of(self.embed_model)),
+        )
 
     async def _ranked(
         self,
@@ -786,7 +802,7 @@ class RelevantFactsBlock(LogBlock):
         context: Sequence[str] = (),
         record: RecordInPrompt | None = None,
     ) -> Ranking:
-        user_facts = await self._user_facts(session_id).read()
+        user_facts = await self._read_facts(session_id)
         showable = await user_facts.showable_for(question)
         surroundings = await self._surroundings(user_facts, showable, question, record)
         await showable.prepare([question, *context])
@@ -842,7 +858,9 @@ class RelevantFactsBlock(LogBlock):
 
     async def _follow_log(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
         """Return the end of a session's log, from the snapshot if it reaches far enough back."""
-        talk = self._talks.get(session_id) or _Talk()
+        cache = self._store.cache
+        key = ("talk", self.namespace_of(session_id))
+        talk = cache.get(session_id, key) or _Talk()
         source: Snapshot | LogPage | None = snapshot
         rows = snapshot.log_behind(talk.seen) if snapshot else None
         if source is None or rows is None:
@@ -859,7 +877,7 @@ class RelevantFactsBlock(LogBlock):
             if text:
                 lines.append(Utterance(row.id, row.role, text))
         talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.epoch, source.facts)
-        self._talks.put(session_id, talk)
+        cache.put(session_id, key, talk, len(talk.lines))
         return talk
 
     async def _newest_page(self, session_id: str, seen: ReadPosition) -> LogPage:
@@ -871,6 +889,27 @@ class RelevantFactsBlock(LogBlock):
             limit=_CONTEXT_ROWS,
             watch=self.namespace_of(session_id),
         )
+
+
+def _make_ranker(
+    store: MemoryStore,
+    namespace: str,
+    factory: Callable[[], FactRanker],
+    languages: tuple[str, ...] | None,
+    model: BaseEmbedding | None,
+) -> FactRanker:
+    """Return an empty ranker, which no block holds or is held by."""
+    # A ranker of the program chooses its languages itself.
+    if factory is TfidfRanker and languages:
+        ranker: FactRanker = TfidfRanker(languages=languages)
+    else:
+        ranker = factory()
+    if model is None:
+        return ranker
+    keeper = KeptVectors(store.database, namespace, model_key(model))
+    embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
+    store.jobs.watch(embedding_ranker)
+    return embedding_ranker
 
 
 def _fact_ids(text: CountedText) -> list[str]:

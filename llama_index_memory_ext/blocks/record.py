@@ -289,10 +289,9 @@ class CondensedMemoryBlock(LogBlock):
 
     async def anotice(self, session_id: str) -> None:
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
-        if (
-            session_id not in self._search.reader.windows
-            and not await self._store.readers.has_session(session_id)
-        ):
+        if self.window(
+            session_id
+        ) is None and not await self._store.readers.has_session(session_id):
             raise StoreError(
                 f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
                 f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
@@ -325,11 +324,11 @@ class CondensedMemoryBlock(LogBlock):
 
     def window(self, session_id: str = DEFAULT_SESSION_ID) -> Window | None:
         """Return the window of the record as this process has read it last; None if it has not."""
-        return self._search.reader.windows.get(session_id)
+        return self._search.reader.window(session_id)
 
     def index(self, session_id: str = DEFAULT_SESSION_ID) -> MessageIndex | None:
         """Return the index of the messages of a session in this process; None if nothing was recalled."""
-        return self._search.indexes.get(session_id)
+        return self._search.index(session_id)
 
     def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Return whether tools were used in the last turn of the record, as this process has shown it."""

@@ -85,7 +85,7 @@ class UserFacts:
         self._ranker: FactRanker | None = None
         self._past_ranker: FactRanker | None = None
         self._failures = Counter[str]()
-        self._choices: Recent[str, _Choice] = Recent()
+        self._choices: Recent[tuple[str, str], _Choice] = Recent()
         self._guard = thread_lock()
 
     @property
@@ -121,13 +121,15 @@ class UserFacts:
         No query is made if ``last_change``, the epoch and the number of the last change
         in the store, was read before.
         """
-        if last_change != (self.changes.epoch, self.changes.change):
-            changes = await self.store.facts.read(
-                self.namespace, self.changes, view=self.view
-            )
-            if changes.facts or not changes.fresh:
-                await asyncio.to_thread(self._take, changes)
-            self.changes = changes
+        while last_change != (self.changes.epoch, self.changes.change):
+            seen = self.changes
+            changes = await self.store.facts.read(self.namespace, seen, view=self.view)
+            if changes.fresh and not changes.facts:
+                self.changes = changes
+                break
+            # Another task may have taken newer changes meanwhile.
+            if await asyncio.to_thread(self._take_behind, seen, changes):
+                break
         has_ended = self._holds_until and self._holds_until <= now_in()
         if has_ended or (self.facts and self._ranker is None):
             await asyncio.to_thread(self._take, NOTHING_READ)
@@ -154,7 +156,8 @@ class UserFacts:
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
-        choice = self._choices.get(record.session_id)
+        key = (reader, record.session_id)
+        choice = self._choices.get(key)
         if choice is None or not choice.is_for(record):
             fact_ids = self.present.profile(record, limit, weights)
             # An empty choice is not kept: the first facts enter the profile at once.
@@ -162,9 +165,14 @@ class UserFacts:
                 return []
             fact_ids = await self._store_choice(reader, record, fact_ids)
             choice = _Choice(record.readers, record.cursor, fact_ids)
-            self._choices.put(record.session_id, choice)
-        names = dict.fromkeys([*self.present.pinned_ids, *choice.fact_ids])
-        return [self.facts[name] for name in names if name in self.present.lines]
+            self._choices.put(key, choice)
+        # Another thread may replace both meanwhile.
+        facts = self.facts
+        present = self.present
+        names = dict.fromkeys([*present.pinned_ids, *choice.fact_ids])
+        return [
+            facts[name] for name in names if name in facts and name in present.lines
+        ]
 
     async def _store_choice(
         self, reader: str, record: RecordInPrompt, fact_ids: list[str]
@@ -202,6 +210,15 @@ class UserFacts:
         for ranker in (self._ranker, self._past_ranker):
             if isinstance(ranker, EmbeddingRanker):
                 await ranker.stop()
+
+    def _take_behind(self, seen: FactChanges, changes: FactChanges) -> bool:
+        """Apply the changes since ``seen``; return False, and do nothing, if other changes were applied since."""
+        with self._guard:
+            if self.changes is not seen:
+                return False
+            self._take(changes)
+            self.changes = changes
+            return True
 
     def _take(self, changes: FactChanges) -> None:
         """Apply changes, in a thread: indexing many facts takes long enough to block the event loop.

@@ -26,6 +26,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -506,7 +507,9 @@ class PromptPreviewer:
         self.subject = subject
         self._store = store
         self._facts = PreviewFacts(store.database, store.readers)
-        copy = store.model_copy(update={"facts": self._facts})
+        # A preview stores nothing, so its windows are not those of other memories.
+        parts = {"facts": self._facts, "cache": StoreCache()}
+        copy = store.model_copy(update=parts)
         self._memory = memory_on(copy, subject.session_id, limits)
         self._memory.facts_block.belong_to(subject.user)
 

@@ -17,7 +17,7 @@ import numpy as np
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loop import Recent, lock_for, thread_lock
+from llama_index_memory_ext.background.loop import lock_for, thread_lock
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     EARLIER_CLOSING,
@@ -119,10 +119,6 @@ _TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
-# All indexes of a process have at most so many messages, of about 2 kB each, unless one
-# has more. An index alone counts as 50 messages.
-_KEPT_MESSAGES = 100_000
-_INDEX_MESSAGES = 50
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
 _INDEX_SECONDS = 1.0
@@ -590,17 +586,32 @@ class _Recalled(NamedTuple):
 class MessageSearch:
     """Finds messages of sessions.
 
+    Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that. ``indexes`` are the indexes of the last sessions. ``failures``
-    counts the failures of rankers by type.
+    waits for that. ``failures`` counts the failures of rankers by type.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
-    indexes: Recent[str, MessageIndex] = field(default_factory=Recent)
-    # An agent asks the same question again after each of its tool calls.
-    recalled: Recent[str, _Recalled] = field(default_factory=Recent)
     failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def _settings(self) -> tuple[object, ...]:
+        # The index holds the model, so that no other model has this identity.
+        return (self.reader, id(self.embed_model))
+
+    def index(self, session_id: str) -> MessageIndex | None:
+        """Return the index of a session; None if nothing was indexed, or it was used too long ago."""
+        index: MessageIndex | None = self.reader.store.cache.get(
+            session_id, ("index", *self._settings)
+        )
+        return index
+
+    def _keep(self, session_id: str, index: MessageIndex) -> None:
+        """Let all equal searches use this index."""
+        self.reader.store.cache.put(
+            session_id, ("index", *self._settings), index, len(index)
+        )
 
     @property
     def jobs(self) -> Jobs:
@@ -676,7 +687,9 @@ class MessageSearch:
             index.newest,
             index.today,
         )
-        last = self.recalled.get(session_id)
+        # An agent asks the same question again after each of its tool calls.
+        key = ("recalled", *self._settings)
+        last: _Recalled | None = self.reader.store.cache.get(session_id, key)
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
         message_limit = int(limit * _MESSAGE_SHARE)
@@ -700,12 +713,12 @@ class MessageSearch:
         text = recalled_text(messages_shown, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
-            self.recalled.put(session_id, _Recalled(request, text))
+            self.reader.store.cache.put(session_id, key, _Recalled(request, text))
         return RecalledText(text)
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
-        index = self.indexes.get(session_id)
+        index = self.index(session_id)
         if snapshot is None or index is None or index.is_partial:
             return
         rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
@@ -714,19 +727,20 @@ class MessageSearch:
                 self.failures, "Earlier messages were not indexed", index.drop
             ):
                 await self._take(index, rows)
+            self._keep(session_id, index)
 
     async def _current_index(
         self, session_id: str, seen: ReadPosition
     ) -> MessageIndex | None:
         """Return the index of the log, up to the last row of the record if time allows; None if it is void."""
-        index = self.indexes.get(session_id)
+        index = self.index(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
             newest = partial(self._index_newest, session_id, seen.epoch)
             self.jobs.start(key, newest, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.indexes.get(session_id)
+            index = self.index(session_id)
         # After a deletion, other rows may have the ids in the index.
         if index is None or index.epoch != seen.epoch:
             return None
@@ -788,7 +802,7 @@ class MessageSearch:
 
     async def _index_newest(self, session_id: str, epoch: int) -> None:
         """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
-        index = self.indexes.get(session_id)
+        index = self.index(session_id)
         if index is None or index.epoch != epoch:
             page = await self.reader.store.readers.page(
                 session_id, "", ReadPosition(), limit=_FIRST_ROWS
@@ -810,8 +824,10 @@ class MessageSearch:
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
         # One task at a time, because two would index the same rows.
-        async with lock_for("index", id(self.indexes), session_id):
-            index = self.indexes.get(session_id)
+        async with lock_for(
+            "index", id(self.reader.store), *self._settings, session_id
+        ):
+            index = self.index(session_id)
             if index is not None and index.is_partial:
                 index = None
             while index is None or not await self._extend(session_id, index):
@@ -837,17 +853,6 @@ class MessageSearch:
         await asyncio.to_thread(index.take, rows)
         if index.embeddings is not None:
             await index.embeddings.load()
-
-    def _keep(self, session_id: str, index: MessageIndex) -> None:
-        """Keep an index, and the indexes that were used last while they have room together."""
-        messages = len(index) + _INDEX_MESSAGES
-        size = 1
-        for older_index in reversed(self.indexes.values()):
-            if older_index is not index:
-                messages += len(older_index) + _INDEX_MESSAGES
-                size += messages <= _KEPT_MESSAGES
-        self.indexes.size = size
-        self.indexes.put(session_id, index)
 
     def _make_index(self, session_id: str, epoch: int) -> MessageIndex:
         reader = self.reader

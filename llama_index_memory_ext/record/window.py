@@ -20,7 +20,6 @@ from llama_index.core.base.llms.types import (
 )
 from typing_extensions import Self
 
-from llama_index_memory_ext.background.loop import Recent
 from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
@@ -340,16 +339,16 @@ class MediaEntry(NamedTuple):
 class RecordReader:
     """Reads the records of sessions within the limits of a block.
 
+    Equal readers of a store share what they have read: the cache of the store keeps the
+    last window and text of each session.
+
     Attributes:
         room: The tokens inside the element ``name``.
         limits: The limits of messages, except for their tokens: the messages share the
             room with the instructions, the summary and the recalled messages.
-        windows: The last window of each session.
-        block_ends: The last two rows behind which a newest block has ended, by session.
-        joined: The last text of each session.
     """
 
-    store: MemoryStore
+    store: MemoryStore = field(compare=False)
     name: str
     counter: TokenCounter
     room: int
@@ -363,25 +362,34 @@ class RecordReader:
     time_zone: tzinfo | None = None
     keep_tool_results: int | None = None
     languages: tuple[str, ...] | None = None
-    windows: Recent[str, Window] = field(default_factory=Recent)
-    block_ends: Recent[str, tuple[int, ...]] = field(default_factory=Recent)
-    joined: Recent[str, Joined] = field(default_factory=Recent)
+
+    def window(self, session_id: str) -> Window | None:
+        """Return the window that this process has read last; None if it has not read the session."""
+        window: Window | None = self.store.cache.get(session_id, ("window", self))
+        return window
+
+    def _keep(self, session_id: str, window: Window) -> None:
+        """Let all equal readers go on from this window."""
+        size = len(window.entries)
+        self.store.cache.put(session_id, ("window", self), window, size)
 
     def render(
         self, session_id: str, window: Window, earlier: CountedText
     ) -> RecordText:
         """Return the window and recalled messages as text with blocks; remember where the newest block ends."""
         days = self.days(window)
-        joined = self.joined.get(session_id)
+        cache = self.store.cache
+        joined: Joined | None = cache.get(session_id, ("text", self))
         if joined and not joined.is_intact():
             joined = None
         if joined is None or joined.window != window:
             joined = self._join(window, days.first, joined)
-            self.joined.put(session_id, joined)
+            cache.put(session_id, ("text", self), joined)
         rows = list(joined.blocks)
-        earlier_ends = self.block_ends.get(session_id) or ()
+        # The last two rows behind which a newest block has ended.
+        earlier_ends = cache.get(session_id, ("block ends", self)) or ()
         ends = sorted({*earlier_ends, *rows[-1:]})
-        self.block_ends.put(session_id, tuple(ends[-2:]))
+        cache.put(session_id, ("block ends", self), tuple(ends[-2:]))
         record = RecordText(
             f"{joined.text}{earlier}{days.today}",
             self.tokens(window) + earlier.tokens,
@@ -449,7 +457,7 @@ class RecordReader:
             return window
         if self.summarize:
             window = window.fitted()
-            self.windows.put(session_id, window)
+            self._keep(session_id, window)
             return window
         return await self._store_cut(session_id, window)
 
@@ -467,7 +475,7 @@ class RecordReader:
             # is now, within the limit.
             return (await self.read(session_id)).evicted()
         after = replace(after, seen=replace(window.seen, position=position))
-        self.windows.put(session_id, after)
+        self._keep(session_id, after)
         await self.announce(session_id, before, after, started)
         return after
 
@@ -506,7 +514,7 @@ class RecordReader:
         """
         remembered = None
         if results_from is None:
-            remembered = self.windows.get(session_id)
+            remembered = self.window(session_id)
         seen = remembered.seen if remembered else ReadPosition()
         page = await self._page(session_id, seen, snapshot=snapshot)
         if remembered and not remembered.is_continued_by(page):
@@ -521,7 +529,7 @@ class RecordReader:
         if page.rows:
             window = await self._extend(session_id, window, page)
         if results_from is None:
-            self.windows.put(session_id, window)
+            self._keep(session_id, window)
         return window
 
     async def _extend(self, session_id: str, window: Window, page: LogPage) -> Window:
@@ -559,7 +567,7 @@ class RecordReader:
         question.
         """
         content: list[ContentBlock] = []
-        window = self.windows.get(session_id)
+        window = self.window(session_id)
         if window is None:
             return content
         roles_so_far = [*(entry.role for entry in window.entries), *roles]

@@ -27,6 +27,7 @@ from llama_index_memory_ext.store.address import (
     Settings,
     is_missing,
 )
+from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import (
     SELECT_PLACES,
     Database,
@@ -149,8 +150,9 @@ class MemoryStore(SQLAlchemyChatStore):
         decrypt: The reverse function.
 
     ``database``, ``log``, ``readers``, ``owners``, ``deletion`` and ``facts`` are its
-    parts, and ``jobs`` the background jobs of its memories. ``address`` is the database's
-    address without its password and options.
+    parts. All memories on the store share its background ``jobs``, and the ``cache`` of
+    what they have read. ``address`` is the database's address without its password and
+    options.
 
     A call that is cancelled returns at once. A write that has begun ends in the
     background, and the log says whether it was stored; ``aclose`` waits for it.
@@ -170,6 +172,7 @@ class MemoryStore(SQLAlchemyChatStore):
     deletion: Deletion = _UNSET
     facts: Facts = _UNSET
     jobs: JobRegistry = Field(default_factory=JobRegistry)
+    cache: StoreCache = Field(default_factory=StoreCache)
     operation_timeout: float = DEFAULT_TIMEOUT_SECONDS
     pool_size: int = DEFAULT_POOL_SIZE
     address: str = ""
@@ -295,6 +298,7 @@ class MemoryStore(SQLAlchemyChatStore):
         await self.jobs.stop()
         # A program that closes the store needs no warning about unread turns.
         self.jobs.unread.clear()
+        self.cache.clear()
         await self.database.aclose()
 
     async def get_messages(

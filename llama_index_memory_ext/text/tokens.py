@@ -212,6 +212,14 @@ class TokenCounter:
         # A token may end within a character, whose bytes at the edge are dropped.
         return encoding.decode_bytes(part).decode("utf-8", errors="ignore")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenCounter):
+            return NotImplemented
+        return (self.name, self._tokenizer_fn) == (other.name, other._tokenizer_fn)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __repr__(self) -> str:
         return f"TokenCounter({self.name!r})"
 

@@ -1,0 +1,112 @@
+"""The cache of a store: what its memories have read of sessions and users, within one bound for the process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from llama_index_memory_ext.background.loop import thread_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+# All stores of a process keep at most so many messages and facts, of about 4 kB each,
+# unless one session has more. A session or a user alone counts as 50.
+MOST_KEPT = 50_000
+_SIZE_OF_NAME = 50
+
+_guard = thread_lock()
+# Numbers the uses of all caches in their order.
+_uses = count()
+
+
+@dataclass
+class _Kept:
+    """The values of a session or user by their settings, the size of each, and the number of the last use."""
+
+    values: dict[Hashable, Any] = field(default_factory=dict)
+    sizes: dict[Hashable, int] = field(default_factory=dict)
+    last_use: int = 0
+
+
+class StoreCache:
+    """What the memories of one store have read of its sessions and users. Threads may share it.
+
+    A value belongs to the name of a session or user, and to the settings of the
+    memories that share it. The names of all stores that were used last are kept while
+    they have at most ``MOST_KEPT`` messages and facts together.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        with _guard:
+            _caches.add(self)
+
+    @property
+    def oldest_use(self) -> float:
+        """The number of the last use of the name that was used longest ago; infinite if there is none."""
+        for kept in self._kept.values():
+            return kept.last_use
+        return float("inf")
+
+    def get(self, name: str, settings: Hashable) -> Any:
+        """Return the value of a session or user for these settings, which counts as a use; None if there is none."""
+        with _guard:
+            if name not in self._kept:
+                return None
+            return self._use(name).values.get(settings)
+
+    def put(self, name: str, settings: Hashable, value: object, size: int = 0) -> None:
+        """Set a value that holds ``size`` messages or facts, and drop the names that were used longest ago.
+
+        The name that is put stays, however large it is.
+        """
+        with _guard:
+            if name not in self._kept:
+                self._kept[name] = _Kept()
+                self.size += _SIZE_OF_NAME
+            kept = self._use(name)
+            self.size += size - kept.sizes.get(settings, 0)
+            kept.values[settings] = value
+            kept.sizes[settings] = size
+            while size_of_caches() > MOST_KEPT:
+                oldest = min(_caches, key=lambda cache: cache.oldest_use)
+                if oldest.oldest_use == kept.last_use:
+                    return
+                oldest.drop_oldest()
+
+    def drop_oldest(self) -> None:
+        """Drop the values of the name that was used longest ago."""
+        self.drop([next(iter(self._kept))])
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drop the values of these sessions and users."""
+        with _guard:
+            for name in names:
+                kept = self._kept.pop(name, None)
+                if kept is not None:
+                    self.size -= _SIZE_OF_NAME + sum(kept.sizes.values())
+
+    def clear(self) -> None:
+        """Drop all values."""
+        with _guard:
+            self.drop(list(self._kept))
+
+    def _use(self, name: str) -> _Kept:
+        self._kept.move_to_end(name)
+        kept = self._kept[name]
+        kept.last_use = next(_uses)
+        return kept
+
+
+_caches: WeakSet[StoreCache] = WeakSet()
+
+
+def size_of_caches() -> int:
+    """Return the number of messages and facts that all stores of this process keep, and 50 for each name."""
+    with _guard:
+        return sum(cache.size for cache in _caches)
