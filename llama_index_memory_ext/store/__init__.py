@@ -407,6 +407,7 @@ class MemoryStore(SQLAlchemyChatStore):
             tx.rollback()
             return None
         self.log.delete_within(tx, key, [idx])
+        self.cache.drop([key])
         return rows[0].as_put
 
     @writes_session
@@ -416,6 +417,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """Delete the messages of a session."""
         ids = self.log.ids_within(tx, key, _statuses_of(status))
         self.log.delete_within(tx, key, ids)
+        self.cache.drop([key])
 
     @writes_session
     def delete_oldest_messages(
@@ -491,6 +493,7 @@ class MemoryStore(SQLAlchemyChatStore):
         counts = await self.database.run(
             self.deletion.forget_session_within, key, sessions=[key]
         )
+        self.cache.drop([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
     async def forget_user(
@@ -528,6 +531,7 @@ class MemoryStore(SQLAlchemyChatStore):
         )
         await self.jobs.stop({user_id, *forgotten.sessions})
         self.jobs.unread.difference_update(forgotten.sessions)
+        self.cache.drop(forgotten.sessions | forgotten.namespaces)
         if vacuum:
             await self.vacuum()
         return forgotten.counts
@@ -590,6 +594,7 @@ class MemoryStore(SQLAlchemyChatStore):
                     sessions=[info.session_id],
                 )
                 counts.update(deleted)
+                self.cache.drop([info.session_id])
         if vacuum:
             await self.vacuum()
         return dict(counts)

@@ -68,9 +68,10 @@ FROM pg_class WHERE oid = to_regclass(:name)
 
 
 class Forgotten(NamedTuple):
-    """A deleted user: the user's sessions, and the number of deleted rows by kind."""
+    """A deleted user: the user's sessions, the namespaces whose facts lost words, and the deleted rows by kind."""
 
     sessions: set[str]
+    namespaces: set[str]
     counts: dict[str, int]
 
 
@@ -177,7 +178,11 @@ class Deletion:
                 # The session never was the user's.
                 del staying[key]
         counts.update(self._facts.forget_words_within(tx, namespaces, staying, read_by))
-        return Forgotten(sessions, self._delete(tx, keys, namespaces, counts))
+        return Forgotten(
+            sessions,
+            namespaces | read_by,
+            self._delete(tx, keys, namespaces, counts),
+        )
 
     def _delete_turns(self, tx: Transaction, key: str, user_id: str) -> dict[str, int]:
         """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""

@@ -513,7 +513,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
 
     for number in range(2):
         assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
-        index = search.indexes.get("chat")
+        index = search.index("chat")
         assert index is not None
         index.ranker = None  # type: ignore[assignment]
         recalled = await search.recall("chat", [user("And?")], window)
@@ -572,19 +572,3 @@ async def test_a_new_process_finds_the_newest_messages_before_it_has_read_the_ol
     shown = recalled(sent_text(await memory.aget(input=f"{question} And coins?")))
     assert {CAROLINE, ("user", "My uncle collects stamps.")} < set(shown)
     assert ("user", "My aunt collects coins.") in shown
-
-
-async def test_kept_indexes_are_bounded_by_their_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recall, "_KEPT_MESSAGES", 200)
-    store = MemoryStore()
-    search = MessageSearch(RecordReader(store, "record", COUNTER, 900, Limits()))
-    for session, messages in (("a", 10), ("b", 10), ("c", 10), ("d", 300), ("e", 10)):
-        said = [user(f"Tea number {i}.") for i in range(messages)]
-        await store.log.append(session, said, len)
-        assert await search.search(session, "tea", most=1, message_limit=100)
-        kept = [name for name in "abcde" if name in search.indexes]
-        expected = {"a": "a", "b": "ab", "c": "abc", "d": "d", "e": "e"}[session]
-        assert "".join(kept) == expected
-    await store.aclose()
