@@ -128,7 +128,7 @@ class UserFacts:
                 self.changes = changes
                 break
             # Another task may have taken newer changes meanwhile.
-            if await asyncio.to_thread(self._take_behind, seen, changes):
+            if await asyncio.to_thread(self.apply, changes, seen):
                 break
         has_ended = self._holds_until and self._holds_until <= now_in()
         if has_ended or (self.facts and self._ranker is None):
@@ -211,7 +211,7 @@ class UserFacts:
             if isinstance(ranker, EmbeddingRanker):
                 await ranker.stop()
 
-    def _take_behind(self, seen: FactChanges, changes: FactChanges) -> bool:
+    def apply(self, changes: FactChanges, seen: FactChanges) -> bool:
         """Apply the changes since ``seen``; return False, and do nothing, if other changes were applied since."""
         with self._guard:
             if self.changes is not seen:

@@ -6,16 +6,21 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 
 from benchmarks.messages import put_facts, sample_messages
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
+from llama_index_memory_ext.fact import SHARED
+from llama_index_memory_ext.facts.known import UserFacts
+from llama_index_memory_ext.facts.ranking import counted_line
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store import cache
 from llama_index_memory_ext.store.cache import size_of_caches
+from llama_index_memory_ext.store.facts import NOTHING_READ
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
 
@@ -232,24 +237,21 @@ async def test_tasks_and_threads_share_a_session(store: MemoryStore) -> None:
     assert {*await asyncio.gather(*calls, *threads)} == {expected}
 
 
-async def test_facts_that_several_tasks_read_never_become_older(
-    store: MemoryStore,
-) -> None:
-    await request(store).aput_messages([user("Hello."), assistant("Hi.")])
+async def test_facts_that_two_tasks_read_never_become_older(store: MemoryStore) -> None:
+    """A task that has read before another, and applies its changes after the other, changes nothing."""
     book = request(store).facts
-    fact = await book.aadd("Has 0 cats")
-    stored = 0
-
-    async def read() -> None:
-        least = stored
-        text = await prompt(request(store), "How many cats?")
-        assert any(f"Has {number} cats" in text for number in range(least, stored + 1))
-
-    for number in range(1, 30):
-        reads = [asyncio.ensure_future(read()) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert isinstance(fact, Fact)
-        await book.aupdate(fact.id, content=f"Has {number} cats")
-        stored = number
-        reads += [asyncio.ensure_future(read()) for _ in range(3)]
-        await asyncio.gather(*reads)
+    fact = await book.aadd("Has 1 cat")
+    earlier = await store.facts.read("ann")
+    await book.aupdate(fact.id, content="Has 2 cats")
+    later = await store.facts.read("ann")
+    facts = UserFacts(
+        store,
+        "ann",
+        SHARED,
+        TfidfRanker,
+        partial(counted_line, counter=TokenCounter()),
+    )
+    assert facts.apply(later, NOTHING_READ)
+    assert not facts.apply(earlier, NOTHING_READ)
+    assert facts.changes is later
+    assert [fact.content for fact in facts.active] == ["Has 2 cats"]
