@@ -43,7 +43,7 @@ blocks      __init__                                                      # what
 learning    prompt > reply                                                # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts > log > database >
-            address tables > encryption                                   # tables, rows, keys
+            address tables cache > encryption                             # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > histories layouts                                  # messages of other programs, as JSON
 ---
@@ -65,7 +65,7 @@ MODULES = {
     ).removesuffix(".__init__"): name
     for name in FILES
 }
-MOST_FILES, MOST_LEVELS = 89, 12
+MOST_FILES, MOST_LEVELS = 90, 12
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
 MOST_TOKENS = 169_200
 MOST_TOKENS_PER_LINE = 7.6
@@ -270,7 +270,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall text window",
     "search": "embeddings tfidf",
-    "store": "address database deletion encryption facts log owners tables",
+    "store": "address cache database deletion encryption facts log owners tables",
     "text": "limits messages tokens",
     "words": "asking dates tokens",
 }

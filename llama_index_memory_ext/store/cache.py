@@ -66,6 +66,7 @@ class StoreCache:
         The name that is put stays, however large it is.
         """
         with _guard:
+            before = self.size
             if name not in self._kept:
                 self._kept[name] = _Kept()
                 self.size += _SIZE_OF_NAME
@@ -73,7 +74,7 @@ class StoreCache:
             self.size += size - kept.sizes.get(settings, 0)
             kept.values[settings] = value
             kept.sizes[settings] = size
-            while size_of_caches() > MOST_KEPT:
+            while self.size > before and size_of_caches() > MOST_KEPT:
                 oldest = min(_caches, key=lambda cache: cache.oldest_use)
                 if oldest.oldest_use == kept.last_use:
                     return
