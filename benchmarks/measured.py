@@ -40,6 +40,7 @@ _CHECKS = (
     "words",
 )
 _STORE = (
+    "store/cache.py",
     "store/log.py",
     "store/owners.py",
     "store/deletion.py",
@@ -92,6 +93,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "pauses": (*_TURN, "facts/ranking.py", "learning/extractor.py"),
     "per_turn": (*_PROMPT, "record/recall.py"),
     "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
+    "process_size": ("store/cache.py", "record/window.py", "record/recall.py"),
     "real_engine": _PROMPT,
     "recall": ("facts/ranking.py", *_WORDS),
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),

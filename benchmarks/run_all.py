@@ -73,6 +73,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "growing": (REALMEM,),
     "many_sessions": (POSTGRESQL,),
     "hard_days": (POSTGRESQL,),
+    "process_size": (),
 }
 NAMES = tuple(NEEDS)
 # They time something, or use all cores: nothing else may run beside them.
@@ -88,6 +89,7 @@ ALONE = frozenset(
         "many_sessions",
         "other_words",
         "pauses",
+        "process_size",
         "ranking_speed",
         "real_engine",
         "restore",

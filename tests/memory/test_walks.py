@@ -122,7 +122,7 @@ def current_task() -> Any:
 
 
 # Besides words, a library of plain functions on texts.
-LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 15, 20, 8
+LONGEST_AGET, LONGEST_EXTRACTION, LONGEST_FORGETTING = 17, 22, 9
 
 
 class Reporter(MockLLM):
