@@ -205,12 +205,6 @@ class UserFacts:
                 await self.read()
             await self.present.prepare()
 
-    async def stop(self) -> None:
-        """Cancel the embedding in this event loop; the next question continues it."""
-        for ranker in (self._ranker, self._past_ranker):
-            if isinstance(ranker, EmbeddingRanker):
-                await ranker.stop()
-
     def apply(self, changes: FactChanges, seen: FactChanges) -> bool:
         """Apply the changes since ``seen``; return False, and do nothing, if other changes were applied since."""
         with self._guard:
