@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
@@ -663,7 +663,7 @@ class MemoryStore(SQLAlchemyChatStore):
             return False
 
 
-@cache
+@lru_cache
 def warn_of_unused() -> None:
     """Log a warning, once in a process, about a memory that no run was given."""
     logger.warning(
