@@ -143,6 +143,7 @@ class FactBook:
         search: Finds facts for a question, best first; None: by their words.
         propose: Finds facts that can be tidied up, within a limit of tokens for each
             request: ``aconsolidate``.
+        learn: Is called before facts are read, so that they are up to date.
         time_zone: Tells on which day a fact becomes known, changes or ends; None: UTC.
 
     Raises:
@@ -160,9 +161,11 @@ class FactBook:
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
         propose: Callable[[Sequence[Fact], int], Awaitable[list[Proposal]]]
         | None = None,
+        learn: Callable[[], Awaitable[object]] | None = None,
         time_zone: tzinfo | None = None,
     ) -> None:
         self._store = store
+        self._learn = learn
         self._time_zone = time_zone
         self._search = search or self._by_words
         self._propose = propose
@@ -429,6 +432,8 @@ class FactBook:
         return now_in(self._time_zone)
 
     async def _all(self) -> list[Fact]:
+        if self._learn is not None:
+            await self._learn()
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:

@@ -60,7 +60,12 @@ from llama_index_memory_ext.settings import (
     unpacked,
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, reader_of
-from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Snapshot
+from llama_index_memory_ext.store.tables import (
+    LogRow,
+    ReadPosition,
+    SessionAccess,
+    Snapshot,
+)
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     Plan,
@@ -125,12 +130,14 @@ class _Turn(NamedTuple):
     ``messages``: the active messages of the session; none if the question follows.
     ``query``: the messages and the question, for which the blocks select their content.
     ``question_follows``: the caller sends the question behind the prompt.
+    ``unread``: the user's words in other sessions that were not read for facts.
     """
 
     snapshot: Snapshot
     messages: list[ChatMessage]
     query: list[ChatMessage]
     question_follows: bool
+    unread: Sequence[LogRow] = ()
 
 
 class _FittedContents(NamedTuple):
@@ -553,9 +560,12 @@ class CondensedMemory(Memory):
         """
         await self.tokenizer_fn.load()
         question = await self._question_of(input)
-        await self.facts_block.await_learned(self.session_id)
+        await self.facts_block.aopen(
+            self.session_id, question.content if question else None
+        )
+        unread = await self.facts_block.await_learned(self.session_id)
         async with self._calls():
-            turn = await self._read_turn(question)
+            turn = (await self._read_turn(question))._replace(unread=unread)
             tokens = initial_token_count + await self._tokens_beside_memory(turn)
             room = self.token_limit - tokens
             contents = await self._ask_blocks(turn, room, block_kwargs)
@@ -963,16 +973,20 @@ class CondensedMemory(Memory):
         *,
         replace: bool = False,
     ) -> None:
-        if not self._opened:
-            await self._open_session()
+        texts = [m.content for m in messages if m.role == MessageRole.USER]
+        if texts or not self._opened:
+            await self._open_session(texts[-1] if texts else None)
         async with self._calls():
             await self._write(messages, plan, replace=replace)
 
-    async def _open_session(self) -> None:
-        """Let the blocks begin with the session; log a failure, because the message must still be stored."""
+    async def _open_session(self, question: str | None) -> None:
+        """Let the blocks begin with the session, or with a question.
+
+        A failure is logged, because the message must still be stored.
+        """
         try:
             for block in self._log_blocks:
-                await block.aopen(self.session_id)
+                await block.aopen(self.session_id, question)
             self._opened = True
         except StoreTimeoutError:
             # Storing the message would wait as long again.
@@ -1124,6 +1138,7 @@ class CondensedMemory(Memory):
                     self.session_id,
                     kwargs.get("snapshot"),
                     self._record_in(contents, turn, room),
+                    turn.unread,
                 )
                 profile = facts.profile
                 content = facts.question
