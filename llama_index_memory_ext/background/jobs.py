@@ -187,6 +187,11 @@ class Jobs:
 
         self._timers[here] = here[0].call_later(seconds, begin)
 
+    @property
+    def waiting(self) -> list[JobKey]:
+        """The keys whose start waits for a quiet time, in any event loop."""
+        return [key for _, key in list(self._timers)]
+
     def _cancel_timers(self, keys: Collection[JobKey]) -> None:
         here = asyncio.get_running_loop()
         for key in keys:
@@ -242,9 +247,8 @@ class Jobs:
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the jobs of these sessions in this event loop, also the later starts; None: all."""
-        waiting = [key for _, key in list(self._timers)]
         self._cancel_timers(
-            [key for key in waiting if names is None or key.session_id in names]
+            [key for key in self.waiting if names is None or key.session_id in names]
         )
         tasks = [job.task for job in self._here(names).values()]
         for task in tasks:
@@ -343,6 +347,10 @@ class JobRegistry:
     def __init__(self) -> None:
         # Sessions of this process with finished turns that were not read for facts yet.
         self.unread: set[str] = set()
+        # The last row of each session that has left the record, as this process shows it.
+        self.left: Recent[str, int] = Recent(_MOST_FAILURES)
+        # Sessions of this process whose last question has no answer yet.
+        self.asked: set[str] = set()
         # The jobs that read all that is unread at their next run.
         self.needed: set[JobKey] = set()
         finalize(self, _tell_unread, self.unread)

@@ -61,6 +61,7 @@ from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import (
+    LAST_ID,
     PROFILE_READER,
     LogPage,
     LogRow,
@@ -298,6 +299,8 @@ class RelevantFactsBlock(LogBlock):
     # The hash of the last question of each session for which other sessions are read; 0
     # after its answer.
     _asked: Recent[str, int] = PrivateAttr(default_factory=Recent)
+    # The last row of each session that had left the record at the last prompt.
+    _left: Recent[str, int] = PrivateAttr(default_factory=Recent)
     # The sessions in which other sessions of the user had unread messages.
     _unread_elsewhere: Recent[str, bool] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
@@ -403,7 +406,8 @@ class RelevantFactsBlock(LogBlock):
         self._questions.put(session_id, last_question)
         question, context = last_question
         showable = await user_facts.showable_for(question)
-        self._note_record(session_id, record)
+        self._records.put(session_id, record)
+        self._start_if_left(session_id)
         self._last_session = session_id
         surroundings = await self._surroundings(user_facts, showable, question, record)
         unread_text = await self._show_unread(unread, question, surroundings.limit)
@@ -439,13 +443,11 @@ class RelevantFactsBlock(LogBlock):
             )
         return facts._replace(question=self._joined(facts.question, unread_text))
 
-    def _note_record(self, session_id: str, record: RecordInPrompt | None) -> None:
-        """Remember the record of a prompt; read the messages that have left it unread."""
-        before = self._records.get(session_id)
-        self._records.put(session_id, record)
-        if record is None or not record.cursor[1]:
-            return
-        if self._is_when_needed and (before is None or before.cursor != record.cursor):
+    def _start_if_left(self, session_id: str) -> None:
+        """Extract facts in the background from unread messages that have left the record since the last prompt."""
+        left = self._store.jobs.left.get(session_id)
+        if left and self._is_when_needed and left != self._left.get(session_id):
+            self._left.put(session_id, left)
             self._start(session_id)
 
     async def _show_unread(
@@ -733,6 +735,8 @@ class RelevantFactsBlock(LogBlock):
         """
         if not self._extracts():
             return
+        if question is not None:
+            self._store.jobs.asked.add(session_id)
         last = self._asked.get(session_id)
         is_new = question is not None and hash(question) != last
         if last is not None and not (is_new and self.extract_every_turns is None):
@@ -796,10 +800,12 @@ class RelevantFactsBlock(LogBlock):
         needed.discard(key)
         due = Due(self.extract_every_turns or UNREAD_TURNS, answered=True)
         if is_needed:
-            due = Due(answered=session_id in self._asked)
+            due = Due(answered=session_id in self._store.jobs.asked)
         elif self.extract_every_turns is None:
-            record = self._records.get(session_id)
-            left = record.cursor[1] if record else 0
+            left = self._store.jobs.left.get(session_id)
+            if left is None:
+                # Without a record, the prompt shows no message of the log.
+                left = LAST_ID if self._own_namespace is None else 0
             due = due._replace(tokens=UNREAD_TOKENS, left=left)
         try:
             await self.extractor(session_id).extract(due)
@@ -818,6 +824,7 @@ class RelevantFactsBlock(LogBlock):
         if answer is not None:
             cause = answer.content
             self._asked.put(session_id, 0)
+            self._store.jobs.asked.discard(session_id)
             if not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
         self._start(session_id, cause=cause)
@@ -844,6 +851,7 @@ class RelevantFactsBlock(LogBlock):
                 )
                 # A failure was logged.
                 self._store.jobs.unread.discard(session)
+                self._store.jobs.asked.discard(session)
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Retire the facts of deleted messages of a session, with ``retire_with_messages``.

@@ -227,7 +227,8 @@ class Due(NamedTuple):
 
     ``turns``: the number of unread turns.
     ``tokens``: the tokens of unread messages.
-    ``left``: a row that has left the record; unread messages up to it are due.
+    ``left``: the last row that has left the record; unread messages of the log up to it
+    are due.
     ``answered``: whether the current turn is read only if it has its answer.
     """
 
@@ -235,6 +236,11 @@ class Due(NamedTuple):
     tokens: int = _ANY_NUMBER
     left: int = 0
     answered: bool = False
+
+    def is_reached(self, first: LogRow, turns: int, tokens: int) -> bool:
+        """Return whether so many unread turns and tokens, from this row on, are due."""
+        has_left = first.id <= self.left and not first.is_active
+        return has_left or turns >= self.turns or tokens >= self.tokens
 
 
 ALL = Due()
@@ -515,12 +521,7 @@ class Extractor:
         if len(rows) < _BATCH_ROWS:
             if not any(starts):
                 self.user_facts.store.jobs.unread.discard(self.session_id)
-            is_due = (
-                sum(starts) >= due.turns
-                or sum(tokens) >= due.tokens
-                or rows[0].id <= due.left
-            )
-            if not end or not is_due:
+            if not end or not due.is_reached(rows[0], sum(starts), sum(tokens)):
                 return None
         end = batch_end(
             starts,
