@@ -99,7 +99,7 @@ def cost_rows() -> dict[str, list[float]]:
             "the record alone (`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`)": record,
             "+ recall": recalled,
             "+ facts in the prompt": facts,
-            "+ learning facts, one call per turn": learning,
+            "+ learning facts": learning,
             "= **all defaults**": record + recalled + facts + learning,
             "+ summaries (`summarize=True`, off by default)": background_price(
                 price, "summaries"
