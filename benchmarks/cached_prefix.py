@@ -18,8 +18,7 @@ more, which change with each question, or by default 1,000 of the 8,000: there, 
 for itself, too. What is recalled by default, and all defaults with facts, have results of their own,
 ``results/cached_prefix_by_default.json``, which ``--by-default`` measures alone. The facts are LoCoMo's observations;
 before each message of the user, those of the messages so far are learned, as in ``equal_room.py``. Beside all defaults
-stand two plain lists: one with the limit of the record, and one whose prompts are as long. Beside prompts alone, the
-price of a turn is also given with the calls that learn facts, as ``background_calls.py`` counts them. The plain list is
+stand two plain lists: one with the limit of the record, and one whose prompts are as long. The plain list is
 LlamaIndex's ``Memory`` with such a limit that its prompts are as long in the mean as ours. What is paid is relative to
 it: the price of all prompt tokens under each rule's own prices, divided by that of as many of its prompt tokens. Ours
 is also measured with limits of 4,000 and 50,000 tokens; no conversation is as long as the second.
@@ -38,7 +37,6 @@ from functools import partial
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory, ChatSummaryMemoryBuffer
 
-from benchmarks.background_calls import replay_all
 from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.contenders import (
     AddingBuffer,
@@ -355,16 +353,6 @@ def prices_of_turns(sides: dict[str, Side]) -> list[Measure]:
     return measures
 
 
-def whole_price(sides: dict[str, Side], learning: float) -> Measure:
-    """What a turn costs, with the calls that learn facts, relative to one with ``Memory`` as long."""
-    ours_total = sides[OURS + ALL_DEFAULTS].totals["R1"]
-    of_host = sides[HOST + SAME_LENGTH].totals["R1"]
-    return Measure(
-        "price of a turn, R1, learning counted",
-        (ours_total.paid + learning) / of_host.paid,
-    )
-
-
 def relative_price(sides: dict[str, Side], name: str, rule: str) -> float:
     """What a token of a prompt costs in the mean, relative to one of the plain list, which sets no marks."""
     of_host = sides[HOST].totals["R2" if rule == "R3" else rule]
@@ -411,10 +399,8 @@ def main() -> int:
     conversations = load_conversations("cached_prefix")
     if not conversations:
         return NOT_MEASURED
-    learning = asyncio.run(replay_all(conversations)).paid
     by_default = asyncio.run(measure_by_default(conversations))
     measures = [
-        whole_price(by_default, learning),
         *measures_of({LIMIT: by_default}),
         *measures_before_recall(by_default),
         *prices_of_turns(by_default),

@@ -72,8 +72,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "record/recall.py",
         "models/ask.py",
         "facts/ranking.py",
-        "blocks/facts.py",
-        "learning/prompt.py",
     ),
     "consolidation": ("facts/consolidation.py",),
     "dated_questions": _PROMPT,
