@@ -775,9 +775,14 @@ class RelevantFactsBlock(LogBlock):
             await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts)
 
     async def _unread_sessions(self, session_id: str) -> list[str]:
-        return await self._store.readers.sessions_of_reader(
+        """Return the sessions of the user with unread messages."""
+        names = await self._store.readers.sessions_of_reader(
             self.reader_of(session_id), pending=True
         )
+        if self.namespace_of(session_id) == namespace_of_session(session_id):
+            # A copy of the session has this reader, too, and facts of its own.
+            names = [name for name in names if name == session_id]
+        return names
 
     def _start(
         self, session_id: str, *, needed: bool = False, cause: str | None = None

@@ -270,6 +270,11 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
         action: Action = "again" if blame == "turns" else "pause"
         most_turns = turns // 2 if progress.is_understood else 1
         return Decision(action, progress._replace(most_turns=most_turns, tries=0))
+    return _after_failed_turn(progress, blame)
+
+
+def _after_failed_turn(progress: Progress, blame: Blame) -> Decision:
+    """Return the next step after a batch of one turn has failed, which the turn or the model has caused."""
     is_model_in_doubt = (
         blame == "unknown" or progress.in_a_row >= _MOST_SET_ASIDE_IN_A_ROW
     )
@@ -281,7 +286,7 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
         return Decision("set aside", progress)
     shorter = _halved(progress, _HALVINGS_OF_A_TURN)
     is_stopped = is_model_in_doubt or not progress.is_understood
-    action = "stop" if is_stopped else "pause"
+    action: Action = "stop" if is_stopped else "pause"
     return Decision(action, shorter._replace(most_turns=1, tries=tries))
 
 
