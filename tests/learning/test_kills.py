@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from llama_index_memory_ext import MemoryStore
+from tests.conversation import user
 from tests.forked import run_forked
-from tests.learning.learning import Learns
+from tests.learning.learning import contents, learner
+from tests.memories import OpenMemory
+from tests.scripted_models import StartModel
 
 # Kills itself before the call of the database that is named by its number.
 PROGRAM = """
@@ -37,7 +38,7 @@ async def main():
     llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="x", max_retries=0)
     memory = CondensedMemory.from_defaults(name, user_id="ann", llm=llm, async_database_uri=uri)
     for i in range(12):
-        await memory.aput_messages(talk(f"{name}w{i}"))
+        await memory.aput_messages(talk(f"drink{i}"))
         await memory.aget()
     await memory.aclose()
 
@@ -47,25 +48,19 @@ asyncio.run(main())
 STEPS = (2, 5, 9, 20, 31, 36, 41, 46, 51, 56)
 
 
-@pytest.mark.parametrize("steps", [STEPS], ids=["ten kills"])
+@pytest.mark.parametrize("step", STEPS)
 async def test_what_was_stored_before_a_kill_is_learned_once(
-    steps: tuple[int, ...], database_uri: str, learns: Learns
+    step: int, database_uri: str, open_memory: OpenMemory, start_model: StartModel
 ) -> None:
-    memory, server = learns(session_id="later", wait_for_facts=60)
-    kills = 0
-    for step in steps:
-        arguments = (database_uri, server.api_base, f"s{step}", str(step))
-        done = run_forked(PROGRAM, *arguments, folder=Path.cwd())
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        kills += done.returncode != 0
-    assert kills >= len(steps) - 2
-    learned = Counter(fact.content for fact in await memory.facts.alist())
-    said: Counter[str] = Counter()
-    store = MemoryStore(database_uri)
-    for step in steps:
-        for message in await store.get_messages(f"s{step}", None):
-            words = re.findall(r"I like (\w+)", str(message.content))
-            said.update(f"Likes {word}" for word in words)
-    await store.aclose()
-    assert learned == said
-    assert max(said.values()) == 1
+    """By the next session of the user."""
+    llm, server = start_model(learner)
+    arguments = (database_uri, server.api_base, "chat", str(step))
+    done = run_forked(PROGRAM, *arguments, folder=Path.cwd())
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    memory = open_memory("later", user_id="ann", llm=llm)
+    await memory.aput(user("Hello."))
+    await memory.facts_block.await_jobs("chat")
+    messages = await memory.sql_store.get_messages("chat", None)
+    said = re.findall(r"I like (\w+)", str([message.content for message in messages]))
+    assert await contents(memory) == sorted(f"Likes {word}" for word in said)
+    assert len(said) >= step // 12
