@@ -822,7 +822,10 @@ class RelevantFactsBlock(LogBlock):
     async def anotice(
         self, session_id: str, *, answer: ChatMessage | None = None
     ) -> None:
-        """Extract facts in the background after a turn of the session, which the ``answer`` has just ended."""
+        """Extract facts in the background if unread turns are due, or else after 300 quiet seconds.
+
+        The ``answer`` has just ended a turn.
+        """
         if not self._extracts():
             return
         cause = None

@@ -340,9 +340,9 @@ class CondensedMemory(Memory):
                 memories that are shared, too. Facts come from each user's own words. A
                 message of a further user names that user in
                 ``additional_kwargs["user_id"]``.
-            llm: Extracts facts, by one more call for each turn, and summarises with
-                ``summarize``. Default: ``Settings.llm`` if it is set when a turn ends;
-                without a model, no facts are extracted.
+            llm: Extracts facts when they are needed, and summarises with
+                ``summarize``. Default: ``Settings.llm`` if it is set by then; without a
+                model, no facts are extracted.
             embed_model: Ranks facts and recalled messages together with their words: a
                 model of LlamaIndex, or "local" for a small model on this machine (extra
                 ``local``). Default: words alone.
