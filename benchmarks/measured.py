@@ -56,7 +56,11 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
-    "background_calls": ("learning/prompt.py", "record/summary.py"),
+    "background_calls": (
+        "blocks/facts.py",
+        "learning/prompt.py",
+        "record/summary.py",
+    ),
     "bulk_put": _STORE,
     "cached_prefix": (
         *_PROMPT,
@@ -87,6 +91,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "long_session": _TURN,
     "many_sessions": _TURN,
     "named_times": (*_PROMPT, *_RECALL, "checks/figures.py"),
+    "next_session": ("blocks/facts.py", "record/unread.py"),
     "one_message": _PROMPT,
     "other_words": ("facts/ranking.py", *_WORDS),
     "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.measured import RESULTS, changed_since
+from benchmarks.prompt_caches import PRICES
 
 TURNS = 1_000
 MILLION = 1_000_000
@@ -47,6 +48,8 @@ SOURCES = (
 HOST = "LlamaIndex's Memory"
 RECORD = "CondensedMemory"
 RECALL = "CondensedMemory, recall by default"
+DEFAULTS = "CondensedMemory, all defaults, facts known"
+HOST_AS_LONG = f"{HOST}, as long as all defaults"
 
 
 @cache
@@ -76,6 +79,20 @@ def fact_tokens() -> float:
     return with_facts - measures["tokens of a prompt, without facts"]
 
 
+def whole_price() -> float:
+    """Return the price of a turn with all defaults and the calls that learn facts, relative to a ``Memory`` as long.
+
+    OpenAI's cache (R1) serves both.
+    """
+    prompts = _measures("cached_prefix_by_default")
+    found = prompts[f"share found, R1, {HOST_AS_LONG}, 8,000"]
+    share_paid = found * PRICES["TokenPrefix"].found + 1 - found
+    paid_for_host = prompts[f"tokens of a prompt, {HOST_AS_LONG}, 8,000"] * share_paid
+    learning = _measures("background_calls")["paid in a turn, facts"]
+    ratio = prompts[f"price of a turn, R1, {DEFAULTS}, to {HOST_AS_LONG}"]
+    return ratio + learning / paid_for_host
+
+
 def background_price(price: ListPrice, kind: str) -> float:
     """Return the price of the background calls of a turn, in dollars, nothing of them cached."""
     measures = _measures("background_calls")
@@ -99,7 +116,7 @@ def cost_rows() -> dict[str, list[float]]:
             "the record alone (`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`)": record,
             "+ recall": recalled,
             "+ facts in the prompt": facts,
-            "+ learning facts, one call per turn": learning,
+            "+ learning facts": learning,
             "= **all defaults**": record + recalled + facts + learning,
             "+ summaries (`summarize=True`, off by default)": background_price(
                 price, "summaries"

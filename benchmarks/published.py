@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from benchmarks.measured import changed_since
-from benchmarks.prices import cost_table, list_price_table, stale_sources
+from benchmarks.prices import (
+    cost_table,
+    list_price_table,
+    stale_sources,
+    whole_price,
+)
+
+WHOLE_PRICE = f"{whole_price():.1f}"
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {}
@@ -73,6 +80,7 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | tokens of a prompt at a limit of 8,000 with 2,000 tokens of recall | {per_turn|tokens of a prompt, CondensedMemory with recall, a limit of 8,000 tokens|,.0f} | | {by} |
 | share of these in a cache | {per_turn|share from the cache, CondensedMemory with recall, a limit of 8,000 tokens|.0%} | | {by} |
 | price of a prompt, all defaults, OpenAI up to GPT-5.5 | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | 1 with prompts as long | {by} |
+| price of a turn, all defaults and the calls that learn facts, OpenAI up to GPT-5.5 | WHOLE_PRICE | 1 with prompts as long | `cached_prefix`, `background_calls` |
 | price of a prompt token without facts, OpenAI up to GPT-5.5 | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} | 1 | {by} |
 | the same without recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
 | tokens that llama.cpp processes in a turn, at 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
@@ -129,6 +137,8 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | tasks told in 2 to 40 pieces with tool calls between: every piece reaches the model, once, in order, in one message | {sharded|all holds, CondensedMemory|.0%} | {sharded|all holds, the recipe|.0%} | {by} |
 | the same with a restart in the middle | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user that another user is shown, in 200 random interleavings of 3 users in 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
+| the first question of a new session: messages of another session that it knows before facts are learned, with a model that takes 1 s | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
+| the same with 30 s | {next_session|messages known to the first question, learned in 30 s|of} | | {by} |
 | differences between an index and a new one, after 20,000 random changes and questions in all languages | {index_operations|differences between an index and a new one|.0f} | | {by} |
 | right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
 | the same to other questions | {dated_questions|questions: the days add, mean|times} times as likely | | {by} |
@@ -138,7 +148,7 @@ IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
 | Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % |
-| What does it cost? Price of prompts of the same length, facts and recall included, with OpenAI's cache (up to GPT-5.5) | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
+| What does it cost? Price of a turn with prompts of the same length, learning included, with OpenAI's cache (up to GPT-5.5) | WHOLE_PRICE; prompts alone {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
 | How fast is it? A turn at 10,000 messages | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
 | Are facts true? True facts that the checks lose, with altered quotes | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
 | Is anything lost? Tasks in 2 to 40 pieces with a restart, complete and in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | every piece, in separate messages |
@@ -166,15 +176,15 @@ READ_FIRST = """
 |---|---|---|
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), about 9,000 tokens for both) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
-| facts are learned | from messages that no longer fit (the "waterfall") | from each turn, as soon as it ends |
+| facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
 | after a restart, with a database, the memory uses | recent messages | all messages and facts |
-| price of prompts of the same length, with OpenAI's prompt cache | **1** | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f} |
+| price of a turn, with the calls that learn facts and with prompts of the same length, OpenAI's prompt cache | **1** | WHOLE_PRICE |
 | time that the memory takes in a turn, with 100 and with 10,000 stored messages | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | **{history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms** |
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes one more call per turn ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes {background_calls|calls in a turn, facts|*100 .0f} more calls in 100 turns ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
 """
@@ -300,16 +310,17 @@ def _engine() -> str:
 
 
 TEXTS: dict[str, str] = {
-    "all": ALL_FIGURES,
+    "all": ALL_FIGURES.replace("WHOLE_PRICE", WHOLE_PRICE),
     "readme": READ_FIRST.replace(
         "OLDER\n", _older_than_the_code("equal_room", "history_cost") + "\n"
-    ),
-    "in-short": IN_SHORT,
+    ).replace("WHOLE_PRICE", WHOLE_PRICE),
+    "in-short": IN_SHORT.replace("WHOLE_PRICE", WHOLE_PRICE),
     "defaults": DEFAULTS,
     "cost": cost_table(),
     "list-prices": list_price_table(),
     "stale-prices": stale_sources(),
-    "background-tokens": "{background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
+    "whole-price": WHOLE_PRICE,
+    "background-tokens": "{background_calls|calls in a turn, facts|*100 .0f} calls in 100 turns; in a turn, it sends {background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
     "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
     "caches": _by_provider(),

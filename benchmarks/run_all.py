@@ -51,6 +51,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "evidence_in_prompt": (LOCOMO, E5),
     "equal_room": (LOCOMO,),
     "background_calls": (LOCOMO,),
+    "next_session": (LOCOMO,),
     "long_replies": (LOCOMO,),
     "named_times": (LOCOMO,),
     "dated_questions": (BENCH,),

@@ -212,6 +212,18 @@ def _names(error: BaseException | None) -> set[str]:
 
 # The cause of a failed request: the words of the turns, their length, the model or its
 # server, or unknown.
+class WorkError(Exception):
+    """The ``error`` of work in the background, with the tokens of the calls that led to it."""
+
+    def __init__(
+        self, error: Exception, prompt_tokens: int = 0, completion_tokens: int = 0
+    ) -> None:
+        super().__init__(type(error).__name__)
+        self.error = error
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+
+
 Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 
 

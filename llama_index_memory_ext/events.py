@@ -173,11 +173,15 @@ class JobFailedEvent(MemoryEvent):
     ``error``: the type of the error; its text may quote messages.
     ``failures``: failures in a row, in this process.
     ``retry_seconds``: the pause; None: the next start tries again.
+    ``prompt_tokens``, ``completion_tokens``: tokens of the calls that no other event
+    counts, as the provider reports them.
     """
 
     error: str
     failures: int
     retry_seconds: float | None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class ExtractionFailedEvent(JobFailedEvent):

@@ -32,7 +32,7 @@ memory      condensed_memory > backfill settings unknown > search stats template
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
-record      summary > recall > window > text                              # within the limit
+record      summary unread > recall > window > text                       # within the limit
 learning    extractor > verification > validation                         # how facts are learned
 ---
 facts       book deleted_messages > known > ranking            # how facts are kept and ranked
@@ -78,6 +78,7 @@ WITH_ONE_IMPORTER = {
     "learning/verification.py": "is a request of its own, which is off by default",
     "cli/facts.py": "is one of the groups of commands",
     "facts/deleted_messages.py": "is read at the first deletion",
+    "record/unread.py": "is read while another session is unread",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/actions.py": "writes, apart from the pages, which only read",

@@ -19,7 +19,7 @@ from llama_index_memory_ext.background.loop import (
     running_jobs,
     spawn,
 )
-from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.errors import NoModelError, WorkError
 from llama_index_memory_ext.events import (
     JobFailedEvent,
     MemoryFailure,
@@ -136,6 +136,10 @@ class Jobs:
         self._failures: dict[JobKey, Failure] = {}
         # The cause of the last start of each key, once its job has succeeded.
         self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
+        # The starts that wait for a quiet time. A timer keeps no event loop running.
+        self._timers: dict[
+            tuple[asyncio.AbstractEventLoop, JobKey], asyncio.TimerHandle
+        ] = {}
         # How often the work of a key was halved, because a model could not do all of it.
         self.halvings: Counter[JobKey] = Counter()
 
@@ -156,11 +160,7 @@ class Jobs:
             job.cause = cause
             job.again = True
             return
-        for place in list(self._jobs):
-            if place[0].is_closed():
-                abandoned = self._jobs.pop(place, None)
-                if abandoned is not None:
-                    running_jobs.pop(abandoned.task, None)
+        self._drop_closed_loops()
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
         running_jobs[job.task] = (key.owner, key.session_id)
 
@@ -172,6 +172,40 @@ class Jobs:
                 del self._jobs[here]
 
         job.task.add_done_callback(remove)
+
+    def start_later(
+        self, key: JobKey, start: Callable[[], object], seconds: float
+    ) -> None:
+        """Call ``start`` after so many seconds; a later call for this key in this event loop takes its place."""
+        self._drop_closed_loops()
+        self._cancel_timers([key])
+        here = asyncio.get_running_loop(), key
+
+        def begin() -> None:
+            del self._timers[here]
+            start()
+
+        self._timers[here] = here[0].call_later(seconds, begin)
+
+    @property
+    def waiting(self) -> list[JobKey]:
+        """The keys whose start waits for a quiet time, in any event loop."""
+        return [key for _, key in list(self._timers)]
+
+    def _cancel_timers(self, keys: Collection[JobKey]) -> None:
+        here = asyncio.get_running_loop()
+        for key in keys:
+            timer = self._timers.pop((here, key), None)
+            if timer is not None:
+                timer.cancel()
+
+    def _drop_closed_loops(self) -> None:
+        for place in [*self._jobs, *self._timers]:
+            if place[0].is_closed():
+                self._timers.pop(place, None)
+                abandoned = self._jobs.pop(place, None)
+                if abandoned is not None:
+                    running_jobs.pop(abandoned.task, None)
 
     def takes_care_of(self, key: JobKey, cause: Hashable) -> bool:
         """Return whether the last start had this cause, and its job runs here or has succeeded.
@@ -207,11 +241,15 @@ class Jobs:
 
     async def finish(self, key: JobKey, work: Work) -> None:
         """Run the work now, after the job that runs; a failure is logged, and the next start tries again."""
+        self._cancel_timers([key])
         await self.wait(key)
         await self._attempt(key, work, None)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel the jobs of these sessions in this event loop; None: all."""
+        """Cancel the jobs of these sessions in this event loop, also the later starts; None: all."""
+        self._cancel_timers(
+            [key for key in self.waiting if names is None or key.session_id in names]
+        )
         tasks = [job.task for job in self._here(names).values()]
         for task in tasks:
             task.cancel()
@@ -258,16 +296,18 @@ class Jobs:
                 await work()
             except Exception as error:  # noqa: BLE001 - a model may fail in any way, and no turn may suffer from it
                 owners_not_waited_for.put(key.owner, value=True)
-                self._note_failure(key, error, first_pause)
+                failure = error if isinstance(error, WorkError) else WorkError(error)
+                self._note_failure(key, failure, first_pause)
                 return False
             owners_not_waited_for.put(key.owner, value=False)
             self._failures.pop(key, None)
             return True
 
     def _note_failure(
-        self, key: JobKey, error: Exception, first_pause: float | None
+        self, key: JobKey, failure: WorkError, first_pause: float | None
     ) -> None:
         """Remember, log and announce a failure."""
+        error = failure.error
         earlier = self._failures.pop(key, None)
         failures = earlier.failures if earlier else 0
         retry_at = earlier.retry_at if earlier else None
@@ -291,6 +331,8 @@ class Jobs:
                 error=name,
                 failures=failures + 1,
                 retry_seconds=pause,
+                prompt_tokens=failure.prompt_tokens,
+                completion_tokens=failure.completion_tokens,
             )
             send(event)
 
@@ -305,6 +347,12 @@ class JobRegistry:
     def __init__(self) -> None:
         # Sessions of this process with finished turns that were not read for facts yet.
         self.unread: set[str] = set()
+        # The last row of each session that has left the record, as this process shows it.
+        self.left: Recent[str, int] = Recent(_MOST_FAILURES)
+        # Sessions of this process whose last question has no answer yet.
+        self.asked: set[str] = set()
+        # The jobs that read all that is unread at their next run.
+        self.needed: set[JobKey] = set()
         finalize(self, _tell_unread, self.unread)
         # Whether a program has used a memory on the store; None: it has made none.
         self.used: bool | None = None

@@ -199,7 +199,7 @@ at_fork(after_in_child=running_jobs.clear)
 
 
 async def wait_for_owner(
-    owner: tuple[str, ...], seconds: float, *, except_session: str
+    owner: tuple[str, ...], seconds: float, *, except_session: str | None = None
 ) -> None:
     """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
 

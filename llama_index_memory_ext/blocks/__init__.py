@@ -197,8 +197,8 @@ class LogBlock(BaseMemoryBlock[str]):
     async def anotice(self, session_id: str) -> None:
         """Start the background work for new messages in the log of a session."""
 
-    async def aopen(self, session_id: str) -> None:
-        """Prepare for a session that a memory begins to use."""
+    async def aopen(self, session_id: str, question: str | None = None) -> None:
+        """Prepare for a session that a memory begins to use, or for its next question."""
 
     async def aflush(self, session_id: str | None = None) -> None:
         """Do the background work of a session now; without an id, of each session that this block has seen.

@@ -10,6 +10,7 @@ from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from llama_index.core.base.llms.types import MessageRole
 from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
@@ -59,8 +60,10 @@ from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import (
+    LAST_ID,
     PROFILE_READER,
     LogPage,
+    LogRow,
     ReadPosition,
     Snapshot,
     display_name,
@@ -93,6 +96,13 @@ _MOST_IN_EVENT_LOOP = 300
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
+# Unread messages are read at the first of these limits, chosen for the price of a turn:
+# see docs/cost.md.
+UNREAD_TURNS = 10
+UNREAD_TOKENS = 1_500
+QUIET_SECONDS = 300.0
+# Tokens of unread messages in a prompt.
+_UNREAD_IN_PROMPT = 500
 
 
 class FactsOptions(TypedDict, total=False):
@@ -101,7 +111,7 @@ class FactsOptions(TypedDict, total=False):
     agent_id: str | None
     scope: Scope | None
     extract_facts: bool
-    extract_every_turns: int
+    extract_every_turns: int | None
     wait_for_facts: float
     retire_with_messages: bool
     verify: bool
@@ -238,14 +248,16 @@ class RelevantFactsBlock(LogBlock):
     extract_facts: Switch = Field(
         default=True, description="Whether new facts are extracted."
     )
-    extract_every_turns: int = Field(
-        default=1, ge=1, description="Finished turns that wait for one extraction."
+    extract_every_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="Finished turns that wait for one extraction; None: facts are extracted when they are needed.",
     )
     wait_for_facts: float = Field(
-        default=0.5,
+        default=2.0,
         ge=0,
         description="Most seconds that a question waits for facts that are being extracted from another session of the "
-        "user; 0: it never waits.",
+        "user, and that a reader of facts waits for any session; 0: no wait.",
     )
     retire_with_messages: Switch = Field(
         default=False, description="Whether facts go with the messages that say them."
@@ -282,6 +294,13 @@ class RelevantFactsBlock(LogBlock):
     _records: Recent[str, RecordInPrompt | None] = PrivateAttr(default_factory=Recent)
     # The question of the last prompt, by session.
     _questions: Recent[str, Question] = PrivateAttr(default_factory=Recent)
+    # The hash of the last question of each session for which other sessions are read; 0
+    # after its answer.
+    _asked: Recent[str, int] = PrivateAttr(default_factory=Recent)
+    # The last row of each session that had left the record at the last prompt.
+    _left: Recent[str, int] = PrivateAttr(default_factory=Recent)
+    # The sessions in which other sessions of the user had unread messages.
+    _unread_elsewhere: Recent[str, bool] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -351,10 +370,19 @@ class RelevantFactsBlock(LogBlock):
         session_id: str | None = None,
         snapshot: Snapshot | None = None,
         record: RecordInPrompt | None = None,
+        unread: Sequence[LogRow] = (),
     ) -> FactsForPrompt:
-        """Return the facts for a prompt; without a ``record`` all of them are for the question."""
-        facts = await self._select(messages, self._see(session_id), snapshot, record)
-        if self.extract_facts and self.known_llm() is not None:
+        """Return the facts for a prompt; without a ``record`` all of them are for the question.
+
+        ``unread``: messages of ``await_learned``, which stand in for their facts.
+        """
+        session_id = self._see(session_id)
+        if snapshot is None:
+            questions = [m.content for m in messages if m.role == MessageRole.USER]
+            await self.aopen(session_id, questions[-1] if questions else None)
+            unread = await self.await_learned(session_id)
+        facts = await self._select(messages, session_id, snapshot, record, unread)
+        if self._can_extract:
             # After the prompt, while the model answers.
             start_loading("llama_index_memory_ext.learning.extractor")
         return facts
@@ -365,11 +393,10 @@ class RelevantFactsBlock(LogBlock):
         session_id: str,
         snapshot: Snapshot | None,
         record: RecordInPrompt | None,
+        unread: Sequence[LogRow],
     ) -> FactsForPrompt:
         await self.tokenizer_fn.load()
         started = perf_counter()
-        if snapshot is None:
-            await self.await_learned(session_id)
         talk = await self._read_talk(session_id, snapshot)
         if snapshot is None and not talk.lines:
             self._advise(messages)
@@ -382,10 +409,14 @@ class RelevantFactsBlock(LogBlock):
         question, context = last_question
         showable = await user_facts.showable_for(question)
         self._records.put(session_id, record)
+        self._start_if_left(session_id)
         self._last_session = session_id
-        if not (user_facts.active or showable.facts):
-            return FactsForPrompt()
         surroundings = await self._surroundings(user_facts, showable, question, record)
+        unread_text = await self._show_unread(unread, question, surroundings.limit)
+        if not (user_facts.active or showable.facts):
+            return FactsForPrompt(question=unread_text)
+        limit = surroundings.limit - unread_text.tokens
+        surroundings = surroundings._replace(limit=limit)
         key = (
             *version,
             user_facts.namespace,
@@ -416,7 +447,41 @@ class RelevantFactsBlock(LogBlock):
                     seconds=perf_counter() - started,
                 )
             )
-        return facts
+        return facts._replace(question=self._joined(facts.question, unread_text))
+
+    def _start_if_left(self, session_id: str) -> None:
+        """Extract facts in the background from unread messages that have left the record since the last prompt."""
+        left = self._store.jobs.left.get(session_id)
+        if left and self._is_when_needed and left != self._left.get(session_id):
+            self._left.put(session_id, left)
+            self._start(session_id)
+
+    async def _show_unread(
+        self, rows: Sequence[LogRow], question: str, limit: int
+    ) -> CountedText:
+        """Return unread messages of other sessions, at most half of the limit and 500 tokens; "" for none."""
+        if not rows:
+            return NO_FACTS
+        from llama_index_memory_ext.record.unread import (
+            show_unread,  # while another session is unread
+        )
+
+        return await asyncio.to_thread(
+            show_unread,
+            rows,
+            question,
+            min(limit // 2, _UNREAD_IN_PROMPT),
+            self.tokenizer_fn,
+            languages=checked_languages(self.languages),
+            zone=self.zone,
+        )
+
+    def _joined(self, facts: CountedText, unread: CountedText) -> CountedText:
+        """Return the lines of facts, and below them those of unread messages."""
+        if not unread:
+            return facts
+        text = facts + unread
+        return CountedText(text, self.tokenizer_fn.count(text), facts.matches)
 
     async def _surroundings(
         self,
@@ -546,6 +611,7 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
+            learn=partial(self.alearn, session_id),
             time_zone=self.zone,
         )
 
@@ -558,6 +624,7 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
+        await self.alearn(session_id)
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
 
@@ -578,6 +645,7 @@ class RelevantFactsBlock(LogBlock):
         shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
+        await self.alearn(session_id)
         record = self._records.get(session_id)
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
@@ -651,47 +719,118 @@ class RelevantFactsBlock(LogBlock):
             at_once=at_once,
         )
 
-    async def aopen(self, session_id: str) -> None:
-        """Extract facts from unread messages of the user's other sessions, in the background."""
+    async def aopen(self, session_id: str, question: str | None = None) -> None:
+        """Extract facts from unread messages of the user's other sessions, in the background.
+
+        This is done when the session begins. Unless ``extract_every_turns`` is a number,
+        it is also done once for each question.
+        """
         if not self._extracts():
             return
-        session_ids = await self._store.readers.sessions_of_reader(
-            self.reader_of(session_id), pending=True
-        )
-        for name in session_ids:
+        if question is not None:
+            self._store.jobs.asked.add(session_id)
+        last = self._asked.get(session_id)
+        is_new = question is not None and hash(question) != last
+        if last is not None and not (is_new and self.extract_every_turns is None):
+            return
+        for name in await self._unread_sessions(session_id):
             if name != session_id:
-                # ``aclose`` waits for the sessions that the block has seen.
-                self._see(name)
-                self.jobs.start(
-                    self.job_key(name), self.extractor(name).extract, self.retry_seconds
-                )
+                self._unread_elsewhere.put(session_id, value=True)
+                self._start(name, needed=True)
+        self._asked.put(session_id, hash(question or 0))
 
-    async def await_learned(self, session_id: str) -> None:
+    async def await_learned(self, session_id: str) -> list[LogRow]:
         """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
 
-        The session's own messages are in its record, or still in short-term memory.
+        Return the messages of the user there that are unread all the same, oldest
+        first. The session's own messages are in its record, or still in short-term
+        memory.
         """
         await wait_for_owner(
             self.job_key(session_id).owner,
             self.wait_for_facts,
             except_session=session_id,
         )
+        if not self._unread_elsewhere.get(session_id):
+            return []
+        rows = await self._store.readers.unread_elsewhere(
+            session_id, self.reader_of(session_id), self.namespace_of(session_id)
+        )
+        self._unread_elsewhere.put(session_id, bool(rows))
+        return rows
+
+    async def alearn(self, session_id: str) -> None:
+        """Extract facts from all finished turns of the user before facts are read; wait at most ``wait_for_facts``."""
+        if self._is_when_needed:
+            for name in await self._unread_sessions(session_id):
+                self._start(name, needed=True)
+            await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts)
+
+    async def _unread_sessions(self, session_id: str) -> list[str]:
+        """Return the sessions of the user with unread messages."""
+        names = await self._store.readers.sessions_of_reader(
+            self.reader_of(session_id), pending=True
+        )
+        if self.namespace_of(session_id) == namespace_of_session(session_id):
+            # A copy of the session has this reader, too, and facts of its own.
+            names = [name for name in names if name == session_id]
+        return names
+
+    def _start(
+        self, session_id: str, *, needed: bool = False, cause: str | None = None
+    ) -> None:
+        """Extract facts of a session in the background: of turns that are due, or of all if they are ``needed``."""
+        key = self.job_key(session_id)
+        if needed:
+            # ``aclose`` waits for the sessions that the block has seen.
+            self._see(session_id)
+            self._store.jobs.needed.add(key)
+        work = partial(self._extract, key)
+        self.jobs.start(key, work, self.retry_seconds, cause=cause)
+
+    async def _extract(self, key: JobKey) -> None:
+        from llama_index_memory_ext.learning.extractor import Due
+
+        session_id = key.session_id
+        needed = self._store.jobs.needed
+        is_needed = key in needed
+        needed.discard(key)
+        due = Due(self.extract_every_turns or UNREAD_TURNS, answered=True)
+        if is_needed:
+            due = Due(answered=session_id in self._store.jobs.asked)
+        elif self.extract_every_turns is None:
+            left = self._store.jobs.left.get(session_id)
+            if left is None:
+                # Without a record, the prompt shows no message of the log.
+                left = LAST_ID if self._own_namespace is None else 0
+            due = due._replace(tokens=UNREAD_TOKENS, left=left)
+        try:
+            await self.extractor(session_id).extract(due)
+        except BaseException:
+            if is_needed:
+                needed.add(key)
+            raise
 
     async def anotice(
         self, session_id: str, *, answer: ChatMessage | None = None
     ) -> None:
-        """Extract facts in the background after a turn of the session, which the ``answer`` has just ended."""
+        """Extract facts in the background if unread turns are due, or else after 300 quiet seconds.
+
+        The ``answer`` has just ended a turn.
+        """
         if not self._extracts():
             return
-        if answer is not None and not self._store.database.in_memory:
-            self._store.jobs.unread.add(session_id)
-        work = partial(
-            self.extractor(session_id).extract,
-            least_turns=self.extract_every_turns,
-            answered=True,
-        )
-        cause = None if answer is None else answer.content
-        self.jobs.start(self.job_key(session_id), work, self.retry_seconds, cause=cause)
+        cause = None
+        if answer is not None:
+            cause = answer.content
+            self._asked.put(session_id, 0)
+            self._store.jobs.asked.discard(session_id)
+            if not self._store.database.in_memory:
+                self._store.jobs.unread.add(session_id)
+        self._start(session_id, cause=cause)
+        if self.extract_every_turns is None:
+            read_all = partial(self._start, session_id, needed=True)
+            self.jobs.start_later(self.job_key(session_id), read_all, QUIET_SECONDS)
 
     async def anotice_flush(
         self, session_id: str, messages: Sequence[ChatMessage]
@@ -712,6 +851,7 @@ class RelevantFactsBlock(LogBlock):
                 )
                 # A failure was logged.
                 self._store.jobs.unread.discard(session)
+                self._store.jobs.asked.discard(session)
 
     async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
         """Retire the facts of deleted messages of a session, with ``retire_with_messages``.
@@ -728,6 +868,14 @@ class RelevantFactsBlock(LogBlock):
         )
 
         return await retire_deleted(self._user_facts(session_id), session_id)
+
+    @property
+    def _can_extract(self) -> bool:
+        return self.extract_facts and self.known_llm() is not None
+
+    @property
+    def _is_when_needed(self) -> bool:
+        return self._can_extract and self.extract_every_turns is None
 
     def _extracts(self) -> bool:
         """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""

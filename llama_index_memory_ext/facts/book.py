@@ -144,6 +144,7 @@ class FactBook:
             facts, and the facts of all agents.
         categories: The categories that a fact may have; None: any.
         search: Finds facts for a question, best first; None: by their words.
+        learn: Is called before facts are read, so that they are up to date.
         time_zone: Tells on which day a fact becomes known, changes or ends; None: UTC.
 
     Raises:
@@ -159,9 +160,11 @@ class FactBook:
         scope: Scope | Literal["all"] | None = None,
         categories: Sequence[str] | None = None,
         search: Callable[[str], Awaitable[Sequence[RankedFact]]] | None = None,
+        learn: Callable[[], Awaitable[object]] | None = None,
         time_zone: tzinfo | None = None,
     ) -> None:
         self._store = store
+        self._learn = learn
         self._time_zone = time_zone
         self._search = search or self._by_words
         self.namespace = namespace
@@ -442,6 +445,8 @@ class FactBook:
         return now_in(self._time_zone)
 
     async def _all(self) -> list[Fact]:
+        if self._learn is not None:
+            await self._learn()
         return (await self._store.facts.read(self.namespace, view=self._view)).facts
 
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:

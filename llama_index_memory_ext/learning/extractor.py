@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import ChainMap, Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
     TruncatedReplyError,
+    WorkError,
     blame_of,
 )
 from llama_index_memory_ext.events import (
@@ -124,6 +126,7 @@ _RESULT_CHARACTERS = 20_000
 # Tokens of a verdict on one candidate, at most.
 _VERDICT_TOKENS = 60
 _APPLY_TRIES = 3
+_ANY_NUMBER = sys.maxsize
 _DECIDED = Rejection("duplicate", "It is pending, or was rejected.")
 # So many judgements that are all "stated" show that a model agrees to anything.
 _LEAST_JUDGED = 20
@@ -191,6 +194,11 @@ class Progress(NamedTuple):
         return self._replace(days=days, rejected=rejected[-_MOST_NOTED:])
 
     @property
+    def is_understood(self) -> bool:
+        """Whether an answer of the model was read in the last 30 days."""
+        return bool(self.days)
+
+    @property
     def state(self) -> Json:
         """The progress as JSON for ``Readers.move``; None for a progress without content."""
         if self == Progress():
@@ -214,6 +222,30 @@ def progress_of(state: Json) -> Progress:
     return Progress(**fields, set_aside=turns)
 
 
+class Due(NamedTuple):
+    """When unread messages are read: as soon as one of these limits is reached.
+
+    ``turns``: the number of unread turns.
+    ``tokens``: the tokens of unread messages.
+    ``left``: the last row that has left the record; unread messages of the log up to it
+    are due.
+    ``answered``: whether the current turn is read only if it has its answer.
+    """
+
+    turns: int = 0
+    tokens: int = _ANY_NUMBER
+    left: int = 0
+    answered: bool = False
+
+    def is_reached(self, first: LogRow, turns: int, tokens: int) -> bool:
+        """Return whether so many unread turns and tokens, from this row on, are due."""
+        has_left = first.id <= self.left and not first.is_active
+        return has_left or turns >= self.turns or tokens >= self.tokens
+
+
+ALL = Due()
+
+
 class Decision(NamedTuple):
     """The next step after a failure, and the progress to store."""
 
@@ -224,10 +256,11 @@ class Decision(NamedTuple):
 def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
     """Return the next step after a batch of so many turns has failed.
 
-    A batch is halved until the failing turn is alone. A single turn is tried three
-    times, with a shorter text each time, and then set aside. If the model itself seems
-    broken, the turn has more tries, with a pause before each. After a timeout the next
-    text is shorter, and no turn is set aside.
+    A batch is halved until the failing turn is alone; a model that was never understood
+    gets a single turn at once. A single turn is tried three times, with a shorter text
+    each time, and then set aside. If the model itself seems broken, the turn has more
+    tries, with a pause before each. After a timeout the next text is shorter, and no
+    turn is set aside.
     """
     if blame == "model":
         return Decision("pause", progress)
@@ -235,7 +268,13 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
         return Decision("pause", _halved(progress, 1))
     if turns > 1:
         action: Action = "again" if blame == "turns" else "pause"
-        return Decision(action, progress._replace(most_turns=turns // 2, tries=0))
+        most_turns = turns // 2 if progress.is_understood else 1
+        return Decision(action, progress._replace(most_turns=most_turns, tries=0))
+    return _after_failed_turn(progress, blame)
+
+
+def _after_failed_turn(progress: Progress, blame: Blame) -> Decision:
+    """Return the next step after a batch of one turn has failed, which the turn or the model has caused."""
     is_model_in_doubt = (
         blame == "unknown" or progress.in_a_row >= _MOST_SET_ASIDE_IN_A_ROW
     )
@@ -246,7 +285,8 @@ def after_failure(progress: Progress, blame: Blame, turns: int) -> Decision:
     if tries >= most_tries:
         return Decision("set aside", progress)
     shorter = _halved(progress, _HALVINGS_OF_A_TURN)
-    action = "stop" if is_model_in_doubt else "pause"
+    is_stopped = is_model_in_doubt or not progress.is_understood
+    action: Action = "stop" if is_stopped else "pause"
     return Decision(action, shorter._replace(most_turns=1, tries=tries))
 
 
@@ -264,7 +304,6 @@ class Batch(NamedTuple):
     ``ended_at``: the time of the last message.
     ``before``: the lines right before the batch.
     ``budget``: the limits of a request.
-    ``spent``: collects the usage of the requests.
     """
 
     unread: LogPage
@@ -274,7 +313,6 @@ class Batch(NamedTuple):
     ended_at: datetime
     before: Sequence[Utterance]
     budget: RequestBudget
-    spent: list[Usage]
 
 
 class RecentLines(NamedTuple):
@@ -312,6 +350,7 @@ class Extractor:
     ``rejections``: counts the entries of replies that are not stored, by reason.
     ``usage``: the usage of the model, by kind of call.
     ``at_once``: a turn that fails is tried again without a pause.
+    ``spent``: the usage that no event has counted yet.
     ``judged``: counts the labels of second readings.
     ``review``: new facts are pending.
     ``is_own``: the user is the user of the memory, who never stands for a team.
@@ -330,24 +369,32 @@ class Extractor:
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
+    spent: list[Usage] = field(default_factory=list)
     review: bool = False
     is_own: bool = False
 
-    async def extract(self, *, least_turns: int = 1, answered: bool = False) -> None:
-        """Extract batches until fewer than ``least_turns`` turns are left."""
-        while await self.extract_next(least_turns=least_turns, answered=answered):
-            pass
+    async def extract(self, due: Due = ALL) -> None:
+        """Extract batches until no unread messages are due.
 
-    async def extract_next(
-        self, *, least_turns: int = 0, answered: bool = False
-    ) -> Extracted | None:
-        """Extract one batch; None if fewer than ``least_turns`` turns are unread.
-
-        With ``answered``, the current turn is read only if it has its answer. If the
-        model fails, the batch stays unread. The error is raised, unless the reader can
-        go on at once with a shorter batch or with the next turn.
+        Raises:
+            WorkError: The model or the database has failed.
         """
-        batch = await self._next_batch(least_turns, answered=answered)
+        try:
+            while await self.extract_next(due):
+                pass
+        except Exception as error:
+            used = self._take_spent()
+            raise WorkError(
+                error, used.prompt_tokens, used.completion_tokens
+            ) from error
+
+    async def extract_next(self, due: Due = ALL) -> Extracted | None:
+        """Extract one batch; None if no unread messages are due.
+
+        If the model fails, the batch stays unread. The error is raised, unless the
+        reader can go on at once with a shorter batch or with the next turn.
+        """
+        batch = await self._next_batch(due)
         if batch is None:
             return None
         progress = progress_of(batch.unread.state)
@@ -460,8 +507,8 @@ class Extractor:
             "Expected to store facts; facts of this user are being deleted at the same time. Try again."
         )
 
-    async def _next_batch(self, least_turns: int, *, answered: bool) -> Batch | None:
-        """Return the oldest unread rows that fit one request; None for too few turns."""
+    async def _next_batch(self, due: Due) -> Batch | None:
+        """Return the oldest unread rows that fit one request; None if they are not due."""
         unread = await self._registered_rows()
         progress = progress_of(unread.state)
         rows = unread.rows
@@ -471,18 +518,19 @@ class Extractor:
             budget = await asyncio.to_thread(self._request_budget, progress.halved)
         speakers = await self._speakers()
         lines = await self._lines_of(rows, speakers, budget)
-        end = _end_of_turns(rows, lines, answered=answered)
+        end = _end_of_turns(rows, lines, answered=due.answered)
         starts = [line.is_users for line in lines[:end]]
+        texts = [line.text for line in lines[:end]]
+        count = self.block.tokenizer_fn.count
+        tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
         if len(rows) < _BATCH_ROWS:
             if not any(starts):
                 self.user_facts.store.jobs.unread.discard(self.session_id)
-            if not end or sum(starts) < least_turns:
+            if not end or not due.is_reached(rows[0], sum(starts), sum(tokens)):
                 return None
-        texts = [line.text for line in lines[:end]]
-        count = self.block.tokenizer_fn.count
         end = batch_end(
             starts,
-            await asyncio.to_thread(lambda: list(map(count, texts))),
+            tokens,
             [at and at.date() for at in times_of(rows[:end], self.block.zone)],
             token_limit=budget.batch,
             most_turns=progress.most_turns,
@@ -616,7 +664,6 @@ class Extractor:
             ended_at,
             before,
             budget,
-            [],
         )
 
     async def _learn(self, batch: Batch, progress: Progress) -> Extracted:
@@ -682,8 +729,13 @@ class Extractor:
             valid = _pending_reply(valid, self.user_facts)
         self.rejections.update(valid.rejections)
         changed = self._changed_facts(valid)
-        usage = sum(batch.spent, Usage())
-        return Extracted(changed, valid, perf_counter() - started, usage)
+        return Extracted(changed, valid, perf_counter() - started, self._take_spent())
+
+    def _take_spent(self) -> Usage:
+        """Return the usage that no event has counted yet, and count it from now on."""
+        used = sum(self.spent, Usage())
+        self.spent.clear()
+        return used
 
     async def _report(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
         """Return the model's reply about a batch, and about the facts that it may change."""
@@ -699,7 +751,7 @@ class Extractor:
             batch.lines, related, said_at=batch.asked_at, before=before
         )
         tokens = ANSWER_TOKENS + sum(counter.count(line.text) for line in batch.lines)
-        with self._counted("facts", prompt, batch) as responses:
+        with self._counted("facts", prompt) as responses:
             reply, response = await ask_for_facts(
                 self.block.chosen_llm(),
                 prompt,
@@ -780,7 +832,7 @@ class Extractor:
 
     @contextmanager
     def _counted(
-        self, kind: str, prompt: Sequence[ChatMessage], batch: Batch
+        self, kind: str, prompt: Sequence[ChatMessage]
     ) -> Iterator[list[ChatResponse]]:
         """Count the tokens of the responses in the list, also if the model fails in the end."""
         responses: list[ChatResponse] = []
@@ -790,7 +842,7 @@ class Extractor:
             count = self.block.tokenizer_fn
             used = [usage_of(prompt, response, count) for response in responses]
             self.usage[kind] = sum(used, self.usage.get(kind, Usage()))
-            batch.spent.extend(used)
+            self.spent.extend(used)
 
     async def _validated(
         self,
@@ -835,7 +887,7 @@ class Extractor:
             verification.verification_prompt, valid, quotes, batch.lines
         )
         try:
-            with self._counted("verification", prompt, batch) as responses:
+            with self._counted("verification", prompt) as responses:
                 request = Request(
                     self.block.chosen_llm(),
                     verification.VERDICT_TOOL,

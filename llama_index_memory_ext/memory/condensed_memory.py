@@ -82,7 +82,12 @@ from llama_index_memory_ext.store import (
     reader_of,
     warn_of_unused,
 )
-from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Snapshot
+from llama_index_memory_ext.store.tables import (
+    LogRow,
+    ReadPosition,
+    SessionAccess,
+    Snapshot,
+)
 from llama_index_memory_ext.text.messages import (
     MEDIA_TOKENS,
     Plan,
@@ -167,12 +172,14 @@ class _Turn(NamedTuple):
     ``messages``: the active messages of the session; none if the question follows.
     ``query``: the messages and the question, for which the blocks select their content.
     ``question_follows``: the caller sends the question behind the prompt.
+    ``unread``: the user's words in other sessions that were not read for facts.
     """
 
     snapshot: Snapshot
     messages: list[ChatMessage]
     query: list[ChatMessage]
     question_follows: bool
+    unread: Sequence[LogRow] = ()
 
 
 class _FittedContents(NamedTuple):
@@ -381,9 +388,9 @@ class CondensedMemory(Memory):
                 memories that are shared, too. Facts come from each user's own words. A
                 message of a further user names that user in
                 ``additional_kwargs["user_id"]``.
-            llm: Extracts facts, by one more call for each turn, and summarises with
-                ``summarize``. Default: ``Settings.llm`` if it is set when a turn ends;
-                without a model, no facts are extracted.
+            llm: Extracts facts when they are needed, and summarises with
+                ``summarize``. Default: ``Settings.llm`` if it is set by then; without a
+                model, no facts are extracted.
             embed_model: Ranks facts and recalled messages together with their words: a
                 model of LlamaIndex, or "local" for a small model on this machine (extra
                 ``local``). Default: words alone.
@@ -610,9 +617,12 @@ class CondensedMemory(Memory):
         """
         await self.tokenizer_fn.load()
         question = await self._question_of(input)
-        await self.facts_block.await_learned(self.session_id)
+        await self.facts_block.aopen(
+            self.session_id, question.content if question else None
+        )
+        unread = await self.facts_block.await_learned(self.session_id)
         async with self._calls():
-            turn = await self._read_turn(question)
+            turn = (await self._read_turn(question))._replace(unread=unread)
             tokens = initial_token_count + await self._tokens_beside_memory(turn)
             room = self.token_limit - tokens
             contents = await self._ask_blocks(turn, room, block_kwargs)
@@ -1045,16 +1055,20 @@ class CondensedMemory(Memory):
         replace: bool = False,
         strict: bool = False,
     ) -> int:
-        if not self._opened:
-            await self._open_session()
+        texts = [m.content for m in messages if m.role == MessageRole.USER]
+        if texts or not self._opened:
+            await self._open_session(texts[-1] if texts else None)
         async with self._calls():
             return await self._write(messages, plan, replace=replace, strict=strict)
 
-    async def _open_session(self) -> None:
-        """Let the blocks begin with the session; log a failure, because the message must still be stored."""
+    async def _open_session(self, question: str | None) -> None:
+        """Let the blocks begin with the session, or with a question.
+
+        A failure is logged, because the message must still be stored.
+        """
         try:
             for block in self._log_blocks:
-                await block.aopen(self.session_id)
+                await block.aopen(self.session_id, question)
             self._opened = True
         except StoreTimeoutError:
             # Storing the message would wait as long again.
@@ -1228,6 +1242,7 @@ class CondensedMemory(Memory):
                     self.session_id,
                     kwargs.get("snapshot"),
                     self._record_in(contents, turn, room),
+                    turn.unread,
                 )
                 profile = facts.profile
                 content = facts.question

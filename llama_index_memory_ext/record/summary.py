@@ -18,6 +18,7 @@ from llama_index_memory_ext.checks.figures import missing_numbers
 from llama_index_memory_ext.errors import (
     StoreError,
     SummaryReplyError,
+    WorkError,
     is_about_request,
 )
 from llama_index_memory_ext.models.ask import (
@@ -213,6 +214,11 @@ async def summarise(
                     jobs.halvings[key],
                     spent.append,
                 )
+        except Exception as error:
+            used = sum(spent, Usage())
+            raise WorkError(
+                error, used.prompt_tokens, used.completion_tokens
+            ) from error
         finally:
             usage["summary"] = sum(spent, usage.get("summary", Usage()))
         is_stored = extended is not None and await reader.move(session_id, *extended)

@@ -201,6 +201,13 @@ class Window:
         return self.seen.epoch, self.seen.position
 
     @property
+    def last_left(self) -> int:
+        """The last row before the messages of the record; 0 if none has left it."""
+        if not self.has_left:
+            return 0
+        return self.entries[0].row_id - 1 if self.entries else self.seen.last_id
+
+    @property
     def has_left(self) -> bool:
         """Whether messages of the session have left the record."""
         return bool(self.seen.position) or self.has_overflow

@@ -832,6 +832,17 @@ SELECT key FROM {cursors} AS cursors
 WHERE reader = :reader
   AND EXISTS (SELECT 1 FROM {rows} AS rows WHERE rows.key = cursors.key AND rows.id > cursors.position)
 """
+# A session of several owners is left out: its words may be another user's.
+_SELECT_UNREAD_ELSEWHERE = """
+SELECT rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
+FROM {cursors} AS cursors JOIN {rows} AS rows ON rows.key = cursors.key AND rows.id > cursors.position
+WHERE cursors.reader = :reader AND cursors.key <> :key AND rows.role = 'user'
+  AND NOT EXISTS (
+    SELECT 1 FROM {owners} AS owners WHERE owners.key = cursors.key AND owners.user_id <> :user_id
+  )
+ORDER BY rows.id DESC LIMIT :limit
+"""
+_MOST_UNREAD_ELSEWHERE = 200
 _COUNT_UNREAD = """
 SELECT COUNT(*) AS messages FROM {rows}
 WHERE key = :key AND status IN :statuses AND id > :after AND id <= :last
@@ -1160,6 +1171,23 @@ class Readers:
         if pending:
             query = _SELECT_UNREAD_SESSIONS_OF_READER
         return tx.scalars(query, reader=reader)
+
+    @reads
+    def unread_elsewhere(
+        self, tx: Transaction, key: str, reader: str, user_id: str
+    ) -> list[LogRow]:
+        """Return the newest 200 messages that the reader has not read in other sessions of the user, oldest first.
+
+        They are the user's words, in sessions without another owner.
+        """
+        result = tx.execute(
+            _SELECT_UNREAD_ELSEWHERE,
+            key=key,
+            reader=reader,
+            user_id=user_id,
+            limit=_MOST_UNREAD_ELSEWHERE,
+        )
+        return [LogRow.from_query(tx, key, row) for row in result.all()][::-1]
 
     @reads
     def has_session(self, tx: Transaction, key: str) -> bool:

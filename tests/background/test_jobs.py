@@ -127,7 +127,11 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
     store = MemoryStore()
     for i in range(6):
         memory = CondensedMemory.from_defaults(
-            "chat", chat_store=store, llm=llm, retry_seconds=3600
+            "chat",
+            chat_store=store,
+            llm=llm,
+            retry_seconds=3600,
+            extract_every_turns=1,
         )
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
         await asyncio.wait_for(asked.wait(), 30)

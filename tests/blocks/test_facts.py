@@ -205,7 +205,10 @@ async def test_a_failing_model_costs_nothing(
         model="gpt-4o-mini", api_base="http://127.0.0.1:9", api_key="x", max_retries=0
     )
     memory = open_memory(
-        "chat", user_id="ann", llm=unreachable if failure == "no key" else llm
+        "chat",
+        user_id="ann",
+        llm=unreachable if failure == "no key" else llm,
+        extract_every_turns=1,
     )
     agent = FunctionAgent(llm=llm)
     await agent.run("I like tea.", memory=memory)
@@ -343,7 +346,9 @@ from llama_index_memory_ext import CondensedMemory
 
 async def main(api_base, uri, name, end):
     llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="x", max_retries=0)
-    memory = CondensedMemory.from_defaults("chat", user_id="ann", llm=llm, async_database_uri=uri or None)
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", llm=llm, async_database_uri=uri or None, extract_every_turns=1
+    )
     for i in range(5):
         await memory.aput_messages([user(f"I like tea. I use tool{name}{i}."), assistant("Fine.")])
         if end != "just ends":
@@ -435,7 +440,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     learns: Learns,
 ) -> None:
     """Not with the question, nor with a call of a tool; an answer that is given anew is not read again."""
-    memory, server = learns(session_id="monday")
+    memory, server = learns(session_id="monday", extract_every_turns=1)
     for message in (
         user("I like tea."),
         calling(("c", "run", {}), text="Let me see."),

@@ -204,7 +204,9 @@ from llama_index_memory_ext import CondensedMemory
 
 uri, api_base = sys.argv[1:]
 llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
-memory = CondensedMemory.from_defaults("new", user_id="ann", llm=llm, async_database_uri=uri)
+memory = CondensedMemory.from_defaults(
+    "new", user_id="ann", llm=llm, async_database_uri=uri, extract_every_turns=1
+)
 try:
     memory.backfill(["a", "b"], show_progress=True)
 except KeyboardInterrupt:

@@ -110,7 +110,7 @@ async def test_what_was_said_without_a_model_is_read_as_soon_as_there_is_one(
 ) -> None:
     monkeypatch.setattr(Settings, "_llm", chosen)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    memory = open_memory(user_id="ann", extract_facts=True)
+    memory = open_memory(user_id="ann", extract_facts=True, extract_every_turns=1)
     await memory.aput_messages(talk("tea", "rain"))
     for _ in range(3):
         await memory.aflush()

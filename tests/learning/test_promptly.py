@@ -66,9 +66,13 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
     memory = learns(slow, wait_for_facts=60)[0]
     other = learns(learner, session_id="other", wait_for_facts=0)[0]
     await memory.aput_messages(talk("tea"))
-    for asked in (memory, other):
+    for asked, facts in (
+        (memory, []),
+        (other, ["I like tea.", "What do I like?"]),
+    ):
         await asked.aput(user("What do I like?"))
-        assert shown(sent_text(await asyncio.wait_for(asked.aget(), 30))) == []
+        text = sent_text(await asyncio.wait_for(asked.aget(), 30))
+        assert shown(text) == [f'The user, in another chat: "{fact}"' for fact in facts]
     go_on.set()
     await memory.aclose()
 
@@ -77,7 +81,7 @@ async def test_each_turn_starts_one_extraction(
     learns: Learns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its answer; the next question, which moves the turn into the record, starts none."""
-    memory = learns()[0]
+    memory = learns(extract_every_turns=1)[0]
     unread, reads = memory.sql_store.readers.unread, []
 
     async def counted(*args: Any, **options: Any) -> Any:
@@ -100,7 +104,7 @@ async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_b
     learns: Learns,
 ) -> None:
     """As where each turn has an event loop of its own; the answers are the same."""
-    memory = learns()[0]
+    memory = learns(extract_every_turns=1)[0]
     for message in talk("tea"):
         await memory.aput(message)
     await memory.facts_block.jobs.stop()
@@ -123,7 +127,11 @@ async def test_facts_are_read_once_after_they_were_stored(
 ) -> None:
     """By the event, the embedding and the next question together; once before, to see what is known."""
     # Beside a profile, facts are left out whose messages the record shows.
-    memory = learns(embed_model=MockEmbedding(embed_dim=8), profile_token_limit=0)[0]
+    memory = learns(
+        embed_model=MockEmbedding(embed_dim=8),
+        profile_token_limit=0,
+        extract_every_turns=1,
+    )[0]
     await memory.aput_messages(talk("rain"))
     await memory.facts_block.await_jobs("chat")
     await memory.aput(user("I like tea."))

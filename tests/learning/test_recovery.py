@@ -79,7 +79,11 @@ async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
 ) -> None:
     """Each by another process."""
     for tries in range(1, 4):
-        memory, server = learns(poisoned(BAD["unreadable"], "wine"), retry_seconds=3600)
+        memory, server = learns(
+            poisoned(BAD["unreadable"], "wine"),
+            retry_seconds=3600,
+            extract_every_turns=1,
+        )
         if tries == 1:
             await memory.aput_messages(talk("wine"))
         else:
@@ -121,14 +125,38 @@ async def test_a_model_that_refuses_every_request_is_asked_once_at_a_time(
     ]
 
 
-async def test_a_model_that_is_never_understood_costs_three_turns_at_the_most(
+@pytest.mark.parametrize("turns", [1, 3, 9])
+async def test_a_model_that_is_never_understood_is_asked_for_two_batches_at_a_time(
+    turns: int, learns: Learns
+) -> None:
+    """All turns, and the first one alone; each batch by a tool and in text. No turn is blamed before its third try."""
+    memory, server = learns(lambda messages, tools: BAD["unreadable"])
+    words = [f"w{i}" for i in range(turns)]
+    await memory.aput_messages(talk(*words))
+    await memory.aflush()
+    batches = [words, words[:1]] if turns > 1 else [words]
+    assert likes(server.requests) == [batch for batch in batches for _ in range(2)]
+    for tries in (2, 3):
+        assert (await memory.astats()).set_aside == ()
+        server.requests.clear()
+        await memory.aflush()
+        assert likes(server.requests)[:2] == [words[:1]] * 2, tries
+    assert [turn.first for turn in (await memory.astats()).set_aside] == [1]
+
+
+async def test_three_turns_with_pauses_cost_four_calls_of_a_model_that_answers_junk(
     learns: Learns,
 ) -> None:
-    memory = learns(lambda messages, tools: BAD["unreadable"])[0]
-    await memory.sql_store.log.append("chat", talk(*(f"w{i}" for i in range(9))), len)
-    await memory.facts_block.aflush("chat")
-    stats = await memory.astats()
-    assert (len(stats.set_aside), stats.pending) == (3, 12)
+    memory, server = learns(
+        lambda messages, tools: BAD["unreadable"],
+        extract_every_turns=1,
+        retry_seconds=3600,
+    )
+    for word in ("tea", "rain", "snow"):
+        await memory.aput_messages(talk(word))
+        await memory.facts_block.await_jobs("chat")
+    await memory.aclose()
+    assert len(server.requests) == 4
 
 
 async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(

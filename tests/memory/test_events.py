@@ -327,7 +327,7 @@ async def test_a_failure_is_told_with_its_number_and_its_pause(
     """Then what has succeeded: nothing is lost, and counting begins anew."""
     model = Learner(*[fail(500, "I like secrets")] * 2)
     llm, _ = start_model(model)
-    memory = open_memory(user_id="ann", llm=llm)
+    memory = open_memory(user_id="ann", llm=llm, extract_every_turns=1)
     memory.facts_block.retry_seconds = 0.01
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
     await asyncio.wait_for(heard.facts_extracted.wait(), 30)

@@ -386,7 +386,7 @@ async def test_an_extraction_that_answers_later_stores_nothing(
     """Nor does it make the session known again; of one that goes on, only what is said then is learned."""
     model = Slow(learner)
     llm, _ = start_model(model)
-    memory = on(store, llm=llm)
+    memory = on(store, llm=llm, extract_every_turns=1)
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
     assert await asyncio.to_thread(model.asked.wait, PATIENCE_SECONDS)
     await on(store, "another").aforget()

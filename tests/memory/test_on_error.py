@@ -26,7 +26,9 @@ async def test_a_failed_extraction_is_passed_on_and_not_logged(
 ) -> None:
     llm, _ = start_model(Learner(*[fail(500, "I like secrets")] * 3))
     failures: list[MemoryFailure] = []
-    memory = open_memory(user_id="ann", llm=llm, on_error=failures.append)
+    memory = open_memory(
+        user_id="ann", llm=llm, on_error=failures.append, extract_every_turns=1
+    )
     memory.facts_block.retry_seconds = 300.0
     await memory.aput_messages([*TURN, user("And?")])
     await memory.facts_block.await_jobs("chat")

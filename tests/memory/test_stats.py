@@ -77,6 +77,7 @@ async def test_the_numbers_are_those_of_the_conversation(
         "async_database_uri": any_database_uri,
     }
     options["recall_token_limit"] = 0
+    options["extract_every_turns"] = 1
     memory = CondensedMemory.from_defaults(
         "chat", max_messages=6, keep_messages=2, summarize=True, **options
     )
@@ -150,7 +151,13 @@ async def test_what_fails_is_seen_until_it_succeeds(
     llm, _ = start_model(
         lambda messages, tools: answers.pop() if answers else model(messages, tools)
     )
-    memory = open_memory(llm=llm, max_messages=2, keep_messages=1, summarize=True)
+    memory = open_memory(
+        llm=llm,
+        max_messages=2,
+        keep_messages=1,
+        summarize=True,
+        extract_every_turns=1,
+    )
     start = datetime.now(timezone.utc)
     await memory.aput_messages([*talk(2), user("And?")])
     for block in (memory.facts_block, memory.condensed_block):

@@ -70,7 +70,9 @@ def test_a_put_waits_for_its_own_session_and_cancels_nothing(database_uri: str) 
     with serve(model) as server:
         llm, store = client_without_connections(server), MemoryStore(database_uri)
         slow, quick = (
-            CondensedMemory.from_defaults(name, llm=llm, chat_store=store)
+            CondensedMemory.from_defaults(
+                name, llm=llm, chat_store=store, extract_every_turns=1
+            )
             for name in ("slow", "quick")
         )
         talk = [user("Is this slow?"), assistant("yes"), user("And now?")]
@@ -174,7 +176,12 @@ def test_puts_of_many_threads_all_come_back(database_uri: str, shared: bool) -> 
     with serve(lambda messages, tools: say("")) as server, httpx.Client() as client:
         async_client = httpx.AsyncClient()
         llm, store = client_of(server, client, async_client), MemoryStore(database_uri)
-        opened = partial(CondensedMemory.from_defaults, llm=llm, chat_store=store)
+        opened = partial(
+            CondensedMemory.from_defaults,
+            llm=llm,
+            chat_store=store,
+            extract_every_turns=1,
+        )
         first = opened("chat 0")
         memories = [first if shared else opened(f"chat {i}") for i in range(8)]
         done: list[int] = []
