@@ -662,7 +662,7 @@ def history_of(facts: Iterable[Fact], fact_id: str, namespace: str) -> list[Fact
     by_id = {fact.id: fact for fact in facts}
     if fact_id not in by_id:
         raise FactError(
-            f"There is no fact {fact_id!r} of {namespace!r} among {len(by_id)}. List them first."
+            f"{namespace!r} has no fact {fact_id!r} ({len(by_id)} facts). List them first."
         )
     replaced = defaultdict[str, list[str]](list)
     for fact in by_id.values():

@@ -169,7 +169,7 @@ def import_(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Add messages to a session, facts to a user, or a copy of a user's data.
+    """Add messages to a session, facts to a user, or a copy of both.
 
     A database that does not exist is created. A folder that `export --user` has written
     is read whole; --user gives the data to another user. With --session, the file holds

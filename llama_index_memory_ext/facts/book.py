@@ -131,6 +131,10 @@ class FactFilter(BaseModel):
         return ids.index(self.after) + 1
 
 
+def _do_nothing() -> None:
+    """Do nothing at a change of facts."""
+
+
 class FactBook:
     """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
@@ -169,7 +173,7 @@ class FactBook:
         self._search = search or self._by_words
         self.namespace = namespace
         # Called before each change.
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = _do_nothing
         self._view = view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -434,6 +438,10 @@ class FactBook:
         facts = await asyncio.to_thread(_parse, lines, self._view)
         await self._writer.import_facts(self.namespace, facts, self._view)
         return len(facts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is not of the memory whose method this is.
+        return {**self.__dict__, "on_change": _do_nothing}
 
     @property
     def _writer(self) -> Facts:

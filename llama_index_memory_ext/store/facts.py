@@ -784,7 +784,7 @@ class KeptVectors:
         for row in result.all():
             vector = tx.read(row.vector, f"The vector of {row.id!r}")
             digest = tx.read(row.digest, f"The digest of {row.id!r}")
-            if vector and digest:
+            if None not in (vector, digest):
                 vectors[row.id] = (digest, vector)
         return vectors
 

@@ -157,7 +157,7 @@ async def test_what_is_no_message_is_refused_and_nothing_is_written(
     memory = open_memory()
     with pytest.raises(
         MessageError,
-        match=rf"this is a {type(wrong).__name__}\. Wrap a text as ChatMessage",
+        match=rf"this is a {type(wrong).__name__}\. (Wrap a text as|Build a message,) ChatMessage",
     ):
         await memory.aput_messages([user("one"), wrong])
     with pytest.raises(MessageError):

@@ -29,6 +29,10 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 # From Python 3.12 on each fork of a program that has threads is warned of.
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
+# A question without an answer is warned of.
+def note(text):
+    return ChatMessage(text, role="assistant")
+
 def open_memory(session="chat"):
     return CondensedMemory.from_defaults(session, async_database_uri=sys.argv[1] or None, extract_facts=False)
 
@@ -48,7 +52,7 @@ async def count(uri: str) -> int:
 
 
 CLOSED_BY_PARENT = """
-memory.put(ChatMessage("before"))
+memory.put(note("before"))
 written, closed = os.pipe(), os.pipe()
 if child := os.fork():
     os.read(written[0], 1)
@@ -57,11 +61,11 @@ if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
 else:
     for i in range(3):
-        memory.put(ChatMessage(f"child {i}"))
+        memory.put(note(f"child {i}"))
     os.write(written[1], b".")
     os.read(closed[0], 1)
     for i in range(5):
-        memory.put(ChatMessage(f"child {i}"))
+        memory.put(note(f"child {i}"))
     os._exit(0)
 """
 
@@ -90,19 +94,19 @@ if program := os.fork():
     os.write(listed[1], b".")
     os.read(written[0], 1)
 else:
-    memory.put(ChatMessage("before"))
+    memory.put(note("before"))
     other_memory = open_memory("other")
-    other_memory.put(ChatMessage("before"))
+    other_memory.put(note("before"))
     if os.fork() == 0:
         os.setsid()
         if os.fork():
             os._exit(0)
         for chat in [memory, other_memory] * 2:
-            chat.put(ChatMessage("daemon"))
+            chat.put(note("daemon"))
         os.write(written[1], b".")
         os.read(listed[0], 1)
         for chat in [memory, other_memory] * 2:
-            chat.put(ChatMessage("daemon"))
+            chat.put(note("daemon"))
         os.write(written[1], b".")
         os._exit(0)
     if sys.argv[2] == "at once":
@@ -125,9 +129,9 @@ is_over = threading.Event()
 def write():
     busy = open_memory("busy")
     while not is_over.is_set():
-        busy.put(ChatMessage("busy"))
+        busy.put(note("busy"))
 
-memory.put(ChatMessage("before"))
+memory.put(note("before"))
 writer = threading.Thread(target=write)
 writer.start()
 children = []
@@ -135,7 +139,7 @@ for i in range(6):
     child = os.fork()
     if child == 0:
         signal.alarm(60)
-        memory.put(ChatMessage(f"child {i}"))
+        memory.put(note(f"child {i}"))
         os._exit(0)
     children.append(child)
 exits = [os.waitpid(child, 0)[1] for child in children]
@@ -158,10 +162,10 @@ busy = threading.Event()
 
 def write():
     for i in range(100):
-        memory.put(ChatMessage("busy"))
+        memory.put(note("busy"))
         busy.set()
 
-memory.put(ChatMessage("before"))
+memory.put(note("before"))
 writer = threading.Thread(target=write)
 writer.start()
 busy.wait()
@@ -169,7 +173,7 @@ child = os.fork()
 if child == 0:
     signal.alarm(60)
     before = len(memory.get_all())
-    memory.put(ChatMessage("child"))
+    memory.put(note("child"))
     assert 2 <= before == len(memory.get_all()) - 1
     os._exit(0)
 writer.join()
@@ -182,11 +186,11 @@ def test_a_child_has_a_copy_of_a_database_in_memory_and_the_parent_keeps_it() ->
 
 
 PROCESSES = """
-memory.put(ChatMessage("before"))
+memory.put(note("before"))
 context = multiprocessing.get_context(sys.argv[2])
 with ProcessPoolExecutor(1, mp_context=context) as pool:
-    results = [pool.submit(memory.put, ChatMessage("process")) for _ in range(3)]
-    memory.put(ChatMessage("parent"))
+    results = [pool.submit(memory.put, note("process")) for _ in range(3)]
+    memory.put(note("parent"))
     memory.close()
     for result in results:
         result.result()
@@ -213,7 +217,7 @@ def work(connection):
 def call():
     asyncio.run(memory.sql_store.database.run(work))
 
-memory.put(ChatMessage("before"))
+memory.put(note("before"))
 caller = threading.Thread(target=call)
 caller.start()
 began.wait()
@@ -221,13 +225,13 @@ child = os.fork()
 if child == 0:
     signal.alarm(60)
     try:
-        open_memory().put(ChatMessage("child"))
+        open_memory().put(note("child"))
     except StoreError as error:
         assert "was still using" in str(error), error
         os._exit(7)
 may_end.set()
 caller.join()
-memory.put(ChatMessage("after"))
+memory.put(note("after"))
 memory.close()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -257,10 +261,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory
 
 memory = CondensedMemory.from_defaults("chat", async_database_uri=os.environ["URI"], extract_facts=False)
-memory.put(ChatMessage("loaded"))
+memory.put(ChatMessage("loaded", role="assistant"))
 
 def app(environ, start_response):
-    memory.put(ChatMessage("request"))
+    memory.put(ChatMessage("request", role="assistant"))
     start_response("200 OK", [])
     return [str(os.getpid()).encode()]
 """

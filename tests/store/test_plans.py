@@ -37,7 +37,7 @@ WHOLE_TABLE = {
     "store/database.py _SELECT_VERSION": "its table has one row",
     "store/database.py _INSERT_VERSION": "its table has one row",
     "store/database.py _DELETE_EARLIER": "its table has one row",
-    "store/database.py _SELECT_MARK": "its table has one row",
+    "store/tables.py _SELECT_MARK": "its table has one row",
     "store/database.py _SET_MARK": "its table has one row",
 }
 

@@ -88,9 +88,10 @@ async def main(uri, api_base, name, killed_at):
     llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0, timeout=500)
     memory = CondensedMemory.from_defaults("chat", user_id="ann", chat_store=store, llm=llm, **options)
     for i, what in enumerate(("Python", "Docker", "tea", "chess", "jazz", "rain", "snow", "trees")):
-        await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
-        await memory.aget()
-        await memory.aput(ChatMessage(role="assistant", content=f"So {name}{i} it is."))
+        async with memory.turn():
+            await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
+            await memory.aget()
+            await memory.aput(ChatMessage(role="assistant", content=f"So {name}{i} it is."))
         print((await memory.sql_store.readers.state("chat", "condensed_memory"))[0], flush=True)
     await memory.aclose()
     await engine.dispose()

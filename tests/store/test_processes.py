@@ -23,20 +23,24 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory
 
 uri, before = sys.argv[1] or None, sys.argv[2] == "used before"
+# A question without an answer is warned of.
+def note(text):
+    return ChatMessage(text, role="assistant")
+
 memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
 if before:
-    memory.put(ChatMessage("before"))
+    memory.put(note("before"))
 children = []
 for i in range(3):
     child = os.fork()
     if child == 0:
         for k in range(5):
-            memory.put(ChatMessage(f"child {i} {k}"))
+            memory.put(note(f"child {i} {k}"))
             memory.get()
         print(len(memory.get_all()), flush=True)
         os._exit(0)
     children.append(child)
-    memory.put(ChatMessage(f"parent {i}"))
+    memory.put(note(f"parent {i}"))
 assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 print("parent", len(memory.get_all()), flush=True)
 memory.close()
