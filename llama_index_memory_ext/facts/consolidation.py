@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
-from llama_index_memory_ext.checks.figures import names_of_numbers
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.learning.prompt import Request, on_one_line
@@ -287,7 +286,9 @@ def _read(content: str) -> Statement:
         " ", comparable(content).rstrip(".!").replace(",", " , ")
     )
     fillers = word_lists("same")["fillers"][0]
-    numbers = names_of_numbers("en")
+    numbers = {}
+    for number, names in enumerate(word_lists("calendar")["numbers"], 1):
+        numbers[names[0]] = number
     words = [word for word in plain.split() if word not in fillers]
     for i, word in enumerate(words):
         if word in numbers:
