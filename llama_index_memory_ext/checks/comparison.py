@@ -118,7 +118,7 @@ def new_names(statement: str, words: str) -> set[str]:
     said = comparable(words)
     said_words = _Said(words)
     names = set()
-    for name in phrases("clauses", "name").findall(statement):
+    for name in set(phrases("clauses", "name").findall(statement)):
         is_form = name.isalpha() and said_words.has(name.casefold())
         if not is_form and comparable(name) not in said:
             names.add(name)

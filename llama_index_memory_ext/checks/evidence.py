@@ -41,10 +41,11 @@ _CLUSTER = "(?s).[\u0300-\u036f\u1160-\u11ff]*"
 # Vowel marks of Arabic, points of Hebrew and soft hyphens, which writers leave out.
 _OPTIONAL = "[\u00ad\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
 _ELLIPSIS = r"\.{3}|\u2026"
-# The least likeness of a quote that is not exact, in percent, and the fewest characters
-# of such a quote.
+# The least likeness of a quote that is not exact, in percent, and the fewest and the most
+# characters of such a quote.
 _LEAST_LIKENESS = 80
 _SHORTEST_INEXACT = 12
+_LONGEST_INEXACT = 1_000
 
 
 class Span(NamedTuple):
@@ -142,7 +143,7 @@ def _find_part(wanted: str, text: _Folded) -> Span | None:
         if not (text.cuts_word(start) or text.cuts_word(end)):
             return Span(text.starts[start], text.ends[end - 1], 1.0)
         start = text.text.find(wanted, start + 1)
-    longest = len(text.text) * 100 // _LEAST_LIKENESS
+    longest = min(len(text.text) * 100 // _LEAST_LIKENESS, _LONGEST_INEXACT)
     if _SHORTEST_INEXACT <= len(wanted) <= longest:
         return _find_nearly(wanted, text)
     return None

@@ -616,9 +616,13 @@ class _Validation:
         entry = ending.entry
         last_day = self._last_day(entry) or fact.valid_until
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        # The reason of a model may hold an instruction.
+        reason = "The user said that it is true no longer."
+        if entry.replaced_by and ending.new is None:
+            reason += " What is true instead was not stored."
         return retire(
             fact.model_copy(update={"valid_until": last_day}),
-            self._reason_of(ending),
+            reason,
             max(fact.updated_at, self.now),
             ending.new.id if ending.new else None,
             by=by,
@@ -638,17 +642,6 @@ class _Validation:
     def _last_day(self, entry: NewFact | Retirement) -> date | None:
         period = self.source.said_period(entry.valid_until)
         return period and period.end
-
-    def _reason_of(self, ending: Ending) -> str:
-        """Return the user's words as the reason, because the model's may hold an instruction."""
-        entry = ending.entry
-        reason = "The user said that it is true no longer."
-        words = ending.place.quote
-        if not holds_secret(words):
-            reason = f'The user said: "{words[:MAX_FACT]}"'
-        if entry.replaced_by and ending.new is None:
-            reason += " What is true instead was not stored."
-        return reason
 
     def confirm(self, entry: Confirmation) -> Rejection | None:
         """Confirm a known fact, or reject the entry."""

@@ -385,7 +385,7 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
     (entry,) = outcome.retired
     assert (entry.id, entry.retired_reason, entry.replaced_by) == (
         "coffee",
-        'The user said: "No more coffee"',
+        "The user said that it is true no longer.",
         outcome.accepted[0].id,
     )
     assert outcome.accepted[0].category == "correction"
@@ -465,7 +465,7 @@ def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
     )
     (entry,) = outcome.retired
     assert (entry.retired_reason, entry.replaced_by) == (
-        'The user said: "No more coffee" What is true instead was not stored.',
+        "The user said that it is true no longer. What is true instead was not stored.",
         None,
     )
     assert outcome.rejections == {"quote_not_found": 1}
