@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.clauses import (
@@ -90,10 +91,11 @@ def new_numbers(statement: str, words: str) -> set[str]:
     >>> sorted(new_numbers("Has 3 cats and 5 dogs", "I have three cats"))
     ['5']
     """
-    return _numbers_in(statement) - _numbers_in(words)
+    return set(_numbers_in(statement) - _numbers_in(words))
 
 
-def _numbers_in(text: str) -> set[str]:
+@lru_cache(maxsize=256)
+def _numbers_in(text: str) -> frozenset[str]:
     numbers = set()
     for written in pattern(_NUMBER_OR_WORD).findall(comparable(text)):
         if written[-1].isdigit():
@@ -103,7 +105,7 @@ def _numbers_in(text: str) -> set[str]:
                 # "One" is also an article.
                 if number > 1 and written in spellings:
                     numbers.add(str(number))
-    return numbers
+    return frozenset(numbers)
 
 
 def new_names(statement: str, words: str) -> set[str]:
@@ -116,9 +118,13 @@ def new_names(statement: str, words: str) -> set[str]:
     ['Bob']
     """
     said = comparable(words)
-    said_words = _Said(words)
+    said_words = _said_words(words)
+    # German nouns begin with a capital, too.
+    is_german = "de" in (language_of(statement), said_words.code)
     names = set()
     for name in set(phrases("clauses", "name").findall(statement)):
+        if is_german and name[1:].islower():
+            continue
         is_form = name.isalpha() and said_words.has(name.casefold())
         if not is_form and comparable(name) not in said:
             names.add(name)
@@ -163,6 +169,11 @@ def _telling_words(text: str) -> Iterator[str]:
 _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
+@lru_cache(maxsize=8)
+def _said_words(words: str) -> _Said:
+    return _Said(words)
+
+
 class _Said:
     """The words that a statement is compared with."""
 
@@ -185,7 +196,7 @@ class _Said:
 
 def _has_new_words(statement: str, words: str) -> bool:
     """Return whether a statement has a clause without a said word, or too few said words."""
-    said_words = _Said(words)
+    said_words = _said_words(words)
     all_said = []
     for clause in clauses_in(sentences_of(statement)):
         said = [said_words.has(word) for word in _telling_words(clause.text)]

@@ -44,7 +44,7 @@ _ELLIPSIS = r"\.{3}|\u2026"
 # The least likeness of a quote that is not exact, in percent, and the fewest and the most
 # characters of such a quote.
 _LEAST_LIKENESS = 80
-_SHORTEST_INEXACT = 12
+_SHORTEST_INEXACT = 18
 _LONGEST_INEXACT = 1_000
 
 
