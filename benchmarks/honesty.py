@@ -196,6 +196,11 @@ def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
     report.share(
         f"{what}: exact quotes", sum(one.is_lost for one in exact), len(exact), 2
     )
+    report.count(
+        "LoCoMo, true facts stored as statements: exact quotes",
+        sum(bool(one.statements) for one in exact),
+        len(exact),
+    )
     sentences = [case.quoting(closest_sentence(case)) for case in cases]
     outcomes = report.look(learned(shown(sentences, "one sentence quoted")))
     report.count(
@@ -295,7 +300,7 @@ def is_kept_falsely(outcome: Outcome) -> bool:
     now = outcome.case.now
     held = any(
         one.said_as != "planned" and one.state(now) == "present"
-        for one in outcome.valid.accepted
+        for one in outcome.statements
     )
     return bool(outcome.valid.retired) if outcome.case.reply["retired"] else held
 

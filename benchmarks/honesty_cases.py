@@ -63,10 +63,19 @@ class Outcome:
         return not (self.valid.accepted or self.is_known)
 
     @property
+    def statements(self) -> list[Fact]:
+        """The stored facts in the model's words; the user's own sentences and answers are left out."""
+        return [
+            fact
+            for fact in self.valid.accepted
+            if not (fact.is_users_words or fact.content.startswith('Asked "'))
+        ]
+
+    @property
     def is_changed(self) -> bool:
-        """Whether a fact was retired if that is what the reply wants, else whether one was stored."""
+        """Whether a fact was retired if that is what the reply wants, else whether a statement was stored."""
         return bool(
-            self.valid.retired if self.case.reply["retired"] else self.valid.accepted
+            self.valid.retired if self.case.reply["retired"] else self.statements
         )
 
     @property

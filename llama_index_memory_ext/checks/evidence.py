@@ -1,28 +1,27 @@
-"""Finds the evidence of a fact in a conversation: the place of its quote, its words and its days."""
+"""Finds the evidence of a fact in a conversation: the place of its quote, its question and its days."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from dataclasses import dataclass
-from difflib import Match, SequenceMatcher, get_close_matches
 from functools import cached_property, lru_cache
 from html import unescape
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.checks.figures import ages_in, missing_dates
 from llama_index_memory_ext.text.messages import Utterance, escape_tags
 from llama_index_memory_ext.words import (
     STOP_CHARACTERS,
     STOP_WORDS,
+    UNSPACED,
     comparable,
     is_translation,
     language_of,
     pattern,
-    words_of_section,
+    phrases,
+    sentences_in,
+    tokens_in,
 )
-from llama_index_memory_ext.words.dates import Period, dates_in, period_of
+from llama_index_memory_ext.words.dates import Period, dates_in, period_of, unsaid_dates
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
@@ -34,53 +33,23 @@ if TYPE_CHECKING:
 
 # ---- the part of a text that a quote means, even if the quote is not exact ----
 
-# A word with its apostrophes, or one character of a script without spaces.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-TOKEN = rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+(?:['\u2019`\u00b4][^\W_{_UNSPACED}]+)*[+#]*"
-_APOSTROPHES = str.maketrans("", "", "'\u2019`\u00b4")
+_WITHIN_WORD = rf"[^\W_{UNSPACED}]{{2}}"
+_APOSTROPHES = frozenset("'\u2019`\u00b4")
 _ENDS = tuple(".!?\u2026\u3002\uff01\uff1f\"'\u201d\u2019)")
-# A model that reports on a person changes these pronouns.
-_PERSON_WORDS = words_of_section("clauses", "persons")
-_PERSON = "\x00person"
-# The weights of tokens: a character of a script without spaces is about half a word.
-_WEIGHT = 1.0
-_STOP_WEIGHT = 0.4
-_CHARACTER_WEIGHT = 0.5
-# The least share of a quote that must be found in its order, and the least likeness of a
-# word with a slip.
-_LEAST_SHARE = 0.75
-_LEAST_LIKENESS = 0.8
-# A shorter word may not be misspelt.
-_SHORTEST_MENDED = 4
-_LONGEST_MENDED = 40
-# The most characters that a slip adds or leaves out.
-_MOST_SLIPS = 2
-# The most words of a quote that are mended, and the most words of the text to compare
-# each with.
-_MOST_MENDED = 10
-_MOST_LIKELY = 500
-# The passage may be longer than the quote by this factor and this number of tokens.
-_STRETCH = 1.5
-_SLACK = 6
-_MOST_TOKENS = 400
-# A quote whose middle was left out has two runs of this length, which are nearly the
-# whole quote.
-_MOST_RUNS = 2
-_SHORTEST_RUN = 3
-_LEAST_SHARE_OF_RUNS = 0.9
-
-
-def tokens_in(text: str) -> list[str]:
-    """Return the words of a text with their apostrophes, and each character of a script without spaces.
-
-    >>> tokens_in("Don't! 不要")
-    ["Don't", '不', '要']
-    """
-    return pattern(TOKEN).findall(text)
+# A letter with its accents, or a syllable of Hangul, in their decomposed form.
+_CLUSTER = "(?s).[\u0300-\u036f\u1160-\u11ff]*"
+# Vowel marks of Arabic, points of Hebrew and soft hyphens, which writers leave out.
+_OPTIONAL = "[\u00ad\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
+_ELLIPSIS = r"\.{3}|\u2026"
+# The least likeness of a quote that is not exact, in percent, and the fewest and the most
+# characters of such a quote.
+_LEAST_LIKENESS = 80
+_SHORTEST_INEXACT = 18
+_LONGEST_INEXACT = 1_000
 
 
 class Span(NamedTuple):
-    """A part of a text, from ``start`` to before ``end``, and the share of the quote in it, 0..1."""
+    """A part of a text, from ``start`` to before ``end``, and its likeness to a quote, 0..1."""
 
     start: int
     end: int
@@ -91,21 +60,27 @@ class Span(NamedTuple):
         return text[self.start : self.end]
 
 
-class _Token(NamedTuple):
-    """A word in the form for comparison, its place in the text, and its weight in a quote."""
+class _Folded(NamedTuple):
+    """A text in the form for comparison: lower case, with a space for each run of marks.
 
-    key: str
-    start: int
-    end: int
-    weight: float
+    ``starts`` and ``ends``: where each of its characters begins and ends in the text.
+    """
+
+    text: str
+    starts: list[int]
+    ends: list[int]
+
+    def cuts_word(self, position: int) -> bool:
+        around = self.text[max(position - 1, 0) : position + 1]
+        return pattern(_WITHIN_WORD).fullmatch(around) is not None
 
 
 def find_quote(quote: str, text: str) -> Span | None:
     """Return the part of a text that a quote means; None if it is nowhere.
 
-    Three quarters of the quote must be found in their order, and close together. Case,
-    punctuation, typography, the person of pronouns and slips in a word do not matter.
-    "..." stands for any words. A single stop word must be nearly the whole text.
+    Case, punctuation, accents that are written apart, and marks that writers leave out
+    do not matter. A longer quote may have slips and another person of pronouns. "..."
+    stands for any words. A single stop word must be nearly the whole text.
 
     >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
     >>> find_quote("they dont live in Oslo", text).of(text)
@@ -113,140 +88,99 @@ def find_quote(quote: str, text: str) -> Span | None:
     >>> find_quote("I live in Paris", text) is None
     True
     """
-    wanted = _tokens(unescape(quote))
-    tokens = _tokens(text)
     plain = quote.strip()
-    if not wanted or len(wanted) > _MOST_TOKENS:
+    if unicodedata.category(plain[:1] or " ") == "So":
+        # A thumbs-up is an answer.
+        start = text.find(plain)
+        return Span(start, start + len(plain), 1.0) if start >= 0 else None
+    spans = _find_parts(plain, _folded(text))
+    if not spans or not _is_telling(plain, text):
         return None
-    start = text.find(plain)
-    end = start + len(plain)
-    cut_words = [
-        token
-        for token in tokens
-        if token.start < start < token.end or token.start < end < token.end
-    ]
-    if start >= 0 and not cut_words and _is_telling(wanted, tokens):
-        return Span(start, end, 1.0)
-    return _find_nearly(plain, text, wanted, tokens)
-
-
-def _find_nearly(
-    quote: str, text: str, wanted: Sequence[_Token], tokens: Sequence[_Token]
-) -> Span | None:
-    """Return the part of a text with most words of a quote in their order."""
-    keys = _mend_slips([token.key for token in wanted], {token.key for token in tokens})
-    window = tokens
-    if not pattern(r"\.{3}|\u2026").search(quote):
-        window = _densest_passage(tokens, keys)
-    runs = _runs(keys, window)
-    share = _share_of(runs, wanted, tokens)
-    if share < _LEAST_SHARE:
-        if len(window) == len(tokens):
-            return None
-        # The beginning and the end of the quote may stand further apart.
-        long_runs = [run for run in _runs(keys, tokens) if run.size >= _SHORTEST_RUN]
-        runs = long_runs[:_MOST_RUNS]
-        window = tokens
-        share = _share_of(runs, wanted, tokens)
-        if share < _LEAST_SHARE_OF_RUNS:
-            return None
-    start = window[runs[0].b].start
-    end = window[runs[-1].b + runs[-1].size - 1].end
+    end = spans[-1].end
     # The mark at the end of a sentence belongs to the words.
-    end += text.startswith(_ENDS, end) and quote.endswith(_ENDS)
-    return Span(start, end, share)
+    end += text.startswith(_ENDS, end) and plain.endswith(_ENDS)
+    return Span(spans[0].start, end, min(span.share for span in spans))
 
 
-def _runs(keys: Sequence[str], tokens: Sequence[_Token]) -> list[Match]:
-    """Return the runs of keys that tokens have in the same order."""
-    *runs, _ = SequenceMatcher(
-        None, keys, [token.key for token in tokens], autojunk=False
-    ).get_matching_blocks()
-    return runs
-
-
-def _share_of(
-    runs: Sequence[Match], wanted: Sequence[_Token], tokens: Sequence[_Token]
-) -> float:
-    """Return the share of a quote in these runs of its words; 0 if they tell nothing."""
-    matched: list[_Token] = []
-    for run in runs:
-        matched += wanted[run.a : run.a + run.size]
-    if not _is_telling(matched, tokens):
-        return 0.0
-    weight = sum(token.weight for token in matched)
-    return weight / sum(token.weight for token in wanted)
+def _find_parts(quote: str, text: _Folded) -> list[Span]:
+    """Return the places of the parts of a quote, in their order; [] if a part is missing."""
+    spans: list[Span] = []
+    for part in pattern(_ELLIPSIS).split(unescape(quote)):
+        wanted = _folded(part).text.strip()
+        if wanted:
+            span = _find_part(wanted, text)
+            if span is None or (spans and span.start < spans[-1].start):
+                return []
+            spans.append(span)
+    return spans
 
 
 @lru_cache(maxsize=64)
-def _tokens(text: str) -> tuple[_Token, ...]:
-    tokens = []
-    for match in pattern(TOKEN).finditer(text):
-        key = (
-            unicodedata.normalize("NFKC", match.group())
-            .casefold()
-            .translate(_APOSTROPHES)
-        )
-        if key in _PERSON_WORDS:
-            key = _PERSON
-        if re.match(f"[{_UNSPACED}]", key):
-            if key in STOP_CHARACTERS:
-                weight = _STOP_WEIGHT / 2
-            else:
-                weight = _CHARACTER_WEIGHT
-        elif key == _PERSON or key in STOP_WORDS:
-            weight = _STOP_WEIGHT
-        else:
-            weight = _WEIGHT
-        tokens.append(_Token(key, *match.span(), weight))
-    return tuple(tokens)
+def _folded(text: str) -> _Folded:
+    folded = ""
+    starts: list[int] = []
+    ends: list[int] = []
+    for match in pattern(_CLUSTER).finditer(text):
+        plain = unicodedata.normalize("NFKC", match.group()).casefold()
+        plain = pattern(_OPTIONAL).sub("", plain)
+        if not plain or plain in _APOSTROPHES:
+            continue
+        if unicodedata.category(plain[0])[0] in "CPSZ" and plain not in "+#":
+            if folded.endswith(" "):
+                continue
+            plain = " "
+        folded += plain
+        starts += [match.start()] * len(plain)
+        ends += [match.end()] * len(plain)
+    return _Folded(folded, starts, ends)
 
 
-def _is_telling(wanted: Sequence[_Token], tokens: Sequence[_Token]) -> bool:
-    """Return whether a quote has several words, a word that is no stop word, or nearly all words of a short text."""
-    if len(wanted) > 1 or len(tokens) <= len(wanted) + 1:
+def _find_part(wanted: str, text: _Folded) -> Span | None:
+    """Return the first place of a folded quote in a text, or else the place that is most like it."""
+    start = text.text.find(wanted)
+    while start >= 0:
+        end = start + len(wanted)
+        if not (text.cuts_word(start) or text.cuts_word(end)):
+            return Span(text.starts[start], text.ends[end - 1], 1.0)
+        start = text.text.find(wanted, start + 1)
+    longest = min(len(text.text) * 100 // _LEAST_LIKENESS, _LONGEST_INEXACT)
+    if _SHORTEST_INEXACT <= len(wanted) <= longest:
+        return _find_nearly(wanted, text)
+    return None
+
+
+def _find_nearly(wanted: str, text: _Folded) -> Span | None:
+    # Imported at first use, because only background jobs need it.
+    from rapidfuzz.distance import Indel
+    from rapidfuzz.fuzz import partial_ratio_alignment
+
+    place = partial_ratio_alignment(wanted, text.text, score_cutoff=_LEAST_LIKENESS)
+    if place is None:
+        return None
+    window = text.text[place.dest_start : place.dest_end]
+    steps = list(Indel.opcodes(wanted, window))
+    equal = [step for step in steps if step.tag == "equal"]
+    start = place.dest_start
+    # Other words at the beginning, as "I" for "they", belong to the quote.
+    if all(step.tag != "delete" for step in steps[:2]):
+        start += equal[0].dest_start
+    end = place.dest_start + equal[-1].dest_end
+    while text.text[start] == " ":
+        start += 1
+    while text.cuts_word(start):
+        start -= 1
+    while text.cuts_word(end):
+        end += 1
+    return Span(text.starts[start], text.ends[end - 1], place.score / 100)
+
+
+def _is_telling(quote: str, text: str) -> bool:
+    """Return whether a quote has several words, a word that is no stop word, or nearly all words of a text."""
+    words = tokens_in(quote)
+    if len(words) > 1 or len(tokens_in(text)) <= len(words) + 1:
         return True
-    return any(
-        token.weight >= _CHARACTER_WEIGHT and len(token.key) > 1 for token in wanted
-    )
-
-
-def _mend_slips(keys: Sequence[str], text_keys: set[str]) -> list[str]:
-    """Return the keys of a quote, and for a key with a slip the key that the text has."""
-    unknown = [key for key in keys if key not in text_keys and _may_be_misspelt(key)]
-    # A quote with more unknown words is of another text.
-    if len(unknown) > max(_MOST_MENDED, len(keys) / 2):
-        return list(keys)
-    words = list(filter(_may_be_misspelt, text_keys))
-    mended = {}
-    for key in unknown[:_MOST_MENDED]:
-        near = [
-            word
-            for word in words
-            if word[0] == key[0] and abs(len(word) - len(key)) <= _MOST_SLIPS
-        ]
-        likely = get_close_matches(key, near[:_MOST_LIKELY], 1, _LEAST_LIKENESS)
-        mended[key] = next(iter(likely), key)
-    return [mended.get(key, key) for key in keys]
-
-
-def _may_be_misspelt(key: str) -> bool:
-    return _SHORTEST_MENDED <= len(key) <= _LONGEST_MENDED and not key.isdigit()
-
-
-def _densest_passage(
-    tokens: Sequence[_Token], quote_keys: Sequence[str]
-) -> Sequence[_Token]:
-    """Return the passage with most of the keys, a little longer than the quote."""
-    length = int(len(quote_keys) * _STRETCH) + _SLACK
-    keys = set(quote_keys)
-    # The weight of the keys before each token.
-    before = [0.0, *accumulate(token.weight * (token.key in keys) for token in tokens)]
-    starts = range(max(len(tokens) - length, 0) + 1)
-    # Weights are rounded, so that the first of equal passages counts.
-    weights = [round(before[i : i + length + 1][-1] - before[i], 6) for i in starts]
-    start = weights.index(max(weights))
-    return tokens[start : start + length]
+    word = words[0].casefold() if words else ""
+    return len(word) > 1 and word not in STOP_WORDS | STOP_CHARACTERS
 
 
 # ---- the conversation that facts are checked against ----
@@ -254,10 +188,6 @@ def _densest_passage(
 # In characters.
 _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
-# The most that a quote can be longer than its message: pronouns, entities and omitted
-# words take some characters.
-_QUOTE_STRETCH = 1.5
-_QUOTE_SLACK = 100
 # A content of fewer words is no copy of a sentence.
 _SHORTEST_COPY = 3
 # The most of the user's keywords in a copy of the assistant's words.
@@ -265,7 +195,6 @@ _MOST_OF_BOTH = 0.5
 # The longest answer to a question, in words, or in characters of a script without
 # spaces.
 _LONGEST_ANSWER = 6
-_QUESTION_MARK = re.compile("[?\uff1f]|か。?\\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +227,20 @@ class QuotedLines(NamedTuple):
 
 
 def question_before(lines: Sequence[Utterance], i: int) -> str:
-    """Return the question of the assistant that the line ``i`` answers in a few words.
+    """Return the questions of the assistant that the line ``i`` answers in a few words.
 
-    Return "" if it answers none.
+    A yes or a no also answers a statement. Return "" if the line answers nothing.
     """
     if not i or lines[i - 1].is_users or not lines[i].is_users:
         return ""
-    question = lines[i - 1].text
-    is_short = len(tokens_in(lines[i].text)) <= _LONGEST_ANSWER
-    if is_short and _QUESTION_MARK.search(question):
-        return question
+    sentences = list(filter(str.strip, sentences_in(lines[i - 1].text)))
+    marks = phrases("clauses", "question")
+    questions = [sentence.strip() for sentence in sentences if marks.search(sentence)]
+    answer = lines[i].text
+    if not questions and phrases("clauses", "yes_or_no").fullmatch(answer):
+        questions = sentences[-1:]
+    if len(tokens_in(answer)) <= _LONGEST_ANSWER:
+        return " ".join(questions)
     return ""
 
 
@@ -343,11 +276,6 @@ class Source:
         return [*self.context, *self.lines]
 
     @cached_property
-    def keywords(self) -> frozenset[str]:
-        """The keywords of the context and the lines."""
-        return frozenset().union(*(keywords(line.text) for line in self.conversation))
-
-    @cached_property
     def users_texts(self) -> dict[int, str]:
         """The texts of the user's lines, by their places."""
         return {i: line.text for i, line in enumerate(self.lines) if line.is_users}
@@ -356,11 +284,6 @@ class Source:
     def users_keywords(self) -> frozenset[str]:
         """The keywords of the user's lines."""
         return keywords("\n".join(self.users_texts.values()))
-
-    @cached_property
-    def ages(self) -> set[float]:
-        """The numbers of years since the years that the conversation names."""
-        return ages_in(self.said, self.said_on)
 
     @cached_property
     def known_text(self) -> str:
@@ -372,8 +295,7 @@ class Source:
 
         A quote that no line has may translate a line. Return None if it does not.
         """
-        longest = max(map(len, self.users_texts.values()), default=0)
-        if len(quote) > min(_MAX_EXCERPT, _QUOTE_STRETCH * longest + _QUOTE_SLACK):
+        if len(quote) > _MAX_EXCERPT:
             return None
         best: QuoteMatch | None = None
         for i, text in self.users_texts.items():
@@ -433,12 +355,9 @@ class Source:
     def said_period(self, written: str) -> Period | None:
         """Return the time of a written day, month or year; None if it was not said and does not follow from that."""
         dates = dates_in(written)
-        if len(dates) != 1:
+        if len(dates) != 1 or unsaid_dates(written, self.said, self.said_on):
             return None
-        period = period_of(dates[0].readings[0])
-        if period is None or missing_dates(written, self.said, self.said_on):
-            return None
-        return period
+        return period_of(dates[0].readings[0])
 
     def around(self, place: QuoteMatch) -> QuotedLines:
         """Return the user's lines that repeat a quote, and the text around it.

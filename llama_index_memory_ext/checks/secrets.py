@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.words import phrases, sentences_in
@@ -13,7 +12,6 @@ from llama_index_memory_ext.words import phrases, sentences_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LONG_WORD = r"[A-Za-z0-9_+/=-]{20,}"
 # A card has 13 to 19 digits. From 16 digits on, digits are no phone number, date or
 # amount, and count as a secret without a valid check digit.
 _CARD = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)"
@@ -25,9 +23,6 @@ _SHORTEST_CODE = 3
 _SHORTEST_KEY = 10
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
 _LEFT_OUT = "[secret]"
-# A random token changes between letters and digits at least once in this many
-# characters.
-_LETTERS_A_CHANGE = 6
 
 
 def holds_secret(text: str) -> bool:
@@ -73,7 +68,7 @@ def _holds_named_secret(text: str) -> bool:
 def redact_secrets(text: str) -> str:
     """Return a text with ``[secret]`` in place of each secret.
 
-    A card, an account or a long random key is replaced alone. A secret that only words
+    A card or an account is replaced alone. A secret that only words
     name, such as a password, is replaced together with its sentence. If the secret and
     its name stand in two sentences, the whole text is replaced. A text without a secret is
     returned unchanged. A secret with neither a name nor a known format is not found:
@@ -104,14 +99,6 @@ def _redacted(is_secret: Callable[[str], bool], match: re.Match[str]) -> str:
     if is_secret(match[0]):
         return _LEFT_OUT
     return match[0]
-
-
-def _is_random(token: str) -> bool:
-    """Return whether a long token mixes letters and digits as no word, name or path does."""
-    pairs = pairwise(token)
-    changes = sum(first.isdigit() != second.isdigit() for first, second in pairs)
-    has_letters = any(character.isalpha() and character != "T" for character in token)
-    return has_letters and changes >= len(token) // _LETTERS_A_CHANGE
 
 
 def _is_card(number: str) -> bool:
@@ -152,4 +139,4 @@ def _looks_chosen(word: str, fewest_digits: int) -> bool:
 
 
 # The formats of secrets that need no name beside them, each with its check.
-_FORMATS = ((_LONG_WORD, _is_random), (_CARD, _is_card), (_IBAN, _is_iban))
+_FORMATS = ((_CARD, _is_card), (_IBAN, _is_iban))

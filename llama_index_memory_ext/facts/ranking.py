@@ -172,8 +172,8 @@ def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
     The last day follows the first: ``<fact date="2023-05-01" until="2025-11-20">``. A
     plan is marked: ``<fact date="2026-11-20" planned="yes">``. The metadata of the keys
     follow the content: ``Likes tea (team: blue)``. Category and confidence are left
-    out: they would double the tokens of a short fact. A content in the first person is
-    given as the user's words.
+    out: they would double the tokens of a short fact. A sentence of the user's is given as
+    the user's words.
     """
     metadata = []
     for key in dict.fromkeys(metadata_keys):
@@ -186,7 +186,8 @@ def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
     if metadata:
         content += f" ({visible(', '.join(metadata))})"
     content = escape_tags(" ".join(content.split()))
-    if phrases("people", "first_person").search(fact.content):
+    is_spoken = phrases("people", "first_person").search(fact.content) is not None
+    if fact.is_users_words or is_spoken:
         content = f'The user: "{content}"'
     attributes = days_of(fact)
     if fact.said_as == "planned":

@@ -25,6 +25,8 @@ from llama_index_memory_ext.text.messages import body_of, in_zone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llama_index_memory_ext.fact import Fact
+
 
 class NotFoundError(MemoryExtError):
     """The database has no session, user, fact or page of this name."""
@@ -100,6 +102,13 @@ def _time(context: Mapping[str, Any], value: datetime | None) -> str:
     return f"{in_zone(value, context['zone']):%Y-%m-%d %H:%M}"
 
 
+def _said(fact: Fact) -> str:
+    """Return the content of a fact, in quotation marks if it is the user's own sentence."""
+    if fact.is_users_words:
+        return f"\u201c{fact.content}\u201d"
+    return fact.content
+
+
 def _share(part: float, whole: float) -> str:
     """Return a share in per cent, with one decimal place; 0 if the whole is 0.
 
@@ -125,6 +134,7 @@ _ENVIRONMENT.filters.update(
     share=_share,
     body=body_of,
     whose=display_name,
+    said=_said,
 )
 # The file is part of the package and holds no tag.
 _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704

@@ -1,10 +1,11 @@
 """Validates a model's reply: checks its entries, and tells which facts are stored, confirmed and retired.
 
 A check is a function that returns a ``Rejection`` or None. New facts must pass
-``CHECKS`` and then ``DOUBTS``; facts from an agent's tool ``TOOL_CHECKS`` instead of
-``CHECKS``. Entries that end a known fact must pass ``ENDING_CHECKS``, and entries that
-confirm one ``CONFIRMING_CHECKS``. The first rejection counts, so the cheapest
-checks stand first.
+``CHECKS``, which are about the quote, and then, in the words that are stored,
+``STATED_CHECKS``. Facts from an agent's tool must pass ``TOOL_CHECKS`` instead of
+``CHECKS``, entries that end a known fact ``ENDING_CHECKS``, and entries that confirm a
+known fact ``CONFIRMING_CHECKS``. The first rejection counts, so the cheapest checks
+stand first.
 """
 
 from __future__ import annotations
@@ -17,42 +18,34 @@ from functools import cached_property
 from time import thread_time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from llama_index_memory_ext.checks.additions import (
-    has_other_order,
-    has_rider,
-    has_subject,
-    missing_names,
-    shares_word,
-    unsaid_addresses,
-)
 from llama_index_memory_ext.checks.clauses import (
-    addresses_listener,
-    clauses_in,
     closest_clause,
     denies,
+    is_about_stranger,
     is_small_talk,
     is_taken_back,
     mostly_ask,
-    names_person,
     sentences_at,
+    speaks_to_listener,
     statements_of,
+    states,
     tells_change,
+    tells_past,
     terms_of_changes,
     unsaid_reason,
     with_question_marks,
+)
+from llama_index_memory_ext.checks.comparison import (
+    closest_sentence,
+    says_more,
+    shares_word,
 )
 from llama_index_memory_ext.checks.evidence import (
     NOWHERE,
     QuoteMatch,
     Source,
+    excerpt,
     find_quote,
-)
-from llama_index_memory_ext.checks.figures import (
-    ages_in,
-    has_numbers,
-    missing_dates,
-    missing_numbers,
-    without_dates,
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
@@ -61,6 +54,7 @@ from llama_index_memory_ext.fact import (
     MAX_FACT,
     Fact,
     RetiredBy,
+    SaidAs,
     confirm_again,
     duplicate_key,
     retire,
@@ -73,12 +67,11 @@ from llama_index_memory_ext.learning.reply import (
 )
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.words import (
-    comparable,
     is_translation,
     may_be_english,
     pattern,
     phrases,
-    relations_in,
+    tokens_in,
     visible,
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
@@ -94,15 +87,12 @@ _MAX_WORD = 50
 # tools and pages have texts, too.
 _USERS_SHARE = 0.4
 _USERS_SHARE_BESIDE_OTHERS = 0.6
-# If a fact has more than ``_FEW_WORDS`` words, at least this share of them was said.
-_FEW_WORDS = 7
-_LEAST_SAID = 0.15
+# The most words of a sentence that is stored, about 60 tokens.
+_MOST_WORDS = 45
 # Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
 # direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
-# The first words of a content, which name its subject.
-_SUBJECT_WORDS = 3
 # Why nothing is stored, and why no fact ends, by ``said_as``. A denial ("I don't like
 # tea any more") ends a fact; a plan does not.
 _UNSTATED = {
@@ -119,11 +109,13 @@ class Candidate(NamedTuple):
 
     ``place``: where its quote lies in the user's lines, or ``NOWHERE``.
     ``min_confidence``: the least confidence that it needs.
+    ``is_users_words``: its content is the user's own sentence.
     """
 
     new: NewFact
     place: QuoteMatch
     min_confidence: float = 0.0
+    is_users_words: bool = False
 
 
 class Ending(NamedTuple):
@@ -171,7 +163,8 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
     content = candidate.new.content
     quote = candidate.new.quote
     is_announcement = content.rstrip().endswith((":", "\uff1a"))
-    if is_announcement or not any(map(str.isalnum, content)):
+    is_empty = not any(map(str.isalnum, f"{content}{quote}"))
+    if is_announcement or is_empty:
         return Rejection("unreadable", "There is no statement in it.")
     if pattern(_INVISIBLE).search(content):
         return Rejection("invisible", "It has invisible characters.")
@@ -234,122 +227,9 @@ def reject_assistants_words(candidate: Candidate, source: Source) -> Rejection |
     return None
 
 
-def reject_unrelated(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact without a telling word, name, number or date of its message.
-
-    A question that the message answers belongs to it.
-    """
-    content = candidate.new.content
-    place = candidate.place
-    words = "\n".join(filter(None, (place.text, source.question(place))))
-    telling = keywords(content)
-    if place.is_translated:
-        words = f"{words}\n{candidate.new.quote}"
-    elif is_translation(content, words):
-        return None
-    elif len(telling) > _FEW_WORDS and not _are_said(telling, source.keywords):
-        return Rejection("not_the_users_words", "Too few of its words were said.")
-    if shares_word(content, words) or _shares_dates_or_numbers(content, words, source):
-        return None
-    return Rejection(
-        "not_the_users_words",
-        "None of its words are in the message that its quote is from.",
-    )
-
-
-def _shares_dates_or_numbers(content: str, words: str, source: Source) -> bool:
-    """Return whether the words have all dates of a content, or all its numbers."""
-    plain = without_dates(content)
-    if plain != content and not missing_dates(content, words, source.said_on):
-        return True
-    if not has_numbers(plain):
-        return False
-    ages = ages_in(words, source.said_on)
-    return not missing_numbers(plain, words, derived=ages)
-
-
-def _are_said(words: frozenset[str], evidence: frozenset[str]) -> bool:
-    """Return whether the conversation has enough of the words."""
-    least = _LEAST_SAID * len(words)
-    # Most words have the same form, and comparing these is fast.
-    return len(words & evidence) >= least or len(shared(words, evidence)) >= least
-
-
-def reject_unmeant(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a fact that the model itself calls asked, supposed, denied or quoted.
-
-    A content that is the denial itself passes: "Does not smoke".
-    """
-    said_as: str = candidate.new.said_as
-    if said_as == "denied" and is_denial(candidate):
-        return None
-    if said_as in _UNSAID:
-        return Rejection(said_as, _UNSAID[said_as])
-    return None
-
-
-def is_denial(candidate: Candidate) -> bool:
-    """Return whether a content denies something that the user's words deny, too."""
-    place = candidate.place
-    content = candidate.new.content
-    if not denies(content):
-        return False
-    telling = keywords(content)
-    return any(
-        denies(clause.text) and overlaps(telling, keywords(clause.text))
-        for clause in clauses_in(sentences_at(place.text, place.span))
-    )
-
-
-def reject_unnamed_person(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact about another person that does not name the person.
-
-    Such a fact would pass for a fact about the user. Its label ``about`` or the user's
-    words tell that another person is meant. If these words name a relative or a friend,
-    the content must have this relation, or a name from the quote.
-    """
-    new = candidate.new
-    place = candidate.place
-    sentences = sentences_at(place.text, place.span)
-    if new.about == "user" and (
-        names_person(new.content)
-        or closest_clause(new.content, sentences).person != "other"
-    ):
-        return None
-    relations = relations_in(" ".join(new.content.split()[:_SUBJECT_WORDS]))
-    said_relations = relations_in(" ".join(sentences))
-    if said_relations:
-        relations &= said_relations
-        named_in = place.quote
-    else:
-        named_in = f"{source.said}\n{source.known_text}"
-    if not relations and not has_subject(new.content, named_in):
-        return Rejection("other", "It is about somebody else, and does not say whom.")
-    if new.about == "other" and has_other_order(new.content, place.text):
-        return Rejection("other", "It names people in another order than the words do.")
-    return None
-
-
-def reject_rider(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact that says more than its quote.
-
-    The rest may be an instruction by another person, put beside the user's words.
-    """
-    place = candidate.place
-    question = source.question(place)
-    if has_rider(
-        candidate.new.content, f"{place.quote}\n{question}", f"{place.text}\n{question}"
-    ):
-        return Rejection("rider", "A part of it has no words of the user's.")
-    return None
-
-
 def reject_small_talk(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject greetings, thanks, praise, and words that only address the assistant."""
-    content = candidate.new.content
-    place = candidate.place
-    is_copy = comparable(content).rstrip(".!") in comparable(place.text)
-    if is_small_talk(content) or (is_copy and addresses_listener(content)):
+    """Reject greetings, thanks and praise."""
+    if is_small_talk(candidate.new.content):
         return Rejection("small_talk", "It says nothing of the user.")
     return None
 
@@ -358,8 +238,6 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
     content = candidate.new.content
     place = candidate.place
-    if place.is_translated:
-        return None
     reason = unsaid_reason(content, place.text, place.span)
     if not reason and is_taken_back(content, place.text, place.span):
         reason = "denied"
@@ -368,42 +246,15 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def reject_unsaid_addresses(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject addresses, names of functions and tags that are not in the conversation.
-
-    An injected instruction may lead to such an address.
-    """
-    return _reject_missing(
-        "not_said", unsaid_addresses(candidate.new.content, source.said)
-    )
-
-
-def reject_unsaid_dates(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject dates that do not follow from the conversation and its day."""
-    return _reject_missing(
-        "date_not_said",
-        missing_dates(candidate.new.content, source.said, source.said_on),
-    )
-
-
-def reject_unsaid_numbers(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject numbers that are not in the conversation, or count something else there.
-
-    An age follows from a year.
-    """
-    plain = without_dates(candidate.new.content)
-    ages = source.ages if has_numbers(plain) else ()
-    return _reject_missing(
-        "number_not_said", missing_numbers(plain, source.said, derived=ages)
-    )
-
-
-def reject_unsaid_names(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject names that are neither in the conversation nor in a known fact."""
-    return _reject_missing(
-        "name_not_said",
-        missing_names(candidate.new.content, source.said, source.known_text),
-    )
+def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact about the assistant or an invented person, or about a person whom the words do not name."""
+    place = candidate.place
+    sentences = sentences_at(place.text, place.span)
+    if not source.question(place) and all(map(speaks_to_listener, sentences)):
+        return Rejection("other", "It is about the assistant, or about a text.")
+    if candidate.is_users_words and is_about_stranger(sentences):
+        return Rejection("other", "It is about somebody else, and does not say whom.")
+    return None
 
 
 def reject_few_users_words(candidate: Candidate, source: Source) -> Rejection | None:
@@ -433,31 +284,70 @@ def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
     return len(own) >= least * len(words) and overlaps(words, quoted)
 
 
-def _reject_missing(reason: str, missing: Sequence[str]) -> Rejection | None:
-    if missing:
-        return Rejection(reason, f"This was not said: {', '.join(missing)}.")
-    return None
-
-
 CHECKS = (
     reject_unreadable,
     reject_unsure,
     reject_secret,
-    reject_unmeant,
     reject_unquoted,
     reject_assistants_words,
-    reject_unsaid_addresses,
-    reject_unnamed_person,
-    reject_unrelated,
+)
+STATED_CHECKS = (
+    reject_secret,
+    reject_others,
     reject_unstated,
     reject_small_talk,
-    reject_unsaid_dates,
-    reject_rider,
 )
-# The user may have said the rejected numbers and names in other words.
-DOUBTS = (reject_unsaid_numbers, reject_unsaid_names)
 # An agent also reads the texts of tools and pages.
 TOOL_CHECKS = (*CHECKS, reject_few_users_words)
+
+
+# ---- in whose words a fact is stored ----
+
+
+def in_said_words(candidate: Candidate, source: Source) -> Candidate:
+    """Return a new fact without its questions, or in the user's words if it says more than the user did.
+
+    The user's words are the sentence of the quote that is closest to the fact. A short
+    answer is stored together with its question.
+    """
+    place = candidate.place
+    question = source.question(place)
+    statement = statements_of(candidate.new.content)
+    around = excerpt(place.text, place.span.start)
+    words = f"{question} {around}"
+    names = f"{source.said}\n{source.known_text}"
+    is_no = bool(question) and denies(place.text)
+    if (
+        statement
+        and not is_no
+        and not says_more(statement, words, names, source.said_on)
+    ):
+        return _with_content(candidate, statement)
+    if question:
+        answer = f'Asked "{question}", the user said "{place.text.strip()}".'
+        return _with_content(candidate, answer)
+    sentences = sentences_at(place.text, place.span)
+    stating = list(filter(states, sentences))
+    sentence = closest_sentence(candidate.new.content, stating or sentences)
+    if len(tokens_in(sentence)) > _MOST_WORDS:
+        sentence = place.quote[:MAX_FACT]
+    said = candidate._replace(is_users_words=True)
+    return _with_content(said, sentence)
+
+
+def _stored_place(candidate: Candidate) -> QuoteMatch:
+    """Return the place of the quote that is stored: of the whole sentence if that is the fact."""
+    place = candidate.place
+    if not candidate.is_users_words:
+        return place
+    sentence = candidate.new.content
+    start = place.text.index(sentence)
+    span = place.span._replace(start=start, end=start + len(sentence))
+    return replace(place, span=span)
+
+
+def _with_content(candidate: Candidate, content: str) -> Candidate:
+    return candidate._replace(new=candidate.new.model_copy(update={"content": content}))
 
 
 # ---- ends of known facts, and confirmations ----
@@ -501,9 +391,7 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     new = ending.new
     reason: str = ending.entry.said_as
     if reason not in _ENDS_NOTHING:
-        reason = unsaid_reason(
-            fact.content, place.text, place.span, may_presuppose=False
-        )
+        reason = unsaid_reason(fact.content, place.text, place.span)
     if reason:
         return Rejection(reason, _ENDS_NOTHING[reason])
     sentences = " ".join(sentences_at(place.text, place.span))
@@ -529,6 +417,8 @@ def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     sentences = sentences_at(with_question_marks(place.text), place.span)
     if mostly_ask(content, sentences):
         return Rejection("asked", _UNSAID["asked"])
+    if not (place.is_translated or shares_word(content, " ".join(sentences))):
+        return Rejection("not_the_users_words", "The words say nothing of it.")
     clause = closest_clause(content, sentences).text
     is_denied = denies(clause) != denies(content)
     is_changed = tells_change(clause) and not overlaps(
@@ -539,7 +429,7 @@ def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-CONFIRMING_CHECKS = (reject_unquoted, reject_unrelated, reject_unrepeated)
+CONFIRMING_CHECKS = (reject_unquoted, reject_unrepeated)
 
 
 # ---- the whole reply ----
@@ -555,13 +445,6 @@ _NO_TIME = Rejection(
 _MOST_SECONDS = 10
 
 
-class Doubt(NamedTuple):
-    """A new fact whose names or numbers were not said, and the rejection for it."""
-
-    fact: Fact
-    rejection: Rejection
-
-
 @dataclass(frozen=True, slots=True)
 class ValidatedReply:
     """The facts that a reply changes, and the rejections of its other entries.
@@ -571,21 +454,17 @@ class ValidatedReply:
         confirmed: Known facts that the user says again; none of them is retired.
         retired: Known facts that end.
         rejected: The reasons for entries that are not stored.
-        doubted: New facts that are stored if a second reading finds the words that say
-            them. Their rejections are in ``rejected``, too.
     """
 
     accepted: tuple[Fact, ...] = field(default=(), repr=False)
     confirmed: tuple[Fact, ...] = field(default=(), repr=False)
     retired: tuple[Fact, ...] = field(default=(), repr=False)
     rejected: tuple[Rejection, ...] = ()
-    doubted: tuple[Doubt, ...] = field(default=(), repr=False)
 
     @property
     def claims(self) -> tuple[Fact, ...]:
-        """The new, the retired and the doubted facts: a second reading judges them."""
-        doubted = (doubt.fact for doubt in self.doubted)
-        return (*self.accepted, *self.retired, *doubted)
+        """The new and the retired facts."""
+        return (*self.accepted, *self.retired)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -621,7 +500,7 @@ def validate_reply(
             last day.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
-        checks: The checks that a new fact must pass before ``DOUBTS``.
+        checks: The checks that a new fact must pass before ``STATED_CHECKS``.
         context: The messages right before the lines. Nothing is quoted from them, but
             names and questions may come from them.
         tool_text: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
@@ -673,7 +552,6 @@ class _Validation:
     confirmed: dict[str, Fact] = field(default_factory=dict)
     retired: dict[str, Fact] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
-    doubted: list[Doubt] = field(default_factory=list)
     by_label: dict[str, Fact | None] = field(default_factory=dict)
 
     @cached_property
@@ -688,23 +566,17 @@ class _Validation:
     def add(
         self, new: NewFact, checks: Sequence[Check], min_confidence: float
     ) -> Rejection | None:
-        """Accept, doubt or reject a new fact, or confirm the known fact that it repeats."""
+        """Accept or reject a new fact, or confirm the known fact that it repeats."""
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        candidate_place = place or NOWHERE
-        new = _without_questions(new, candidate_place.quote)
-        candidate = Candidate(new, candidate_place, min_confidence)
+        candidate = Candidate(new, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
-        doubt = rejection or first_rejection(candidate, self.source, DOUBTS)
-        if place and doubt is None:
-            return self._accept(candidate, place)
+        if place and rejection is None:
+            candidate = in_said_words(candidate, self.source)
+            rejection = first_rejection(candidate, self.source, STATED_CHECKS)
+            if rejection is None:
+                return self._accept(candidate, _stored_place(candidate))
         self.by_label.setdefault(new.label, None)
-        if doubt is None:
-            return None
-        doubt = _naming(doubt, new.content)
-        is_new = duplicate_key(new.content) not in self.by_content
-        if place and rejection is None and is_new:
-            self.doubted.append(Doubt(self._new_fact(new, place), doubt))
-        return doubt
+        return rejection and _naming(rejection, new.content)
 
     def _accept(self, candidate: Candidate, place: QuoteMatch) -> Rejection | None:
         """Store a new fact, or confirm the known fact that says the same."""
@@ -744,31 +616,32 @@ class _Validation:
         entry = ending.entry
         last_day = self._last_day(entry) or fact.valid_until
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
+        # The reason of a model may hold an instruction.
+        reason = "The user said that it is true no longer."
+        if entry.replaced_by and ending.new is None:
+            reason += " What is true instead was not stored."
         return retire(
             fact.model_copy(update={"valid_until": last_day}),
-            self._reason_of(ending),
+            reason,
             max(fact.updated_at, self.now),
             ending.new.id if ending.new else None,
             by=by,
         )
 
+    def _last_day_of_fact(self, written: str, said_as: SaidAs) -> date | None:
+        """Return the last day of a new fact: of what is over, at the latest the day before it was said."""
+        period = self.source.said_period(written)
+        last_day = period and period.end
+        said_on = self.source.said_on
+        if said_as == "past":
+            day_before = said_on - timedelta(days=1)
+            return min(last_day or day_before, day_before)
+        # Small models write the day of the conversation as the last day.
+        return last_day if last_day and last_day > said_on else None
+
     def _last_day(self, entry: NewFact | Retirement) -> date | None:
         period = self.source.said_period(entry.valid_until)
         return period and period.end
-
-    def _reason_of(self, ending: Ending) -> str:
-        """Return the model's reason, or our own if the model may have copied an instruction into its reason."""
-        entry = ending.entry
-        reason = entry.reason[:MAX_FACT]
-        new_content = ending.new.content if ending.new else ""
-        text = f"{entry.quote}\n{ending.fact.content}\n{new_content}"
-        claim = phrases("replies", "report").sub("", reason)
-        has_unsaid = unsaid_addresses(reason, self.source.said)
-        if not claim or has_unsaid or has_rider(claim, text, text):
-            reason = "The user said that it is true no longer."
-        if entry.replaced_by and ending.new is None:
-            reason += " What is true instead was not stored."
-        return reason
 
     def confirm(self, entry: Confirmation) -> Rejection | None:
         """Confirm a known fact, or reject the entry."""
@@ -794,7 +667,6 @@ class _Validation:
             tuple(fact for fact in self.confirmed.values() if fact.id not in changed),
             tuple(self.retired.values()),
             (*self.rejected, *[_KNOWN] * repeated),
-            tuple(self.doubted),
         )
 
     def _known_fact(self, number: int) -> Fact | None:
@@ -814,24 +686,15 @@ class _Validation:
         """
         around = self.source.around(place)
         began = self.source.said_period(new.valid_from)
-        valid_until = self._last_day(new)
-        said_on = self.source.said_on
-        if new.said_as == "past":
-            # It was over when the user said it.
-            day_before = said_on - timedelta(days=1)
-            valid_until = min(valid_until or day_before, day_before)
-        elif valid_until and valid_until <= said_on:
-            # Small models write the day of the conversation as the last day.
-            valid_until = None
+        said_as = _said_as(new, place)
+        last_day = self._last_day_of_fact(new.valid_until, said_as)
         rows = tuple(self.source.lines[i].row_id for i in around.lines)
-        # The content of a denial says the denial itself.
-        said_as = "stated" if new.said_as == "denied" else new.said_as
         return Fact(
             **new.model_dump(include={"content", "category", "confidence", "about"}),
             said_as=said_as,
             quote=place.quote,
             valid_from=began and began.start,
-            valid_until=valid_until,
+            valid_until=last_day,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
             message_ids=rows if any(rows) else (),
@@ -839,18 +702,11 @@ class _Validation:
         )
 
 
-def _without_questions(new: NewFact, quote: str) -> NewFact:
-    """Return a new fact without the questions of its content.
-
-    Small models copy whole messages. If the content is only a question, the statements
-    of the user's quote take its place, if there are any.
-    """
-    statements = statements_of(new.content)
-    if new.content and not statements:
-        statements = statements_of(quote)
-    if statements in ("", new.content):
-        return new
-    return new.model_copy(update={"content": statements})
+def _said_as(new: NewFact, place: QuoteMatch) -> SaidAs:
+    """Return when a fact holds; the words decide whether they state it."""
+    if tells_past(new.content, sentences_at(place.text, place.span)):
+        return "past"
+    return new.said_as if new.said_as in ("planned", "past") else "stated"
 
 
 def _naming(rejection: Rejection, content: str) -> Rejection:

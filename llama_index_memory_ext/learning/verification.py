@@ -179,24 +179,19 @@ def parse_verdict(texts: Iterable[str], count: int) -> list[Judgement]:
 
 
 def verified(
-    valid: ValidatedReply, judgements: Sequence[Judgement], lines: Sequence[Utterance]
+    valid: ValidatedReply,
+    judgements: Sequence[Judgement],
+    lines: Sequence[Utterance],  # noqa: ARG001 - the caller passes them
 ) -> ValidatedReply:
     """Return a validated reply without the claims that their judgements reject.
 
-    A new fact stays if both readings say the same of it. A doubted fact is stored if
-    the judgement also quotes the user's words that say it.
+    A new fact stays if both readings say the same of it.
     """
     accepted = []
     retired = []
     rejected = list(valid.rejected)
-    doubts = {doubt.fact.id: doubt.rejection for doubt in valid.doubted}
     for fact, judgement in zip(valid.claims, judgements, strict=True):
-        if fact.id in doubts:
-            quote = _users_words(judgement.quote, lines)
-            if judgement.agrees(fact) and quote is not None:
-                accepted.append(fact.model_copy(update={"quote": quote}))
-                rejected.remove(doubts[fact.id])
-        elif fact.retired:
+        if fact.retired:
             if judgement.said_as in _ENDS:
                 retired.append(fact)
             else:
@@ -210,17 +205,7 @@ def verified(
         accepted=tuple(accepted),
         retired=tuple(_without_replacements(retired, valid.accepted, accepted)),
         rejected=tuple(rejected),
-        doubted=(),
     )
-
-
-def _users_words(quote: str, lines: Sequence[Utterance]) -> str | None:
-    """Return the words of the user's last line that has a quote; None if none has it."""
-    for line in reversed(lines):
-        span = find_quote(quote, line.text) if line.is_users else None
-        if span:
-            return span.of(line.text)
-    return None
 
 
 def _without_replacements(

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
-from llama_index_memory_ext.checks.additions import missing_names
-from llama_index_memory_ext.checks.figures import missing_numbers
+from llama_index_memory_ext.checks.comparison import new_names, new_numbers
 from llama_index_memory_ext.errors import (
     StoreError,
     SummaryReplyError,
@@ -544,10 +543,10 @@ def _supported(
                 continue
             unlabelled = _LABEL.sub("", with_english_days(sentence).text, count=1)
             plain = re.sub("[*`]", "", unlabelled)
-            if missing_numbers(_MONTH.sub(" ", plain), evidence):
+            if new_numbers(_MONTH.sub(" ", plain), evidence):
                 continue
             # A translation may translate names.
-            if not is_translated and missing_names(plain, evidence):
+            if not is_translated and new_names(plain, evidence):
                 continue
         supported.append(sentence)
     return supported

@@ -190,9 +190,9 @@ _STRAIGHT = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f",
     '\'\'\'"""""""""',
 )
-# Scripts without spaces between words: kana, and Chinese characters, which have a
-# meaning each.
-_UNSPACED = "[\u3040-\u30ff\u3400-\u9fff]"
+# Scripts in which particles or vowel signs belong to the name of a relation.
+_JOINED_NAMES = "[\u0900-\u097f\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
+# Chinese characters, which have a meaning each.
 CHARACTER = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 # Two words with this many first letters in common are forms of one word. A word inside
 # a longer word is a part of a compound.
@@ -202,6 +202,20 @@ _SHORTEST_PART = 4
 # least so similar (0..1).
 _SHORTEST_MISSPELT = 5
 _LEAST_LIKENESS = 0.8
+
+
+# A word with its apostrophes, or one character of a script without spaces.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+TOKEN = rf"[{UNSPACED}]|[^\W_{UNSPACED}]+(?:['\u2019`\u00b4][^\W_{UNSPACED}]+)*[+#]*"
+
+
+def tokens_in(text: str) -> list[str]:
+    """Return the words of a text with their apostrophes, and each character of a script without spaces.
+
+    >>> tokens_in("Don't! 不要")
+    ["Don't", '不', '要']
+    """
+    return pattern(TOKEN).findall(text)
 
 
 def comparable(text: str) -> str:
@@ -245,13 +259,14 @@ def relations_in(text: str) -> set[str]:
     >>> sorted(relations_in("My mom and my hubby's boss"))
     ['boss', 'husband', 'mother']
     """
-    words = set(pattern(r"[^\W\d_]+(?:-[^\W\d_]+)*").findall(text.casefold()))
+    folded = text.casefold()
+    words = set(pattern(r"[^\W\d_]+(?:-[^\W\d_]+)*").findall(folded))
     relations = set()
     for names in word_lists("relations")[""]:
         for name in names:
-            is_part = not name.isascii() and pattern(_UNSPACED).match(name)
+            is_part = "_" in name or pattern(_JOINED_NAMES).match(name)
             is_word = name in words or f"{name}s" in words
-            if is_word or (is_part and name in text):
+            if is_word or (is_part and name.replace("_", " ") in folded):
                 relations.add(names[0])
     return relations
 

@@ -24,8 +24,6 @@ WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 # English and German write months and weekdays with a capital, which sets "May" apart from
 # "may".
 _CAPITALISED = frozenset({"en", "de"})
-# Shorter spellings of months and weekdays are also common words.
-_SHORTEST_NAME = 3
 # "The 20s" are 2020, and "the 30s" 1930.
 _LAST_DECADE = 20
 # The days of a day, a week, a month and a year, in the order of the section "units".
@@ -175,20 +173,15 @@ def _names(code: str) -> _Names:
 
 
 def _foreign_names(code: str) -> dict[str, Day]:
-    # Imported here, because only background work needs it.
-    from dateparser.languages.loader import default_loader  # type: ignore[import-untyped]
-
-    try:
-        info = default_loader.get_locale(code).info
-    except ValueError:
-        return {}
-    english_days = {name: Day(month=i) for i, name in enumerate(MONTHS, 1)}
-    english_days |= {name: Day(weekday=i) for i, name in enumerate(WEEKDAYS)}
+    """Return the months and weekdays of a language: a line has its months, then its weekdays."""
     days: dict[str, Day] = {}
-    for name, day in english_days.items():
-        for spelling in map(str.lower, info.get(name.lower(), ())):
-            if sum(map(str.isalpha, spelling)) >= _SHORTEST_NAME:
-                days[spelling] = day
+    for line_code, *names in word_lists("calendar")["foreign"]:
+        if line_code == code:
+            for number, name in enumerate(names, 1):
+                if number > len(MONTHS):
+                    days[name] = Day(weekday=number - len(MONTHS) - 1)
+                else:
+                    days[name] = Day(month=number)
     return days
 
 
@@ -228,16 +221,92 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
     >>> next(relative_periods("what did we use last year?", date(2026, 11, 20))).start
     datetime.date(2025, 1, 1)
     """
-    for match in phrases("calendar", "ago").finditer(text):
+    yield from _distant_periods("ago", text, today, -1)
+    for match in phrases("calendar", "last").finditer(text):
+        yield _last_period(match, today)
+
+
+def _distant_periods(
+    section: str, text: str, today: date, sign: int
+) -> Iterator[Period]:
+    """Yield the periods of so many days, weeks, months or years before or after today."""
+    for match in phrases("calendar", section).finditer(text):
         number, unit = filter(None, match.groups())
         count = int(number) if number.isdecimal() else _line_of(number, "numbers")
         if count in range(1, 100):
             days = _UNIT_DAYS[_line_of(unit, "units") - 1]
-            middle = today - timedelta(days=count * days)
+            middle = today + timedelta(days=sign * count * days)
             half = timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
-    for match in phrases("calendar", "last").finditer(text):
-        yield _last_period(match, today)
+
+
+def _coming_periods(text: str, today: date) -> Iterator[Period]:
+    """Yield the periods after today that a text in lower case names: tomorrow, next year, in two weeks."""
+    yield from _distant_periods("in", text, today, 1)
+    for match in phrases("calendar", "next").finditer(text):
+        unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
+        line = _line_of(unit, "units")
+        days = _UNIT_DAYS[line - 1]
+        first = today + timedelta(days=1)
+        if line == _line_of("year", "units"):
+            first = date(today.year + 1, 1, 1)
+        yield Period(first, first + timedelta(days=2 * (days - 1)))
+
+
+def without_dates(text: str, code: str = "en") -> str:
+    """Return a text with a space for each date.
+
+    >>> without_dates("Has 3 exams in May 2026")
+    'Has 3 exams in  '
+    """
+    for mention in reversed(dates_in(text, code)):
+        text = f"{text[: mention.start]} {text[mention.end :]}"
+    return text
+
+
+def unsaid_dates(
+    statement: str, words: str, said_on: date, code: str = "en"
+) -> list[DateMention]:
+    """Return the dates of a statement that words neither name nor mean on the day when they were said.
+
+    >>> [mention.start for mention in unsaid_dates("Flies on 2025-11-21", "I fly tomorrow", date(2025, 11, 20))]
+    []
+    """
+    said: list[Day] = []
+    for mention in dates_in(words, code):
+        said += mention.readings
+    plain = words.casefold()
+    periods = [*relative_periods(plain, said_on), *_coming_periods(plain, said_on)]
+    return [
+        mention
+        for mention in dates_in(statement, code)
+        if not any(_is_said(day, said, periods, said_on) for day in mention.readings)
+    ]
+
+
+def _is_said(
+    day: Day, said: Sequence[Day], periods: Sequence[Period], said_on: date
+) -> bool:
+    if any(_agree(day, said_day, said_on) for said_day in said):
+        return True
+    period = period_of(day, said_on)
+    return period is not None and any(
+        period.start <= said_period.end and said_period.start <= period.end
+        for said_period in periods
+    )
+
+
+def _agree(day: Day, said: Day, said_on: date) -> bool:
+    """Return whether each part of a day agrees with a day that was said, in the year around if it has none."""
+    if said.year is None and day.year and abs(day.year - said_on.year) <= 1:
+        said = said._replace(year=day.year)
+    period = period_of(said) if said.day else None
+    if period:
+        said = said._replace(weekday=period.start.weekday())
+    return all(
+        part is None or part == said_part
+        for part, said_part in zip(day, said, strict=True)
+    )
 
 
 def _last_period(match: re.Match[str], today: date) -> Period:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.evidence import TOKEN, find_quote
+from llama_index_memory_ext.checks.evidence import find_quote
+from llama_index_memory_ext.words import TOKEN
 
 SAID = (
     "I live in new york with Anna, our three kids and twenty-five fish. My German is rusty - I don't speak it. "
@@ -61,33 +62,17 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
     assert find_quote(quote, SAID) is None
 
 
-@pytest.mark.parametrize(
-    ("quote", "is_found"),
-    [
-        (
-            "I have lived in Oslo for ten years. Last week I sold my red bicycle to Tom.",
-            True,
-        ),
-        (
-            "I have lived in Rome for ten years. Yesterday he sold a new blue car to Tom.",
-            False,
-        ),
-    ],
-)
-def test_the_middle_of_a_quote_may_be_left_out(quote: str, is_found: bool) -> None:
-    middle = "The weather is awful, and my neighbours play drums at night while I try to sleep, which makes me think."
-    text = f"I have lived in Oslo for ten years. {middle} Last week I sold my red bicycle to Tom."
-    span = find_quote(quote, text)
-    assert (span is not None and span.of(text) == text) is is_found
-
-
 @pytest.mark.parametrize("answer", ["Yes", "No.", "好", "3"])
 def test_a_short_answer_is_its_own_quote(answer: str) -> None:
     assert find_quote(answer, answer) is not None
     assert find_quote("no", "I have no more words than these") is None
 
 
-@given(st.text(), st.text(), st.integers(0, 30), st.integers(4, 30))
+# A mark that stands alone belongs to the letter before it.
+plain_texts = st.text(st.characters(exclude_categories=("M", "C")))
+
+
+@given(plain_texts, plain_texts, st.integers(0, 30), st.integers(4, 30))
 def test_whatever_is_cut_out_between_words_is_found_at_its_place(
     before: str, text: str, first: int, count: int
 ) -> None:

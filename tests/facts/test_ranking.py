@@ -621,6 +621,13 @@ async def test_fixed_languages_hold_for_both_blocks_of_a_memory() -> None:
     assert RelevantFactsBlock(languages="fr").languages == ("fr",)
 
 
+def test_a_sentence_of_the_users_is_given_as_their_words() -> None:
+    words = "Trabajo en un banco."
+    fact = Fact(content=words, quote=words)
+    assert f'>The user: "{words}"<' in fact_line(fact)
+    assert '"' not in fact_line(Fact(content="Works", quote=words)).partition(">")[2]
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [

@@ -43,10 +43,13 @@ def test_a_question_confirms_nothing_and_a_statement_does(
     for text in (question, bare, f"{question} OK!", f"Hm. {bare}"):
         assert confirmed_by(text, content, as_new=as_new).confirmed == (), text
     for text in (statement, f"{question} {statement} {statement}"):
-        (fact,) = confirmed_by(
-            text, content, as_new=as_new and text == statement
-        ).confirmed
-        assert fact.confidence > 0.8
+        outcome = confirmed_by(text, content, as_new=as_new and text == statement)
+        if as_new and outcome.accepted:
+            # In a language without a stemmer a form may count as another word.
+            assert [fact.content for fact in outcome.accepted] == [statement]
+        else:
+            (fact,) = outcome.confirmed
+            assert fact.confidence > 0.8
 
 
 @pytest.mark.parametrize(

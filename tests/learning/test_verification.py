@@ -10,15 +10,11 @@ import pytest
 
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.errors import VerificationError
-from llama_index_memory_ext.events import Rejection
-from llama_index_memory_ext.learning.validation import Doubt, ValidatedReply
+from llama_index_memory_ext.learning.validation import ValidatedReply
 from llama_index_memory_ext.learning.verification import (
     Judgement,
     parse_verdict,
     verified,
-)
-from llama_index_memory_ext.text.messages import (
-    Utterance,
 )
 from tests.conversation import assistant, user
 from tests.learning.learning import Learns, contents, learner, likes, talk
@@ -180,22 +176,6 @@ def test_both_readings_must_tell_the_same(
         [],
     )
     assert bool(left.accepted) is stays
-
-
-@pytest.mark.parametrize(
-    ("quote", "stays"),
-    [("we have twins", True), ("", False), ("we have four cats", False)],
-)
-def test_what_numbers_speak_against_is_stored_by_words_that_say_it(
-    quote: str, stays: bool
-) -> None:
-    lines = [Utterance(1, "user", "Sleep is rare since we have twins.")]
-    rejection = Rejection("number_not_said", "This was not said: 2.")
-    fact = Fact(content="Has 2 babies", quote="Sleep is rare")
-    valid = ValidatedReply(rejected=(rejection,), doubted=(Doubt(fact, rejection),))
-    left = verified(valid, [judged(said_as="stated", quote=quote)], lines)
-    assert [one.quote for one in left.accepted] == (["we have twins"] if stays else [])
-    assert left.rejections == ({} if stays else {"number_not_said": 1})
 
 
 def test_an_unknown_label_is_no_agreement() -> None:

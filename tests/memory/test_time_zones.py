@@ -22,7 +22,6 @@ from llama_index_memory_ext import (
     SettingError,
     TokenCounter,
 )
-from llama_index_memory_ext.checks.figures import missing_dates
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.record.text import TODAY_HEADING
@@ -30,7 +29,12 @@ from llama_index_memory_ext.record.window import RecordReader, Window, entries_o
 from llama_index_memory_ext.store.tables import LogRow, ReadPosition, times_of
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import Utterance, in_zone
-from llama_index_memory_ext.words.dates import Period, period_asked
+from llama_index_memory_ext.words.dates import (
+    DateMention,
+    Period,
+    period_asked,
+    unsaid_dates,
+)
 from tests.conversation import assistant, sent_text, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, say
@@ -92,11 +96,11 @@ def moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
 
 
 @cache
-def unproven_dates(said_on: date) -> list[str]:
+def unproven_dates(said_on: date) -> list[DateMention]:
     """The dates of a fact that do not follow from "yesterday", "today" and "tomorrow"; reading them takes long."""
     said = "I came to Oslo yesterday, I am in Bergen today, and I fly to Rome tomorrow."
     days = [str(said_on + timedelta(days=shift)) for shift in (-1, 0, 1)]
-    return missing_dates(f"In Oslo, Bergen, Rome: {', '.join(days)}", said, said_on)
+    return unsaid_dates(f"In Oslo, Bergen, Rome: {', '.join(days)}", said, said_on)
 
 
 @cache

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.additions import missing_names, shares_word
 from llama_index_memory_ext.checks.clauses import unsaid_reason
-from llama_index_memory_ext.checks.evidence import Span, find_quote
-from llama_index_memory_ext.checks.figures import (
-    missing_dates,
-    missing_numbers,
-    without_dates,
+from llama_index_memory_ext.checks.comparison import (
+    new_names,
+    new_numbers,
+    says_more,
+    shares_word,
 )
+from llama_index_memory_ext.checks.evidence import Span, find_quote
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.words import (
     comparable,
@@ -25,6 +25,7 @@ from llama_index_memory_ext.words import (
     language_of,
     script_of,
 )
+from llama_index_memory_ext.words.dates import unsaid_dates, without_dates
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 DAY = date(2025, 11, 20)
@@ -45,19 +46,17 @@ LONG |= {
 }
 READERS: dict[str, Callable[[str], object]] = {
     "dates": without_dates,
-    "dates of a source": lambda text: missing_dates(
+    "dates of a source": lambda text: unsaid_dates(
         "Has an exam on 2025-12-11", text, DAY
     ),
-    "dates of a statement": lambda text: missing_dates(text, "x", DAY),
+    "dates of a statement": lambda text: unsaid_dates(text, "x", DAY),
     "language": language_of,
     "translation": lambda text: is_translation(text, "Ich wohne in Köln"),
-    "names of a source": lambda text: missing_names(
-        "Lives in Paris with Roberta", text
-    ),
-    "names of a statement": lambda text: missing_names(text, "I live"),
+    "names of a source": lambda text: new_names("Lives in Paris with Roberta", text),
+    "names of a statement": lambda text: new_names(text, "I live"),
     "shared name": lambda text: shares_word("Lives in Paris", text),
-    "numbers of a source": lambda text: missing_numbers("Has 17 cats", text),
-    "numbers of a statement": lambda text: missing_numbers(text, "I have a cat"),
+    "numbers of a source": lambda text: new_numbers("Has 17 cats", text),
+    "numbers of a statement": lambda text: new_numbers(text, "I have a cat"),
     "quote in a text": lambda text: find_quote(
         "I lived in Oslo with bobby and three kittens today", text
     ),
@@ -65,6 +64,12 @@ READERS: dict[str, Callable[[str], object]] = {
     "quote in itself": lambda text: find_quote(text[:2_000] + " x", text),
     "many words in a text": lambda text: find_quote(
         " ".join(f"w{i}x" for i in range(390)), text
+    ),
+    "words of a statement": lambda text: says_more(
+        "Has lived in Oslo with Bob and three cats", text[:2_000], "", DAY
+    ),
+    "statement of words": lambda text: says_more(
+        text[:500], "I have lived in Oslo with Bob", "", DAY
     ),
     "secret": holds_secret,
     "words": lambda text: shared(
@@ -88,10 +93,11 @@ def test_a_long_text_takes_no_longer(reader: str, kind: str) -> None:
 
 @given(st.text(), st.text(), st.dates(date(1900, 1, 1), date(2100, 1, 1)))
 def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
-    assert missing_dates(one, one, day) == []
-    assert isinstance(missing_dates(one, other, day), list)
-    assert isinstance(missing_names(one, other), list)
-    assert isinstance(missing_numbers(one, other), list)
+    assert unsaid_dates(one, one, day) == []
+    assert isinstance(unsaid_dates(one, other, day), list)
+    assert isinstance(new_names(one, other), set)
+    assert isinstance(new_numbers(one, other), set)
+    assert isinstance(says_more(one, other, "", day), bool)
     assert script_of(one) in {"latin", "cjk", "other", ""}
     assert is_translation(one, one) is False
     assert {is_translation(one, other), shares_word(one, other), holds_secret(one)} <= {

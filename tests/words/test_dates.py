@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.figures import (
-    ages_in,
-    missing_dates,
-    without_dates,
-)
+from llama_index_memory_ext.words import language_of
+from llama_index_memory_ext.words.dates import unsaid_dates, without_dates
 from tests.words import rows
 
 # A Thursday.
@@ -25,11 +22,9 @@ def test_a_date_may_be_said_in_another_way_or_worked_out_but_not_wrongly(
 ) -> None:
     """A third column names the date that is missing."""
     statement, source, *missing = row
-    assert missing_dates(statement, source, DAY) == missing
-
-
-def test_a_year_tells_an_age() -> None:
-    assert ages_in("I was born in 1990", DAY) == {34.0, 35.0}
+    code = language_of(source) or language_of(f"{statement} {source}") or "en"
+    unsaid = unsaid_dates(statement, source, DAY, code)
+    assert [statement[date.start : date.end].strip(" ,.") for date in unsaid] == missing
 
 
 @given(
@@ -38,7 +33,7 @@ def test_a_year_tells_an_age() -> None:
 )
 def test_every_way_to_write_a_date_means_that_day(day: date, form: str) -> None:
     assert (
-        missing_dates(
+        unsaid_dates(
             f"Came on {day:%Y-%m-%d}", f"I came on {day.strftime(form)} by train", DAY
         )
         == []
