@@ -17,6 +17,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -29,7 +30,7 @@ from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.prompt import forms_of
+from llama_index_memory_ext.learning.prompt import tool_of
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000
@@ -40,7 +41,7 @@ RECEIVED = 6
 @cache
 def tool_text() -> str:
     """Return what a request for facts says of its tool."""
-    return forms_of(tuple(CATEGORIES)).tool_text
+    return str(tool_of(tuple(CATEGORIES)).metadata.fn_schema_str)
 
 
 class MeteredModel(StandInModel):

@@ -71,7 +71,7 @@ _THINGS = (
 )
 _STATEMENT = re.compile(r"Remember that the code of my [a-z ]+ is \d+\.")
 _WORDS = "time people way water day part sound work year place thing name line right mean old same boy form".split()
-_USER_ELEMENT = re.compile(r'<message role="user"[^>]*>(.*?)</message>', re.DOTALL)
+_USER_MESSAGE = re.compile(r"^\d+\. user: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _reply(body: dict[str, Any]) -> dict[str, Any]:
     asked = _text(body["messages"][-1])
     tools = [tool["function"]["name"] for tool in body.get("tools") or []]
     if "report_facts" in tools:
-        said = " ".join(_USER_ELEMENT.findall(asked.partition("<transcript>")[2]))
+        said = " ".join(_USER_MESSAGE.findall(asked.partition("<transcript>")[2]))
         return _calling(
             "report_facts", _report(list(dict.fromkeys(_STATEMENT.findall(said))))
         )
@@ -198,19 +198,16 @@ def _text(message: dict[str, Any]) -> str:
 def _report(statements: Sequence[str]) -> dict[str, Any]:
     facts = [
         {
-            "label": f"n{i}",
-            "content": statement.removeprefix("Remember that t").replace(
+            "message": i,
+            "quote": statement,
+            "fact": statement.removeprefix("Remember that t").replace(
                 "he code of my", "The code of their"
             ),
             "category": "context",
-            "confidence": 0.9,
-            "quote": statement,
-            "valid_from": "",
-            "valid_until": "",
         }
         for i, statement in enumerate(statements, 1)
     ]
-    return {"new_facts": facts, "confirmed": [], "retired": []}
+    return {"facts": facts}
 
 
 def _summary(asked: str) -> str:

@@ -95,7 +95,7 @@ async def malformed_read(folder: Path) -> tuple[int, int, int]:
 async def _stored(llm: ScriptedModel, lines: Sequence[Utterance]) -> int:
     try:
         reply, _ = await ask_for_facts(
-            llm, extraction_prompt(lines, [], today=SAID_AT.date())
+            llm, extraction_prompt(lines, [], said_on=SAID_AT.date())
         )
     except FactReplyError:
         return 0

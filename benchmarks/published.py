@@ -117,7 +117,7 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | true facts of LoCoMo that the checks lose, with exact quotes | {honesty|LoCoMo, true facts lost: exact quotes|.1f} % | {by} |
 | the same with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
 | true facts that the checks lose in a hard set written by hand | {honesty|hard set, true facts lost: all|.1f} % | {by} |
-| replies written to deceive that are stored, without `verify=True`, from a model that labels truly how a fact was said | {honesty|false replies stored: all|.0f} % | {by} |
+| replies written to deceive that are stored, from a model that labels truly how a fact was said | {honesty|false replies stored: all|.0f} % | {by} |
 | the same without wishes and orders (stored on purpose), duplicates and retirements | {honesty|false replies stored: without what is stored on purpose, duplicates and retirements|.0f} % | {by} |
 | the same from a model without labels | {honesty|false replies stored: all, from a model that tells nothing of how they were said|%of} | {by} |
 | invented numbers stored, of replies written to deceive | {honesty|false replies stored: invented number|of} | {by} |

@@ -30,9 +30,7 @@ SUMMARY_WORDS, FACT_WORDS = 300, 12
 CONDENSED_FACTS = 49
 
 _FACT = re.compile(r"<fact>(.*?)</fact>", re.DOTALL)
-_USER_ELEMENT = re.compile(
-    r'^<message role="user"[^>]*>(.*?)</message>$', re.MULTILINE | re.DOTALL
-)
+_USER_MESSAGE = re.compile(r"^\d+\. user: (.*)$", re.MULTILINE)
 _TAG = re.compile(r"</?message\b[^>]*>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
@@ -83,7 +81,7 @@ def _answer(
 ) -> TextBlock | ToolCallBlock:
     asked = text_of(messages[-1])
     if "report_facts" in tools:
-        said = _USER_ELEMENT.findall(asked.partition("<transcript>")[2])
+        said = _USER_MESSAGE.findall(asked.partition("<transcript>")[2])
         return ToolCallBlock(
             tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_reported(said)
         )
@@ -113,15 +111,14 @@ def _reported(said: Iterable[str]) -> dict[str, Any]:
     """A report of facts as our extraction asks for it."""
     facts = [
         {
-            "label": f"n{i}",
-            "content": fact,
-            "category": "context",
-            "confidence": 0.9,
+            "message": i,
             "quote": fact,
+            "fact": fact,
+            "category": "context",
         }
         for i, fact in enumerate(map(_statement, said), 1)
     ]
-    return {"new_facts": facts, "confirmed": [], "retired": []}
+    return {"facts": facts}
 
 
 def _listed(said: Iterable[str]) -> str:

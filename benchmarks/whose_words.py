@@ -29,7 +29,7 @@ INTERLEAVINGS, STEPS = 200, 16
 USERS = {"ann": "Antwerp", "bob": "Bilbao", "cem": "Cannes"}
 # Who opens each session as shared; everybody tries to open each of them.
 SHARED_BY = {"two": ("ann", "bob"), "all": tuple(USERS), "one": (), "begun": ()}
-_LINE = re.compile(r"<message role=\"[\w ]+\">(.*?)</message>")
+_LINE = re.compile(r"^(?:\d+\. )?[a-z ]+: (.*)$", re.MULTILINE)
 
 
 class CarelessModel(OfflineModel):
@@ -43,14 +43,13 @@ class CarelessModel(OfflineModel):
         ]
         facts = [
             {
-                "label": f"n{i}",
-                "content": f"Lives in {line.split()[-1][:-1]}",
+                "message": i,
                 "quote": line,
-                "confidence": 0.95,
+                "fact": f"Lives in {line.split()[-1][:-1]}",
             }
             for i, line in enumerate(found, 1)
         ]
-        arguments = {"new_facts": facts, "confirmed": [], "retired": []}
+        arguments = {"facts": facts}
         call = ToolCallBlock(
             tool_call_id="call_1", tool_name="report_facts", tool_kwargs=arguments
         )

@@ -83,7 +83,7 @@ class TurnError(MemoryExtError):
     """A turn that is opened inside itself and would never begin."""
 
 
-_FACTS = '{"new_facts": [], "confirmed": [], "retired": []}'
+_FACTS = '[{"message": 1, "quote": "..."}]'
 
 
 class FactReplyError(MemoryExtError, ValueError):
@@ -99,7 +99,7 @@ class FactReplyError(MemoryExtError, ValueError):
     def __init__(self, reply: str, problem: str = "", *, form: str = _FACTS) -> None:
         detail = f" ({problem})" if problem else ""
         super().__init__(
-            f"Expected a JSON object such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
+            f"Expected JSON such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
             f"in which there is none{detail}. `reply` of this error holds them."
         )
         self.reply = reply
@@ -108,10 +108,6 @@ class FactReplyError(MemoryExtError, ValueError):
 
 class TruncatedReplyError(MemoryExtError, ValueError):
     """A model's answer about several turns that has reached the model's limit of tokens; each turn is retried alone."""
-
-
-class VerificationError(MemoryExtError, ValueError):
-    """Extracted facts for which the model has given no verdict."""
 
 
 class NoModelError(MemoryExtError, ValueError):
@@ -229,9 +225,7 @@ Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 
 def blame_of(error: Exception) -> Blame:
     """Return the cause of a failed request to a model."""
-    is_reply = isinstance(
-        error, FactReplyError | TruncatedReplyError | VerificationError
-    )
+    is_reply = isinstance(error, FactReplyError | TruncatedReplyError)
     if is_reply or is_about_words(error):
         return "turns"
     if is_timeout(error):

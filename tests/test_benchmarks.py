@@ -538,6 +538,18 @@ def test_a_stored_fact_is_judged_by_the_gold_labels(content: str, verdict: str) 
     assert real_facts.verdict_on(content, GOLD) == verdict
 
 
+def test_dialogues_of_one_language_are_joined_and_judged_by_their_words() -> None:
+    dialogues = json.loads(
+        (report.RESULTS.parent / "real_dialogues.json").read_text("utf-8")
+    )
+    joined = real_facts.together(dialogues, 4)
+    assert (len(dialogues), len(joined)) == (80, 20)
+    assert joined[0]["id"] == "en1.1 en1.2 en1.3 en2.1"
+    assert len(joined[0]["said"]) == 8
+    assert real_facts.verdict_on("I teach Chemistry.", joined[0]) == "true"
+    assert real_facts.verdict_on("Colin sings.", joined[0]) == "useless"
+
+
 def test_answers_of_a_model_are_counted_with_and_without_each_check(
     tmp_path: Path,
 ) -> None:

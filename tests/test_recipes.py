@@ -45,10 +45,7 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         script = "\n".join(commands + imports)
         done = run_shell(script, folder, "-o", "pipefail")
         assert done.returncode == 0, done.stdout + done.stderr
-        # The small offline model cannot verify, and says so.
-        assert [
-            line for line in done.stderr.splitlines() if "not verified" not in line
-        ] == []
+        assert done.stderr == ""
         (folder / "printed").write_text(done.stdout, encoding="utf-8")
         return folder
 
@@ -149,8 +146,7 @@ def test_the_recipe_that_measures_a_model_prints_what_is_kept_and_why(
     cook: Callable[[str], Path],
 ) -> None:
     printed = (cook("what-a-model-learns.md") / "printed").read_text(encoding="utf-8")
-    assert re.findall(r"verify=(\w+)", printed) == ["False", "True"]
-    assert printed.count("kept: Lives in Oslo (stated: 'I live in Oslo')") == 2
+    assert "kept: Lives in Oslo ('I live in Oslo')" in printed
     assert re.search(r"\d+ calls, \d+ tokens sent, \d+ received", printed)
 
 

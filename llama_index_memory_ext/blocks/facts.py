@@ -114,7 +114,6 @@ class FactsOptions(TypedDict, total=False):
     extract_every_turns: int | None
     wait_for_facts: float
     retire_with_messages: bool
-    verify: bool
     categories: Sequence[str] | Mapping[str, str]
     extraction_prompt: str | None
     max_facts: int | None
@@ -262,10 +261,6 @@ class RelevantFactsBlock(LogBlock):
     retire_with_messages: Switch = Field(
         default=False, description="Whether facts go with the messages that say them."
     )
-    verify: Switch = Field(
-        default=False,
-        description="Whether a second call checks what the first one has extracted.",
-    )
     review: Switch = Field(
         default=False,
         description="Whether new facts are pending until a person approves them.",
@@ -304,7 +299,6 @@ class RelevantFactsBlock(LogBlock):
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
-    _judged: Counter[str] = PrivateAttr(default_factory=Counter)
 
     @field_validator("profile_token_limit")
     @classmethod
@@ -662,7 +656,7 @@ class RelevantFactsBlock(LogBlock):
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """The calls of the model and their tokens, by kind: "facts" and "verification"."""
+        """The calls of the model and their tokens, by kind: "facts"."""
         return dict(self._usage)
 
     @property
@@ -710,8 +704,6 @@ class RelevantFactsBlock(LogBlock):
             self._usage,
             self.max_facts,
             self.min_confidence,
-            verify=self.verify,
-            judged=self._judged,
             categories=self.categories,
             instructions=self.extraction_prompt,
             review=self.review,

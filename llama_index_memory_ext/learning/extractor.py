@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
 from llama_index_memory_ext.background.loop import wait_until_loaded
-from llama_index_memory_ext.checks.evidence import question_before
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
@@ -44,19 +43,30 @@ from llama_index_memory_ext.fact import (
     duplicate_key,
     retire,
 )
+from llama_index_memory_ext.learning.endings import (
+    ask_whether_over,
+    doubted_facts,
+    ending_prompt,
+)
 from llama_index_memory_ext.learning.prompt import (
     ANSWER_TOKENS,
     Categories,
-    Request,
     RequestBudget,
     ask_for_facts,
     batch_end,
+    can_call,
     extraction_prompt,
-    forms_of,
     on_one_line,
     request_budget,
     select_known_facts,
+    sent_part,
     texts_in,
+    tool_of,
+)
+from llama_index_memory_ext.learning.reply import (
+    ExtractionReply,
+    NewFact,
+    Retirement,
 )
 from llama_index_memory_ext.learning.validation import (
     TOOL_CHECKS,
@@ -93,7 +103,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.facts.known import UserFacts
-    from llama_index_memory_ext.learning.reply import ExtractionReply
 
 
 logger = logging.getLogger(__name__)
@@ -115,21 +124,15 @@ _BATCH_ROWS = 200
 # characters of each fact with its reason.
 _MOST_REJECTED = 20
 _REJECTED_TOKENS = 400
-# With a known fact the instructions are longest.
-_ANY_FACT = Fact(content="-")
 _REJECTED_CHARACTERS = 400
 # Limits of the messages before a batch: names and questions in them count for it.
 _CONTEXT_ROWS = 10
 _CONTEXT_CHARACTERS = 1_000
 # Characters of a tool's result that are compared with a fact of an agent.
 _RESULT_CHARACTERS = 20_000
-# Tokens of a verdict on one candidate, at most.
-_VERDICT_TOKENS = 60
 _APPLY_TRIES = 3
 _ANY_NUMBER = sys.maxsize
 _DECIDED = Rejection("duplicate", "It is pending, or was rejected.")
-# So many judgements that are all "stated" show that a model agrees to anything.
-_LEAST_JUDGED = 20
 
 
 # The next step after a failure. "again": try at once. "pause": try after a pause.
@@ -351,7 +354,6 @@ class Extractor:
     ``usage``: the usage of the model, by kind of call.
     ``at_once``: a turn that fails is tried again without a pause.
     ``spent``: the usage that no event has counted yet.
-    ``judged``: counts the labels of second readings.
     ``review``: new facts are pending.
     ``is_own``: the user is the user of the memory, who never stands for a team.
     """
@@ -364,8 +366,6 @@ class Extractor:
     usage: dict[str, Usage]
     max_facts: int | None
     min_confidence: float
-    verify: bool = False
-    judged: Counter[str] = field(default_factory=Counter)
     categories: Categories = CATEGORIES
     instructions: str | None = None
     at_once: bool = False
@@ -520,7 +520,7 @@ class Extractor:
         lines = await self._lines_of(rows, speakers, budget)
         end = _end_of_turns(rows, lines, answered=due.answered)
         starts = [line.is_users for line in lines[:end]]
-        texts = [line.text for line in lines[:end]]
+        texts = [sent_part(line) for line in lines[:end]]
         count = self.block.tokenizer_fn.count
         tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
         if len(rows) < _BATCH_ROWS:
@@ -617,10 +617,8 @@ class Extractor:
             answer = None
         fixed = 0
         if window:
-            prompt = self._prompt((), [_ANY_FACT])
-            texts = [message.content or "" for message in prompt]
-            forms = forms_of(tuple(self.categories))
-            texts += [forms.words, forms.tool_text]
+            texts = [message.content or "" for message in self._prompt(())]
+            texts.append(tool_of(tuple(self.categories)).metadata.fn_schema_str)
             fixed = sum(map(self.block.tokenizer_fn.count, texts))
         return request_budget(window, fixed, halved=halved, answer=answer)
 
@@ -714,16 +712,12 @@ class Extractor:
         started = perf_counter()
         related = await self._related_facts(batch)
         reply = await self._report(batch, related)
+        has_tools = can_call(self.block.chosen_llm())
+        if related and not (reply.retired or has_tools):
+            retired = await self._endings(batch, reply, related)
+            reply = reply.model_copy(update={"retired": retired})
         validate = partial(validate_reply, reply, batch.lines, context=batch.before)
         valid = await self._validated(validate, related, batch.asked_at)
-        if self.verify and valid.claims:
-            numbered = dict(enumerate(related, 1))
-            quotes = {
-                numbered[entry.number].id: entry.quote
-                for entry in reply.retired
-                if entry.number in numbered
-            }
-            valid = await self._verified(valid, batch, quotes)
         valid = self._with_agent(valid)
         if self.review:
             valid = _pending_reply(valid, self.user_facts)
@@ -740,15 +734,8 @@ class Extractor:
     async def _report(self, batch: Batch, related: Sequence[Fact]) -> ExtractionReply:
         """Return the model's reply about a batch, and about the facts that it may change."""
         counter = self.block.tokenizer_fn
-        # A longer context would be learned twice, and a model may have refused to read
-        # it.
-        before = []
-        if question_before([*batch.before, *batch.lines], len(batch.before)):
-            question = batch.before[-1]
-            text = counter.tail(question.text, batch.budget.before)
-            before = [question._replace(text=text)]
         prompt = self._prompt(
-            batch.lines, related, said_at=batch.asked_at, before=before
+            batch.lines, related, said_at=batch.asked_at, before=batch.before
         )
         tokens = ANSWER_TOKENS + sum(counter.count(line.text) for line in batch.lines)
         with self._counted("facts", prompt) as responses:
@@ -758,13 +745,35 @@ class Extractor:
                 categories=self.categories,
                 answer_tokens=min(batch.budget.answer, tokens),
                 responses=responses,
-                knows_facts=bool(related),
             )
         if was_truncated(response) and batch.turns > 1:
             raise TruncatedReplyError(
                 "Expected a whole answer; it was cut off. Each half of the turns is read alone next."
             )
         return reply
+
+    async def _endings(
+        self, batch: Batch, reply: ExtractionReply, related: Sequence[Fact]
+    ) -> list[Retirement]:
+        """Ask a model without tools which known facts the new words end, a fact at a time.
+
+        Small models end any fact of a list. A model with tools names the facts that end in
+        its report.
+        """
+        llm = self.block.chosen_llm()
+        retired = []
+        for doubt in await asyncio.to_thread(doubted_facts, batch.lines, related):
+            prompt = ending_prompt(related[doubt.number - 1], doubt.words)
+            with self._counted("facts", prompt) as responses:
+                is_over = await ask_whether_over(llm, prompt, responses)
+            if is_over:
+                entry = Retirement(
+                    number=doubt.number,
+                    quote=doubt.words,
+                    replaced_by=_label_of(doubt.words, reply.new_facts),
+                )
+                retired.append(entry)
+        return retired
 
     async def _related_facts(self, batch: Batch) -> Sequence[Fact]:
         """Return the facts that the batch may change, within the limit of a request.
@@ -807,8 +816,7 @@ class Extractor:
         return extraction_prompt(
             lines,
             facts,
-            today=self.block.now(said_at.tzinfo if said_at else None).date(),
-            said_on=said_at and said_at.date(),
+            said_on=(said_at or self.block.now()).date(),
             categories=self.categories,
             instructions=self.instructions,
             before=before,
@@ -869,59 +877,6 @@ class Extractor:
             session_id=self.session_id,
             min_confidence=self.min_confidence,
         )
-
-    async def _verified(
-        self, valid: ValidatedReply, batch: Batch, quotes: dict[str, str]
-    ) -> ValidatedReply:
-        """Return the entries of a validated reply that a second call confirms.
-
-        All entries stay if the model gives no verdict. If it did not answer at all, its
-        error is raised, and the batch is read again.
-        """
-        from llama_index_memory_ext.learning import (
-            verification,  # where it is switched on
-        )
-
-        count = len(valid.claims)
-        prompt = await asyncio.to_thread(
-            verification.verification_prompt, valid, quotes, batch.lines
-        )
-        try:
-            with self._counted("verification", prompt) as responses:
-                request = Request(
-                    self.block.chosen_llm(),
-                    verification.VERDICT_TOOL,
-                    verification.VERDICT_FORM,
-                    min(batch.budget.answer, ANSWER_TOKENS + _VERDICT_TOKENS * count),
-                    responses,
-                )
-                judgements, _ = await request.ask(
-                    prompt, lambda texts, _: verification.parse_verdict(texts, count)
-                )
-        except Exception as error:
-            if blame_of(error) in ("model", "length"):
-                raise
-            logger.warning(
-                "%d facts were not verified (%s); they are stored without it.",
-                count,
-                type(error).__name__,
-            )
-            return valid
-        self._note_labels([judgement.said_as for judgement in judgements])
-        return verification.verified(valid, judgements, batch.lines)
-
-    def _note_labels(self, labels: Sequence[str]) -> None:
-        """Log once that the second reading agrees to anything, and so checks nothing."""
-        counts = self.judged
-        before = counts.total()
-        counts.update(labels)
-        is_due = before < _LEAST_JUDGED <= counts.total()
-        if is_due and set(counts) == {"stated"}:
-            logger.warning(
-                "The model of verify=True has called all of %d facts stated; with this model it checks nothing. "
-                "Use a larger model, or review=True.",
-                counts["stated"],
-            )
 
     def _with_agent(self, valid: ValidatedReply) -> ValidatedReply:
         """Return the reply with the agent of each new fact.
@@ -1030,6 +985,14 @@ class Extractor:
                 completion_tokens=learned.usage.completion_tokens,
             )
         )
+
+
+def _label_of(words: str, new_facts: Iterable[NewFact]) -> str:
+    """Return the label of the first new fact with these words in its quote; "" if there is none."""
+    for new in new_facts:
+        if words in new.quote or new.quote in words:
+            return new.label
+    return ""
 
 
 def _end_of_turns(

@@ -3,9 +3,8 @@
 A check is a function that returns a ``Rejection`` or None. New facts must pass
 ``CHECKS``, which are about the quote, and then, in the words that are stored,
 ``STATED_CHECKS``. Facts from an agent's tool must pass ``TOOL_CHECKS`` instead of
-``CHECKS``, entries that end a known fact ``ENDING_CHECKS``, and entries that confirm a
-known fact ``CONFIRMING_CHECKS``. The first rejection counts, so the cheapest checks
-stand first.
+``CHECKS``, and entries that end a known fact ``ENDING_CHECKS``. The first rejection
+counts, so the cheapest checks stand first.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ from llama_index_memory_ext.fact import (
     retire,
 )
 from llama_index_memory_ext.learning.reply import (
-    Confirmation,
     ExtractionReply,
     NewFact,
     Retirement,
@@ -429,9 +427,6 @@ def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-CONFIRMING_CHECKS = (reject_unquoted, reject_unrepeated)
-
-
 # ---- the whole reply ----
 
 _UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
@@ -517,20 +512,14 @@ def validate_reply(
     )
     quotes = Counter(entry.quote for entry in reply.retired)
     ends_at = thread_time() + _MOST_SECONDS
-    entries: list[NewFact | Confirmation] = [
-        *reply.new_facts,
-        *reply.retired,
-        *reply.confirmed,
-    ]
+    entries: list[NewFact | Retirement] = [*reply.new_facts, *reply.retired]
     for entry in entries:
         if thread_time() > ends_at:
             rejection: Rejection | None = _NO_TIME
         elif isinstance(entry, NewFact):
             rejection = validation.add(entry, checks, min_confidence)
-        elif isinstance(entry, Retirement):
-            rejection = validation.end(entry, is_only=quotes[entry.quote] == 1)
         else:
-            rejection = validation.confirm(entry)
+            rejection = validation.end(entry, is_only=quotes[entry.quote] == 1)
         if rejection:
             validation.rejected.append(rejection)
     return validation.result(past)
@@ -642,19 +631,6 @@ class _Validation:
     def _last_day(self, entry: NewFact | Retirement) -> date | None:
         period = self.source.said_period(entry.valid_until)
         return period and period.end
-
-    def confirm(self, entry: Confirmation) -> Rejection | None:
-        """Confirm a known fact, or reject the entry."""
-        fact = self._known_fact(entry.number)
-        if fact is None:
-            return _UNKNOWN
-        repeated = NewFact(content=fact.content, quote=entry.quote)
-        place = self.source.find(entry.quote) or NOWHERE
-        candidate = Candidate(repeated, place)
-        rejection = first_rejection(candidate, self.source, CONFIRMING_CHECKS)
-        if rejection is None:
-            self.confirmed[fact.id] = confirm_again(fact, self.now)
-        return rejection
 
     def result(self, past: Sequence[Fact]) -> ValidatedReply:
         """Return the validated reply, without new facts that repeat a past one with the same last day."""

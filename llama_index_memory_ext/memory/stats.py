@@ -40,7 +40,7 @@ class MemoryStats(BaseModel):
     ``failures``: the last failure of "facts", "summary" and "recall index".
     ``rejections``: entries of the model's replies that were not stored, by reason.
     ``set_aside``: turns without facts: first row, last row, error.
-    ``usage``: calls and tokens: "facts", "verification", "summary".
+    ``usage``: calls and tokens: "facts", "summary".
     """
 
     model_config = ConfigDict(frozen=True)

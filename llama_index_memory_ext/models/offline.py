@@ -55,6 +55,7 @@ _ELEMENT = re.compile(
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
 _CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
+_NUMBERED_MESSAGE = re.compile(r"^(\d+)\. user: (.*)$", re.MULTILINE)
 _SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
 
@@ -209,43 +210,34 @@ def _statements(topic: _Topic, text: str, *, latest_only: bool) -> list[_Stateme
 
 
 def _facts_in(question: str) -> dict[str, Any]:
-    """Return the reply to an extraction: the facts of the transcript, and the known facts that they contradict."""
+    """Return the reply to an extraction: the facts of the transcript, each with the known fact that it contradicts."""
     known_facts, _, transcript = question.partition("<transcript>")
-    text = "\n".join(_texts_of("user", _elements(transcript)))
-    new_facts: list[dict[str, Any]] = []
-    retired = []
+    messages = _NUMBERED_MESSAGE.findall(transcript)
+    facts: list[dict[str, Any]] = []
     for topic in _TOPICS:
-        for quote, value in _statements(topic, text, latest_only=topic.single):
-            label = f"n{len(new_facts) + 1}"
-            content = f"{topic.fact} {value}"
-            new_facts.append(
-                {
-                    "label": label,
-                    "content": content,
+        of_topic = []
+        for number, text in messages:
+            for quote, value in _statements(topic, text, latest_only=False):
+                content = f"{topic.fact} {value}"
+                fact = {
+                    "message": int(number),
+                    "quote": quote,
+                    "fact": content,
                     "category": topic.category,
-                    "confidence": 0.9,
-                    "quote": quote,
+                    "ends": _contradicted(topic, content, known_facts),
                 }
-            )
-            retired += [
-                {
-                    "number": number,
-                    "reason": f"The user said: {quote}",
-                    "replaced_by": label,
-                    "quote": quote,
-                }
-                for number in _contradicted(topic, content, known_facts)
-            ]
-    return {"new_facts": new_facts, "confirmed": [], "retired": retired}
+                of_topic.append(fact)
+        facts += of_topic[-1:] if topic.single else of_topic
+    return {"facts": facts}
 
 
-def _contradicted(topic: _Topic, content: str, known_facts: str) -> Iterator[int]:
-    """Yield the numbers of the known facts that a new fact contradicts."""
-    if not topic.single:
-        return
-    for number, fact in _KNOWN_FACT.findall(known_facts):
-        if fact.startswith(topic.fact) and fact.casefold() != content.casefold():
-            yield int(number)
+def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
+    """Return the number of the known fact that a new fact contradicts; 0 if there is none."""
+    if topic.single:
+        for number, fact in _KNOWN_FACT.findall(known_facts):
+            if fact.startswith(topic.fact) and fact.casefold() != content.casefold():
+                return int(number)
+    return 0
 
 
 def _summarize(summary_so_far: str, request: str) -> str:

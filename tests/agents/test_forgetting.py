@@ -15,6 +15,7 @@ from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.conversation import assistant, calling, result, user
+from tests.learning.learning import as_report
 from tests.memories import OpenMemory
 from tests.openai_server import call
 from tests.scripted_models import StartModel
@@ -63,7 +64,7 @@ async def test_of_sixty_requests_hardly_any_is_taken_for_another(
     cases = [case for case in CASES if case["half"] == half]
     replies = iter([case["reply"] for case in cases if "reply" in case])
     llm, server = start_model(
-        lambda messages, tools: call(("c", "report_facts", next(replies)))
+        lambda messages, tools: call(("c", "report_facts", as_report(next(replies))))
     )
     wrong = []
     for i, case in enumerate(cases):

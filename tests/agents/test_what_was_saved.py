@@ -15,6 +15,7 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.agents.test_web import BROWSER, serving, users
+from tests.learning.learning import as_report
 from tests.openai_server import Message, call, say, serve
 from tests.test_docs import RECIPES, blocks
 
@@ -56,7 +57,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
         (
             "call_1",
             "report_facts",
-            {"new_facts": facts, "confirmed": [], "retired": retired},
+            as_report({"new_facts": facts, "retired": retired}),
         )
     )
 

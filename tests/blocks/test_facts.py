@@ -452,7 +452,7 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     await memory.aput(assistant("Fine."))
     await memory.facts_block.await_jobs("monday")
     assert await contents(memory) == ["Likes tea"]
-    assert "Fine." in extractions(server.requests)[0]
+    assert len(server.requests) == 1
     for message in (assistant("Very fine."), user("I like rain.")):
         await memory.aput(message)
         await memory.facts_block.await_jobs("monday")

@@ -274,7 +274,7 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
     reply, _ = await ask_for_facts(
-        OfflineModel(), extraction_prompt(lines, facts, today=now.date())
+        OfflineModel(), extraction_prompt(lines, facts, said_on=now.date())
     )
     return validate_reply(reply, lines, facts, now=now)
 

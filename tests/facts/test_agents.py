@@ -26,7 +26,14 @@ from llama_index_memory_ext.text.messages import (
     Utterance,
 )
 from tests.conversation import assistant, sent_text, user
-from tests.learning.learning import contents, extractions, learner, shown, talk
+from tests.learning.learning import (
+    as_report,
+    contents,
+    extractions,
+    learner,
+    shown,
+    talk,
+)
 from tests.openai_server import Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -64,7 +71,7 @@ def knowing(*entries: dict[str, Any]) -> Model:
     """A model that reports these entries: a new fact has content, and a retired one a number."""
     new = [entry for entry in entries if "content" in entry]
     retired = [entry for entry in entries if "number" in entry]
-    reply = {"new_facts": new, "confirmed": [], "retired": retired}
+    reply = as_report({"new_facts": new, "retired": retired})
     return lambda _, tools: (
         call(("c", "report_facts", reply))
         if tools == ["report_facts"]

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.ranking import fact_line
 from tests.conversation import assistant, user
-from tests.learning.learning import Learns, learner
+from tests.learning.learning import Learns, as_report, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call
 from tests.scripted_models import StartModel
@@ -263,7 +263,7 @@ async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forg
             {"number": int(number), "reason": "", "quote": said[town]}
             for number, town in numbers
         ]
-        return call(("c", "report_facts", {"new_facts": [], "retired": gone}))
+        return call(("c", "report_facts", as_report({"retired": gone})))
 
     memory = learns(model)[0]
     for town in said:

@@ -22,6 +22,7 @@ from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
+from tests.learning.learning import as_report
 from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
 
@@ -47,7 +48,7 @@ def moved(
         "reason": "The user moved.",
         "replaced_by": "a",
     }
-    return {"new_facts": [new], "confirmed": [], "retired": [ended]}
+    return {"new_facts": [new], "retired": [ended]}
 
 
 def replies(*given: dict[str, Any]) -> Model:
@@ -57,8 +58,7 @@ def replies(*given: dict[str, Any]) -> Model:
     def model(_: list[Message], tools: list[str]) -> Message:
         if tools != ["report_facts"]:
             return say("Fine.")
-        nothing: dict[str, Any] = {"new_facts": [], "confirmed": [], "retired": []}
-        return call(("c", "report_facts", {**nothing, **(left.pop(0) if left else {})}))
+        return call(("c", "report_facts", as_report(left.pop(0) if left else {})))
 
     return model
 

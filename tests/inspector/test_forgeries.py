@@ -270,7 +270,8 @@ async def shown(names: Names) -> dict[str, Any]:
         "sent": message_shape(sent),
         "earlier": [one for one in sent if "<earlier_messages" in str(one)] != [],
         "extraction": message_shape(
-            extraction_prompt(lines, facts, today=date(2026, 1, 1), before=lines), TAGS
+            extraction_prompt(lines, facts, said_on=date(2026, 1, 1), before=lines),
+            TAGS,
         ),
         "summary": message_shape(
             summary_prompt(names.text, entries, token_limit=100), PROMPT_TAGS

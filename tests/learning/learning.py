@@ -25,24 +25,34 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     if tools != ["report_facts"]:
         return say("Fine.")
     transcript = messages[-1]["content"].split("<transcript>")[1]
-    said = re.findall(
-        r'<message role="user">(.*?)</message>', transcript, flags=re.DOTALL
-    )
+    said = re.findall(r"^(\d+)\. user: (.*)$", transcript, flags=re.MULTILINE)
     found = [
         {
-            "content": f"{verb.capitalize()}s {what}",
-            "category": "preference",
-            "confidence": 0.9,
+            "message": int(number),
             "quote": match,
+            "fact": f"{verb.capitalize()}s {what}",
+            "category": "preference",
         }
-        for text in said
+        for number, text in said
         for match, verb, what in (
             (one[0], one[1], one[2]) for one in SAYS.finditer(text)
         )
     ]
-    return call(
-        ("call_1", "report_facts", {"new_facts": found, "confirmed": [], "retired": []})
-    )
+    return call(("call_1", "report_facts", {"facts": found}))
+
+
+def as_report(reply: dict[str, Any]) -> dict[str, Any]:
+    """The report of new facts and of facts that end: with the new fact that ``replaced_by`` labels, or alone."""
+    facts = [dict(fact) for fact in reply.get("new_facts", [])]
+    for ended in reply.get("retired", []):
+        entry = {"quote": ended["quote"]}
+        for i, fact in enumerate(facts, 1):
+            if ended.get("replaced_by") == fact.get("label", f"n{i}"):
+                entry = fact
+        entry["ends"] = ended["number"]
+        if entry not in facts:
+            facts.append(entry)
+    return {"facts": facts}
 
 
 def poisoned(answer: Message, *words: str) -> Model:

@@ -293,7 +293,7 @@ async def test_what_was_said_on_another_day_is_read_as_of_that_day(
     assert (await memory.abackfill()).messages == 6
     assert likes(server.requests) == [["tea", "rain"], ["snow"]]
     days = [
-        re.findall(r"took place on (\w+, [\d-]+)", text)
+        re.findall(r"messages are of (\w+, [\d-]+)", text)
         for text in extractions(server.requests)
     ]
     assert days == [["Wednesday, 2024-02-28"], ["Friday, 2024-03-01"]]

@@ -18,53 +18,47 @@ NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)
 SAID_AGAIN = [tuple(row) for row in rows("said again", "confirming.txt")]
 
 
-def confirmed_by(text: str, content: str, *, as_new: bool = False) -> ValidatedReply:
-    """What is stored when a model says that this text confirms this fact: by its number, or as a new one."""
+def confirmed_by(text: str, content: str) -> ValidatedReply:
+    """What is stored when a model reports a known fact with this text as its quote."""
     known = Fact(content=content, confidence=0.8)
     new = {"content": content, "quote": text, "confidence": 0.9}
-    again = {"number": 1, "quote": text}
-    reply = {"new_facts": [new]} if as_new else {"confirmed": [again]}
+    reply = ExtractionReply.model_validate({"new_facts": [new]})
     lines = [
         Utterance(1, "user", text),
         Utterance(2, "assistant", f"I know: {content}"),
     ]
-    return validate_reply(
-        ExtractionReply.model_validate(reply), lines, [known], now=NOW
-    )
+    return validate_reply(reply, lines, [known], now=NOW)
 
 
-@pytest.mark.parametrize("as_new", [False, True])
 @pytest.mark.parametrize(("content", "question", "statement"), SAID_AGAIN)
 def test_a_question_confirms_nothing_and_a_statement_does(
-    content: str, question: str, statement: str, *, as_new: bool
+    content: str, question: str, statement: str
 ) -> None:
     """With and without its question mark, alone and before thanks."""
     bare = question.rstrip(" ?;\u061f\uff1f")
     for text in (question, bare, f"{question} OK!", f"Hm. {bare}"):
-        assert confirmed_by(text, content, as_new=as_new).confirmed == (), text
-    for text in (statement, f"{question} {statement} {statement}"):
-        outcome = confirmed_by(text, content, as_new=as_new and text == statement)
-        if as_new and outcome.accepted:
-            # In a language without a stemmer a form may count as another word.
-            assert [fact.content for fact in outcome.accepted] == [statement]
-        else:
-            (fact,) = outcome.confirmed
-            assert fact.confidence > 0.8
+        assert confirmed_by(text, content).confirmed == (), text
+    outcome = confirmed_by(statement, content)
+    if outcome.accepted:
+        # In a language without a stemmer a form may count as another word.
+        assert [fact.content for fact in outcome.accepted] == [statement]
+    else:
+        (fact,) = outcome.confirmed
+        assert fact.confidence > 0.8
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text",
     [
-        ("Did I say I am allergic to walnuts?", "asked"),
-        ("I bought walnuts. Did I say I am allergic to walnuts?", "asked"),
-        ("If I were allergic to walnuts, what would I eat", "asked"),
-        ("I wonder if I am allergic to walnuts", "asked"),
-        ("Hello there.", "not_the_users_words"),
+        "Did I say I am allergic to walnuts?",
+        "I bought walnuts. Did I say I am allergic to walnuts?",
+        "If I were allergic to walnuts, what would I eat",
+        "I wonder if I am allergic to walnuts",
+        "Hello there.",
     ],
 )
-def test_why_a_fact_is_not_confirmed(text: str, reason: str) -> None:
-    outcome = confirmed_by(text, "Is allergic to walnuts")
-    assert (outcome.confirmed, outcome.rejections) == ((), {reason: 1})
+def test_what_does_not_say_a_fact_does_not_confirm_it(text: str) -> None:
+    assert confirmed_by(text, "Is allergic to walnuts").confirmed == ()
 
 
 @pytest.mark.parametrize(
@@ -79,14 +73,4 @@ def test_why_a_fact_is_not_confirmed(text: str, reason: str) -> None:
 def test_words_that_contradict_a_fact_do_not_confirm_it(
     text: str, content: str
 ) -> None:
-    outcome = confirmed_by(text, content)
-    assert (outcome.confirmed, outcome.rejections) == ((), {"denied": 1})
-
-
-def test_a_number_without_a_quote_confirms_nothing() -> None:
-    """Small models report "confirmed": [1] in nearly every reply."""
-    reply = ExtractionReply.model_validate({"confirmed": [1]})
-    lines = [Utterance(1, "user", "I like tea.")]
-    known = [Fact(content="Likes tea")]
-    outcome = validate_reply(reply, lines, known, now=NOW)
-    assert (outcome.confirmed, outcome.rejections) == ((), {"no_quote": 1})
+    assert confirmed_by(text, content).confirmed == ()

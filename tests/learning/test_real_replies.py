@@ -27,20 +27,17 @@ def learned(said: str, answer: str, reply: str, *known: str) -> ValidatedReply:
 
 
 def reported(content: str, quote: str = "", **fields: Any) -> str:
-    """A reply as the model writes it: it calls the speaker the way of saying, and invents days."""
+    """A reply as the model writes it, with fields that nothing asks for."""
     told = {
-        "label": "n1",
+        "message": 1,
         "quote": quote or content,
         "said_as": "user",
         "about": "user",
-        "content": content,
-        "category": "goal or correction",
-        "confidence": 0.9,
-        "valid_from": "2026-11-24",
+        "fact": content,
         "valid_until": "2026-11-24",
         **fields,
     }
-    return json.dumps({"new_facts": [told], "confirmed": []}, ensure_ascii=False)
+    return json.dumps([told], ensure_ascii=False)
 
 
 NURSE = "I'm a nurse at St Mary's hospital and mostly work nights."
@@ -53,22 +50,12 @@ RECORDED = (
 )
 
 
-def test_a_recorded_reply_is_stored_without_its_invented_days_and_confirms_nothing() -> (
-    None
-):
-    """Its last day is that of the conversation, and its category is the end of a list."""
+def test_of_a_recorded_reply_neither_labels_nor_invented_days_are_read() -> None:
     outcome = learned(f"{NURSE} Any tips?", "Dark curtains.", RECORDED, "Has two cats")
     (fact,) = outcome.accepted
-    assert (fact.content, fact.category) == (NURSE, "goal")
+    assert (fact.content, fact.category) == (NURSE, "knowledge")
     assert (fact.valid_until, fact.said_as) == (None, "stated")
-    assert (outcome.confirmed, outcome.rejections) == ((), {"no_quote": 1})
-
-
-@pytest.mark.parametrize("until", ["2026-11-24", "2026-11", "2025"])
-def test_a_last_day_that_is_over_ends_no_fact_that_is_not_past(until: str) -> None:
-    said = "I row on the lake since 2025."
-    (fact,) = learned(said, "Nice.", reported(said, valid_until=until)).accepted
-    assert fact.valid_until is None or fact.valid_until > NOW.date()
+    assert (outcome.confirmed, outcome.rejections) == ((), {})
 
 
 @pytest.mark.parametrize(
@@ -90,6 +77,7 @@ def test_a_content_that_says_the_denial_is_stated(
 ) -> None:
     (fact,) = learned(said, "Fine.", reported(content, said)).accepted
     assert fact.content == (content if stored else said)
+    assert fact.said_as == "stated"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +318,8 @@ def test_an_announcement_is_no_fact(said: str) -> None:
 
 @pytest.mark.parametrize("said", [", I row.", "— I row.", "¿I row.", "...", "I row"])
 def test_a_message_may_begin_with_a_mark(said: str) -> None:
-    outcome = learned(said, "Fine.", reported("Sails", said))
+    reply = json.dumps([{"quote": f"{said} ", "fact": "Sails"}], ensure_ascii=False)
+    outcome = learned(said, "Fine.", reply)
     assert all(fact.content == said.strip() for fact in outcome.accepted)
 
 

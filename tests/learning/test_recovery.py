@@ -14,7 +14,6 @@ from llama_index_memory_ext.errors import (
     Blame,
     FactReplyError,
     StoreError,
-    VerificationError,
     blame_of,
 )
 from llama_index_memory_ext.fact import SetAside
@@ -167,11 +166,11 @@ async def test_an_answer_that_was_cut_off_is_asked_for_by_halves(
     def model(messages: list[Message], tools: list[str]) -> Message:
         said = re.findall(r"I like (\w+)", str(messages[-1]["content"]))
         whole = "".join(
-            f'{{"content": "Likes {word}", "confidence": 0.9, "quote": "I like {word}"}}, '
+            f'{{"message": 1, "quote": "I like {word}", "fact": "Likes {word}"}}, '
             for word in said[:1]
         )
         return {
-            **say(f'{{"new_facts": [{whole}{{"content": "Likes w'),
+            **say(f'[{whole}{{"message": 2, "quote": "I like w'),
             "finish_reason": "length",
         }
 
@@ -244,7 +243,6 @@ def test_what_is_to_blame_is_seen_in_the_error() -> None:
         (asyncio.TimeoutError(), "length"),
         (StatusError(504), "length"),
         (StoreError(), "model"),
-        (VerificationError(), "turns"),
         (KeyError("x"), "unknown"),
     ]
     assert [blame_of(error) for error, _ in blames] == [blame for _, blame in blames]

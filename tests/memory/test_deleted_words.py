@@ -25,6 +25,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.tables import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
+from tests.learning.learning import as_report
 
 USERS, TEAMS = ("ann", "bob", "cem"), ("team", "board")
 DEEDS = (
@@ -41,7 +42,7 @@ DEEDS = (
     "copy",
     "end",
 )
-_LINE = re.compile(r"<message role=\"[\w ]+\">(.*?)</message>")
+_LINE = re.compile(r"^(?:\d+\. )?[a-z ]+: (.*)$", re.MULTILINE)
 
 
 class Gossip(OfflineModel):
@@ -68,7 +69,7 @@ class Gossip(OfflineModel):
             }
             for i, line in enumerate(lines, 1)
         ]
-        arguments = {"new_facts": facts, "confirmed": [], "retired": ended[-1:]}
+        arguments = as_report({"new_facts": facts, "retired": ended[-1:]})
         call = ToolCallBlock(
             tool_call_id="call_1", tool_name="report_facts", tool_kwargs=arguments
         )

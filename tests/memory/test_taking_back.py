@@ -49,7 +49,7 @@ class Listener(MockLLM):
 
     async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
         words = re.findall(
-            r"I like (\w+)", str(messages[-1].content).split("<transcript>")[1]
+            r"I like (\w+)", str(messages[-1].content).rpartition("<transcript>")[2]
         )
         disturb, self.disturb = self.disturb, None
         if disturb is None:
