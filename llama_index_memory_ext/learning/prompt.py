@@ -26,6 +26,7 @@ from llama_index_memory_ext.learning.reply import (
     NewFact,
     read_category,
     read_facts,
+    read_statement,
     reply_of,
 )
 from llama_index_memory_ext.models.ask import (
@@ -537,9 +538,22 @@ def _read_answer(answer: _Answer, categories: Sequence[str]) -> ExtractionReply:
     if not facts and not errors and (was_truncated(response) or was_refused(response)):
         errors.append(FactReplyError("".join(texts[:1]), "it was cut"))
     if facts or not errors:
-        return reply_of(facts)
+        return reply_of(_with_contents(facts, by_tool=answer.by_tool))
     errors[0].response = response
     raise errors[0]
+
+
+def _with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
+    """Return the facts of a model without tools in the user's words.
+
+    Such models quote exactly, but many of their statements leave out the point.
+    """
+    if by_tool:
+        return facts
+    return [
+        fact.model_copy(update={"content": read_statement(fact.quote)})
+        for fact in facts
+    ]
 
 
 def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:

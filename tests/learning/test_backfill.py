@@ -279,7 +279,7 @@ async def test_two_workers_store_nothing_twice(
         *(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2))
     )
     assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
-    assert await contents(memory) == ["Likes tea"]
+    assert await contents(memory) == ["I like tea"]
 
 
 async def test_what_was_said_on_another_day_is_read_as_of_that_day(

@@ -100,7 +100,7 @@ async def test_a_fact_ends_by_a_no_and_by_words_that_may_end_it(
     facts = {fact.id: fact for fact in await memory.facts.alist(state="all")}
     assert facts[old.id].retired == ends
     if ends:
-        assert facts[facts[old.id].replaced_by or ""].content == "Lives in Rome"
+        assert facts[facts[old.id].replaced_by or ""].content == said
     usage = (await memory.astats()).usage["facts"]
     assert usage.calls == len(server.requests) == 1 + len(asked)
 

@@ -239,11 +239,12 @@ async def test_the_calls_of_an_answer_are_one_reply(
 async def test_a_model_set_to_text_reads_the_same_prompt(
     start_client: StartClient,
 ) -> None:
+    """Its facts are the user's words: many statements of small models leave out the point."""
     llm, server = start_client(
         OpenAI, answering(f"Here you are:\n{json.dumps(ARGUMENTS)}"), **IN_TEXT
     )
     reply = (await ask_for_facts(llm, PROMPT))[0]
-    assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"]
+    assert [fact.content for fact in reply.new_facts] == ["I prefer pytest"]
     (body,) = server.bodies
     assert not {"tools", "response_format"} & body.keys()
     assert [message["content"] for message in body["messages"]] == [
@@ -256,7 +257,7 @@ async def test_a_model_set_to_text_reads_the_same_prompt(
 async def test_a_text_only_model_is_asked_for_json(is_chat_model: bool) -> None:
     llm = Scripted(text=f"Sure!\n{json.dumps(ARGUMENTS)}", is_chat_model=is_chat_model)
     reply = (await ask_for_facts(llm, PROMPT))[0]
-    assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"]
+    assert [fact.content for fact in reply.new_facts] == ["I prefer pytest"]
     assert "I prefer pytest." in llm.prompts[0]
     assert 'in this form:\n[{"message": 1' in llm.prompts[0]
 
@@ -277,7 +278,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_once_more_with_the_rea
     llm, server = start_model(lambda messages, tools: answer(answers.pop(0), tools))
     llm.pydantic_program_mode = mode
     reply = (await ask_for_facts(llm, PROMPT))[0]
-    assert [fact.content for fact in reply.new_facts] == ["Prefers pytest"]
+    assert [fact.quote for fact in reply.new_facts] == ["I prefer pytest"]
     first, second = (str(request[-1]["content"]) for request in server.requests)
     assert second.startswith(first)
     assert re.fullmatch(

@@ -179,7 +179,7 @@ async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
     for word in ("tea", "rain"):
         await memory.aput_messages(talk(word))
         await memory.aflush()
-    assert await contents(memory) == ["Likes rain", "Likes tea"]
+    assert await contents(memory) == ["I like rain", "I like tea"]
     assert ["tools" in body for body in server.bodies] == [True, False, False, False]
     assert (await memory.astats()).usage["facts"].calls == 4
 
