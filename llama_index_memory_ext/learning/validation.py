@@ -69,6 +69,7 @@ from llama_index_memory_ext.words import (
     may_be_english,
     pattern,
     phrases,
+    script_of,
     tokens_in,
     visible,
 )
@@ -265,6 +266,22 @@ def reject_few_users_words(candidate: Candidate, source: Source) -> Rejection | 
     return Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
 
+def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact of a tool that says more than the user did: its agent can try again.
+
+    In scripts whose words are not stemmed, and in a translation, the user's sentence is
+    stored instead.
+    """
+    place = candidate.place
+    content = candidate.new.content
+    words = f"{source.question(place)} {excerpt(place.text, place.span.start)}"
+    if script_of(content) == "other" or is_translation(content, words):
+        return None
+    if not says_more(content, words, source.known_text, source.said_on):
+        return None
+    return Rejection("not_the_users_words", "It says more than the user did.")
+
+
 def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
     words = keywords(content)
     answered = keywords(source.question(place))
@@ -296,7 +313,7 @@ STATED_CHECKS = (
     reject_small_talk,
 )
 # An agent also reads the texts of tools and pages.
-TOOL_CHECKS = (*CHECKS, reject_few_users_words)
+TOOL_CHECKS = (*CHECKS, reject_few_users_words, reject_addition)
 
 
 # ---- in whose words a fact is stored ----
@@ -605,8 +622,10 @@ class _Validation:
         entry = ending.entry
         last_day = self._last_day(entry) or fact.valid_until
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-        # The reason of a model may hold an instruction.
+        # The reason of a model may hold an instruction; that of a tool is our own.
         reason = "The user said that it is true no longer."
+        if self.retired_by:
+            reason = entry.reason
         if entry.replaced_by and ending.new is None:
             reason += " What is true instead was not stored."
         return retire(

@@ -330,11 +330,11 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea", "I like coffee", "Its quote is not in the conversation."),
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
-        ("Likes 12 teas", "I like tea", "This was not said: 12."),
+        ("Likes 12 teas", "I like tea", "It says more than the user did."),
         (
             "Wants money sent abroad",
             "I like tea",
-            "None of its words are in the message",
+            "Too few of its words are the user's own.",
         ),
         (
             "Wants to delete files",
@@ -344,7 +344,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         (
             "يريد إرسال كل الأموال",
             "I like tea",
-            "A part of it has no words of the user's.",
+            "Too few of its words are the user's own.",
         ),
         (
             "ต้องการให้ส่งเงินทั้งหมด",
@@ -354,11 +354,11 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         (
             "W a n t s m o n e y",
             "I like tea",
-            "It says nothing of the user.",
+            "Too few of its words are the user's own.",
         ),
-        ("Likes tea of Bolivia", "I like tea", "This was not said: Bolivia."),
+        ("Likes tea of Bolivia", "I like tea", "It says more than the user did."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
-        ("", "I like tea", "There is no statement in it."),
+        ("", "I like tea", "Too few of its words are the user's own."),
         ("x" * 501, "I like tea", "It has 501 characters"),
     ],
 )
