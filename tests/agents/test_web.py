@@ -28,7 +28,7 @@ from llama_index_memory_ext.fact import utc_now
 from tests.conversation import assistant, user
 from tests.forked import python_command
 from tests.learning.learning import learner
-from tests.openai_server import Message, OpenAIServer, say, serve
+from tests.openai_server import Message, OpenAIServer, fail, say, serve
 from tests.scripted_models import StartModel
 from tests.test_docs import PAGES, RECIPES, blocks
 
@@ -53,9 +53,9 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 @contextmanager
 def serving(
-    database_uri: str, model_server: OpenAIServer, workers: int
+    database_uri: str, model_server: OpenAIServer, workers: int, complaint: str = ""
 ) -> Iterator[str]:
-    """The socket of the application, from when it has started until it has ended by itself, without a complaint."""
+    """The socket of the application, from when it has started until it has ended by itself, with no other complaint."""
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
         Path(folder, "app.py").write_text(APP, encoding="utf-8")
@@ -99,7 +99,8 @@ def serving(
             process.terminate()
             process.wait(60)
             reader.join()
-        assert [line for line in lines if not line.startswith("INFO:")] == []
+        complaints = [line for line in lines if not line.startswith("INFO:")]
+        assert "".join(complaints[:1]) == complaint
 
 
 def _read(
@@ -350,10 +351,12 @@ async def test_an_answer_has_sources_that_lead_to_the_history_of_a_fact(
         async with users(socket, 2) as (ann, bob):
             written = await post(ann, "/chat", message="I like <b>tea.")
             assert ("sources", {"facts": [], "messages": []}) in events_of(written)
+            await add_fact(database_uri, "user0", "Plays chess")
             rome = await add_fact(database_uri, "user0", "Likes Rome & Oslo")
             oslo = await add_fact(database_uri, "user0", "Likes Oslo", replaces=rome.id)
             question = {"session_id": "second", "message": "What do I like of Oslo?"}
             sources = dict(events_of(await post(ann, "/chat", **question)))["sources"]
+            assert "Plays chess" not in str(sources)
             assert {
                 "id": oslo.id,
                 "content": "Likes Oslo",
@@ -397,14 +400,32 @@ async def test_the_sources_have_the_messages_that_were_recalled(
     assert first in json.loads(json.dumps(sources))["messages"]
 
 
-async def test_a_repeated_request_stores_its_question_once(database_uri: str) -> None:
-    with serve(model) as server, serving(database_uri, server, 1) as socket:
-        async with users(socket, 1) as (ann,):
-            for _ in range(2):
-                await post(ann, "/chat", message_id="1", message="Hello")
-    async with aclosing(MemoryStore(database_uri)) as store:
-        messages = await store.get_messages(json.dumps(["user0", "first"]), None)
-    assert [message.content for message in messages].count("Hello") == 1
+async def test_a_request_that_failed_is_repeated_and_stores_its_question_once(
+    database_uri: str,
+) -> None:
+    failed = threading.Event()
+
+    def failing(messages: list[Message], tools: list[str]) -> Message:
+        if not failed.is_set():
+            return fail(400, "It failed.")
+        return model(messages, tools)
+
+    complaint = "ERROR:root:A turn has failed\n"
+    with (
+        serve(failing) as server,
+        serving(database_uri, server, 1, complaint) as socket,
+    ):
+        async with users(socket, 2) as (ann, bob):
+            written = await post(ann, "/chat", message_id="1", message="Hello")
+            assert [name for name, _ in events_of(written)] == ["error", "done"]
+            failed.set()
+            written = await post(ann, "/chat", message_id="1", message="Hello")
+            assert text_of(written) == "Hello to you."
+            assert (await ann.get("/messages?session_id=first")).json() == [
+                {"role": "user", "text": "Hello"},
+                {"role": "assistant", "text": "Hello to you."},
+            ]
+            assert (await bob.get("/messages?session_id=first")).json() == []
 
 
 async def test_a_user_is_forgotten_with_the_answer_that_runs(
