@@ -33,6 +33,7 @@ _WORDS = (
 _RECALL = ("record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
     "checks/clauses.py",
+    "checks/comparison.py",
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",
@@ -90,7 +91,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,
-    "named_times": (*_PROMPT, *_RECALL, "checks/figures.py"),
+    "named_times": (*_PROMPT, *_RECALL, "words/dates.py"),
     "next_session": ("blocks/facts.py", "record/unread.py"),
     "one_message": _PROMPT,
     "other_words": ("facts/ranking.py", *_WORDS),

@@ -1,4 +1,4 @@
-"""The web application of the guide, served by real workers to many users at once."""
+"""The web server of the recipes, served by real workers to many users at once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 import uvicorn
 from llama_index.core.agent.workflow import FunctionAgent
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext.fact import utc_now
+from tests.conversation import assistant, user
 from tests.forked import python_command
 from tests.learning.learning import learner
-from tests.openai_server import Message, OpenAIServer, say, serve
+from tests.openai_server import Message, OpenAIServer, fail, say, serve
 from tests.scripted_models import StartModel
-from tests.test_docs import PAGES, blocks
+from tests.test_docs import PAGES, RECIPES, blocks
 
-APP, _, TURN = blocks("python", PAGES["production.md"])
-(BRANCHES,) = blocks("python", PAGES["branching.md"])
+(APP,) = blocks("python", RECIPES["web-server.md"])
+(TURN,) = (
+    block
+    for block in blocks("python", PAGES["production.md"])
+    if "turn_in_all_workers" in block
+)
 
 
 def model(messages: list[Message], tools: list[str]) -> Message:
@@ -46,12 +53,12 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 @contextmanager
 def serving(
-    database_uri: str, model_server: OpenAIServer, workers: int, app: str = APP
+    database_uri: str, model_server: OpenAIServer, workers: int, complaint: str = ""
 ) -> Iterator[str]:
-    """The socket of the application, from when it has started until it has ended by itself, without a complaint."""
+    """The socket of the application, from when it has started until it has ended by itself, with no other complaint."""
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
-        Path(folder, "app.py").write_text(app, encoding="utf-8")
+        Path(folder, "app.py").write_text(APP, encoding="utf-8")
         command = [
             *python_command(),
             "-m",
@@ -92,7 +99,8 @@ def serving(
             process.terminate()
             process.wait(60)
             reader.join()
-        assert [line for line in lines if not line.startswith("INFO:")] == []
+        complaints = [line for line in lines if not line.startswith("INFO:")]
+        assert "".join(complaints[:1]) == complaint
 
 
 def _read(
@@ -126,13 +134,29 @@ async def users(socket: str, number: int) -> AsyncIterator[list[httpx.AsyncClien
         await client.aclose()
 
 
-async def ask(client: httpx.AsyncClient, session_id: str, message: str) -> str:
-    response = await client.post(
-        "/chat", json={"session_id": session_id, "message": message}
-    )
+def events_of(written: str) -> list[tuple[str, Any]]:
+    """Return the names and the data of the events of an answer."""
+    events = re.findall(r"event: (.*)\ndata: (.*)\n\n", written)
+    return [(name, json.loads(data)) for name, data in events]
+
+
+def text_of(written: str) -> str:
+    """Return the text of an answer, which has ended without an error."""
+    events = events_of(written)
+    assert [name for name, _ in events if name != "delta"] == ["sources", "done"]
+    return "".join(data for name, data in events if name == "delta")
+
+
+async def post(client: httpx.AsyncClient, path: str, **question: str) -> str:
+    """Return the events of an answer in the first session, if no other is named."""
+    question = {"session_id": "first", "message_id": uuid4().hex, **question}
+    response = await client.post(path, json=question)
     assert response.status_code == 200, response.text
-    answer: str = response.json()
-    return answer
+    return response.text
+
+
+async def ask(client: httpx.AsyncClient, session_id: str, message: str) -> str:
+    return text_of(await post(client, "/chat", session_id=session_id, message=message))
 
 
 async def talk(client: httpx.AsyncClient) -> list[str]:
@@ -233,34 +257,16 @@ async def test_a_question_is_answered_anew_and_edited_in_branches_that_stream(
     database_uri: str,
 ) -> None:
     """The session from which they come stays as it is."""
-
-    async def stream(client: httpx.AsyncClient, path: str, **question: str) -> str:
-        response = await client.post(path, json={"session_id": "first", **question})
-        assert response.status_code == 200, response.text
-        return response.text
-
-    with serve(model) as server, serving(database_uri, server, 1, BRANCHES) as socket:
+    again = {"message_id": "2", "message": "Good day", "new_session_id": "second"}
+    edited = {"message_id": "1", "message": "Good night", "new_session_id": "third"}
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         async with users(socket, 2) as (ann, bob):
-            assert (
-                await stream(ann, "/chat", message_id="1", message="Hello")
-                == "Hello to you."
-            )
-            assert (
-                await stream(ann, "/chat", message_id="2", message="Good day")
-                == "Good day to you."
-            )
-            again = {
-                "message_id": "2",
-                "message": "Good day",
-                "new_session_id": "second",
-            }
-            assert await stream(ann, "/again", **again) == "Good day to you."
-            edited = {
-                "message_id": "1",
-                "message": "Good night",
-                "new_session_id": "third",
-            }
-            assert await stream(ann, "/again", **edited) == "Good night to you."
+            hello = await post(ann, "/chat", message_id="1", message="Hello")
+            assert text_of(hello) == "Hello to you."
+            day = await post(ann, "/chat", message_id="2", message="Good day")
+            assert text_of(day) == "Good day to you."
+            assert text_of(await post(ann, "/again", **again)) == "Good day to you."
+            assert text_of(await post(ann, "/again", **edited)) == "Good night to you."
             for client, wrong in (
                 (ann, again),
                 (ann, {**again, "message_id": "3"}),
@@ -322,47 +328,142 @@ async def alone(memory: CondensedMemory) -> AsyncIterator[CondensedMemory]:
     yield memory
 
 
-CITING = blocks("python", PAGES["citing.md"])[1]
-(STREAMING,) = blocks("python", PAGES["fastapi.md"])
+async def add_fact(
+    database_uri: str, user_id: str, content: str, *, replaces: str = ""
+) -> Fact:
+    """Store a fact as another process does."""
+    async with aclosing(MemoryStore(database_uri)) as store:
+        memory = CondensedMemory.from_defaults(
+            "x", user_id=user_id, chat_store=store, extract_facts=False
+        )
+        fact = await memory.facts.aadd(content)
+        if replaces:
+            await memory.facts.aretire(
+                replaces, "The user said so.", replaced_by=fact.id
+            )
+        return fact
 
 
-async def test_an_answer_has_footnotes_that_lead_to_the_history_of_a_fact(
+async def test_an_answer_has_sources_that_lead_to_the_history_of_a_fact(
     database_uri: str,
 ) -> None:
-    """With the user's words, escaped; no other user can follow them."""
-    store = MemoryStore(database_uri)
-    with serve(model) as server, serving(database_uri, server, 1, CITING) as socket:
+    """No other user sees them, also in a session of the same name."""
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         async with users(socket, 2) as (ann, bob):
-            said = await ann.post(
-                "/chat", json={"session_id": "first", "message": "I like <b>tea."}
-            )
-            assert said.text == "<p>I like &lt;b&gt;tea. to you.</p><ol></ol>"
-            async with aclosing(MemoryStore(database_uri)) as other:
-                memory = CondensedMemory.from_defaults(
-                    "x", user_id="user0", chat_store=other, extract_facts=False
-                )
-                rome = await memory.facts.aadd("Likes Rome & Oslo")
-                oslo = await memory.facts.aadd("Likes Oslo")
-                await memory.facts.aretire(
-                    rome.id, "The user said so.", replaced_by=oslo.id
-                )
-            answer = await ann.post(
-                "/chat",
-                json={"session_id": "second", "message": "What do I like of Oslo?"},
-            )
-            assert (
-                f'<li><a href="/facts/{oslo.id}">Likes Oslo</a> <q></q> ' in answer.text
-            )
-            history = await ann.get(f"/facts/{oslo.id}")
-            assert (
-                "Likes Rome &amp; Oslo <q></q> The user said so.</li><li>Likes Oslo"
-                in history.text
-            )
+            written = await post(ann, "/chat", message="I like <b>tea.")
+            assert ("sources", {"facts": [], "messages": []}) in events_of(written)
+            await add_fact(database_uri, "user0", "Plays chess")
+            rome = await add_fact(database_uri, "user0", "Likes Rome & Oslo")
+            oslo = await add_fact(database_uri, "user0", "Likes Oslo", replaces=rome.id)
+            question = {"session_id": "second", "message": "What do I like of Oslo?"}
+            sources = dict(events_of(await post(ann, "/chat", **question)))["sources"]
+            assert "Plays chess" not in str(sources)
+            assert {
+                "id": oslo.id,
+                "content": "Likes Oslo",
+                "quote": "",
+                "began": str(oslo.began),
+                "retired_reason": None,
+            } in sources["facts"]
+            history = (await ann.get(f"/facts/{oslo.id}")).json()
+            assert [(fact["content"], fact["retired_reason"]) for fact in history] == [
+                ("Likes Rome & Oslo", "The user said so."),
+                ("Likes Oslo", None),
+            ]
             assert (await bob.get(f"/facts/{oslo.id}")).status_code == 404
-            assert (
-                await bob.post("/chat", json={"session_id": "second", "message": "Hi"})
-            ).status_code == 404
-    await store.aclose()
+            written = await post(bob, "/chat", **question)
+            assert ("sources", {"facts": [], "messages": []}) in events_of(written)
+
+
+async def test_the_sources_have_the_messages_that_were_recalled(
+    database_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URI", database_uri)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    names: dict[str, Any] = {"__name__": "app"}
+    exec(APP, names)  # noqa: S102 - it is our own
+    async with CondensedMemory.from_defaults(
+        "chat",
+        chat_store=names["store"],
+        extract_facts=False,
+        max_messages=2,
+        keep_messages=1,
+    ) as memory:
+        for text in ("The code of the door is 4711.", "Fine.", "Hello"):
+            await memory.aput(user(text))
+            await memory.aput(assistant("Noted."))
+        await memory.aput(user("What is the code of the door?"))
+        await memory.aget()
+        sources = names["sources_of"](memory)
+    await names["store"].aclose()
+    today = str(utc_now().date())
+    first = {"role": "user", "day": today, "text": "The code of the door is 4711."}
+    assert first in json.loads(json.dumps(sources))["messages"]
+
+
+async def test_a_request_that_failed_is_repeated_and_stores_its_question_once(
+    database_uri: str,
+) -> None:
+    failed = threading.Event()
+
+    def failing(messages: list[Message], tools: list[str]) -> Message:
+        if not failed.is_set():
+            return fail(400, "It failed.")
+        return model(messages, tools)
+
+    complaint = "ERROR:root:A turn has failed\n"
+    with (
+        serve(failing) as server,
+        serving(database_uri, server, 1, complaint) as socket,
+    ):
+        async with users(socket, 2) as (ann, bob):
+            written = await post(ann, "/chat", message_id="1", message="Hello")
+            assert [name for name, _ in events_of(written)] == ["error", "done"]
+            failed.set()
+            written = await post(ann, "/chat", message_id="1", message="Hello")
+            assert text_of(written) == "Hello to you."
+            assert (await ann.get("/messages?session_id=first")).json() == [
+                {"role": "user", "text": "Hello"},
+                {"role": "assistant", "text": "Hello to you."},
+            ]
+            assert (await bob.get("/messages?session_id=first")).json() == []
+
+
+async def test_a_user_is_forgotten_with_the_answer_that_runs(
+    database_uri: str,
+) -> None:
+    """Another user, and another user's answer, stay."""
+    asked, answered = threading.Semaphore(0), threading.Event()
+
+    def slow(messages: list[Message], tools: list[str]) -> Message:
+        if not tools and messages[-1]["content"].endswith("Slow"):
+            asked.release()
+            answered.wait(120)
+        return model(messages, tools)
+
+    with serve(slow) as server, serving(database_uri, server, 1) as socket:
+        async with users(socket, 2) as clients:
+            ann, bob = clients
+            for client in clients:
+                await ask(client, "first", f"I like {client.headers['user-id']}.")
+                await ask(client, "first", "Hello")
+            await all_extracted(database_uri, 2)
+            answers = [
+                asyncio.create_task(post(client, "/chat", message="Slow"))
+                for client in clients
+            ]
+            for _ in clients:
+                assert await asyncio.to_thread(asked.acquire, timeout=120)
+            assert (await ann.delete("/user")).status_code == 200
+            answered.set()
+            assert [name for name, _ in events_of(await answers[0])] == ["done"]
+            assert text_of(await answers[1]) == "Slow to you."
+            async with aclosing(MemoryStore(database_uri)) as store:
+                assert await store.sessions("user0") == []
+                assert (await store.facts.read("user0")).facts == []
+                assert (await store.facts.read("user1")).facts != []
+            assert await ask(ann, "second", "What do I like?") == ""
+            assert await ask(bob, "second", "What do I like?") == "user1"
 
 
 async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_stopped(
@@ -383,7 +484,7 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
                 await asyncio.sleep(0.05)
             return [one.content for one in found]
 
-    with serve(slow) as server, serving(database_uri, server, 1, STREAMING) as socket:
+    with serve(slow) as server, serving(database_uri, server, 1) as socket:
         async with users(socket, 2) as (ann, bob):
 
             def question(number: int, text: str) -> dict[str, Any]:
@@ -417,16 +518,10 @@ async def test_a_client_that_goes_away_finds_the_answer_later_and_a_run_can_be_s
             while response.status_code == 409:  # until the run has been stopped
                 response = await bob.post("/chat", **question(2, "Hello"))
             answered.set()
-            deltas = re.findall(r"event: delta\ndata: (.*)\n", response.text)
-            assert "".join(map(json.loads, deltas)) == "Hello to you."
-            assert response.text.endswith("event: done\ndata: null\n\n")
+            assert text_of(response.text) == "Hello to you."
             assert await said(bob, 3) == ["Slow", "Hello", "Hello to you."]
-            anew = {**question(2, "Good day")["json"], "new_session_id": "second"}
-            deltas = re.findall(
-                r"delta\ndata: (.*)\n", (await bob.post("/again", json=anew)).text
-            )
-            assert "".join(map(json.loads, deltas)) == "Good day to you."
-            assert (await bob.post("/again", json=anew)).status_code == 404
+            again = {"message_id": "2", "message": "Hi", "new_session_id": "second"}
+            assert text_of(await post(bob, "/again", **again)) == "Hi to you."
 
 
 # What a browser has: `fetch`, here over the socket of the application, and an element to write into.
@@ -443,6 +538,17 @@ globalThis.fetch = (path, options) => new Promise((resolve, reject) => {
 });
 """
 CLIENT = blocks("javascript", PAGES["fastapi.md"])
+FOOTNOTES = blocks("javascript", PAGES["citing.md"])
+# An element takes texts and elements; whatever writes HTML into it fails.
+ELEMENTS = """
+class Element {
+  set innerHTML(html) { throw new Error("Words as HTML"); }
+}
+globalThis.document = {createElement: () => new Element()};
+globalThis.footnotes = {
+  append: part => console.log(part.textContent ? `${part.textContent}${part.href}` : part),
+};
+"""
 (CURL,) = (
     block for block in blocks("text", PAGES["fastapi.md"]) if block.startswith("curl ")
 )
@@ -459,25 +565,32 @@ async def answer_of(*command: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-async def test_the_client_of_the_browser_shows_each_piece_of_an_answer(
+async def test_the_client_of_the_browser_shows_an_answer_and_its_sources_as_text(
     database_uri: str, tmp_path: Path
 ) -> None:
-    asking = 'await ask("first", process.argv[3], text => process.stdout.write(text));'
+    fact = await add_fact(database_uri, "ann", "Likes <b>tea")
+    asking = """
+const delta = text => process.stdout.write(text);
+await ask("first", process.argv[3], {delta, sources: showSources});
+showSources({facts: [], messages: [{role: "user", day: "2026-01-02", text: "<b>Hi"}]});
+"""
     script = tmp_path / "client.mjs"
-    script.write_text("\n".join([BROWSER, *CLIENT, asking]), encoding="utf-8")
-
-    with serve(model) as server, serving(database_uri, server, 1, STREAMING) as socket:
+    script.write_text(
+        "\n".join([BROWSER, ELEMENTS, *CLIENT, *FOOTNOTES, asking]), encoding="utf-8"
+    )
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         written = await answer_of("node", str(script), socket, "I like tea.")
-    assert written == "I like tea. to you."
+    assert written == (
+        f"I like tea. to you.Likes <b>tea () /facts/{fact.id}\n"
+        "user, 2026-01-02: <b>Hi \n"
+    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_the_line_for_curl_prints_the_events(database_uri: str) -> None:
     command, *arguments = shlex.split(CURL)
-    with serve(model) as server, serving(database_uri, server, 1, STREAMING) as socket:
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         written = await answer_of(
             command, "--silent", "--unix-socket", socket, *arguments
         )
-    deltas = re.findall(r"event: delta\ndata: (.*)\n", written)
-    assert "".join(map(json.loads, deltas)) == "Hello to you."
-    assert written.endswith("event: done\ndata: null\n\n")
+    assert text_of(written) == "Hello to you."

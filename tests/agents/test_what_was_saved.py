@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from tests.agents.test_web import BROWSER, serving, users
+from tests.agents.test_web import APP, BROWSER, post, serving, text_of, users
 from tests.learning.learning import as_report
 from tests.openai_server import Message, call, say, serve
-from tests.test_docs import RECIPES, blocks
+from tests.test_docs import PAGES, RECIPES, blocks
 
 PAGE = RECIPES["what-was-saved.md"]
-(APP,) = blocks("python", PAGE)
-(CLIENT,) = blocks("javascript", PAGE)
+CLIENT = blocks("javascript", PAGES["fastapi.md"])
+(LINES,) = blocks("javascript", PAGE)
 
 # What the model reports where the words stand anywhere in its request.
 REPORTED = {
@@ -71,13 +71,14 @@ class FollowedPage:
     async def next(self) -> dict[str, str]:
         """The next notice."""
         async for line in self._lines:
-            if line.startswith("data: "):
-                notice: dict[str, str] = json.loads(line.removeprefix("data: "))
+            if line == "event: notice":
+                data = await anext(self._lines)
+                notice: dict[str, str] = json.loads(data.removeprefix("data: "))
                 return notice
         raise AssertionError("The stream has ended.")
 
     async def opened(self) -> None:
-        assert await anext(self._lines) == ": open"
+        assert await anext(self._lines) == "event: open"
 
 
 @asynccontextmanager
@@ -89,9 +90,7 @@ async def following(client: httpx.AsyncClient) -> AsyncIterator[FollowedPage]:
 
 
 async def say_to(client: httpx.AsyncClient, message: str) -> None:
-    question = {"session_id": "first", "message": message}
-    response = await client.post("/chat", json=question)
-    assert response.status_code == 200, response.text
+    assert text_of(await post(client, "/chat", message=message)) == "Fine."
 
 
 async def contents(database_uri: str, user_id: str) -> list[str]:
@@ -102,11 +101,15 @@ async def contents(database_uri: str, user_id: str) -> list[str]:
         return sorted(fact.content for fact in await memory.facts.alist())
 
 
+def test_the_recipe_shows_lines_of_the_web_server() -> None:
+    assert all(code in APP for code in blocks("python", PAGE))
+
+
 async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_and_why(
     database_uri: str,
 ) -> None:
     """Two pages of one user show the same. Users talk at the same time."""
-    with serve(model) as server, serving(database_uri, server, 1, APP) as socket:
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         async with (
             users(socket, 2) as (ann, bob),
             following(ann) as first,
@@ -120,7 +123,7 @@ async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_a
             assert saved["text"] == "Saved: Is allergic to nuts"
             assert await second.next() == saved
             assert await other.next() == {
-                "text": "Not saved: Likes sushi, because the user only asked it.",
+                "text": "Not saved: Likes sushi. The user only asked it.",
                 "undo": "",
             }
             # Nothing of Ann's came to Bob in between, nor later.
@@ -136,7 +139,7 @@ async def test_an_undo_takes_a_fact_back_for_good_and_undoes_its_correction(
     database_uri: str,
 ) -> None:
     """The model reports the words again at each turn in which it reads them."""
-    with serve(model) as server, serving(database_uri, server, 1, APP) as socket:
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         async with users(socket, 1) as (ann,), following(ann) as page:
             await say_to(ann, "I live in Oslo.")
             assert (await page.next())["text"] == "Saved: Lives in Oslo"
@@ -179,10 +182,10 @@ globalThis.output = {
 """
     script = tmp_path / "page.mjs"
     script.write_text(
-        "\n".join([BROWSER, elements, CLIENT.replace('"ann"', '"user0"')]),
+        "\n".join([BROWSER, elements, *CLIENT, LINES]).replace('"ann"', '"user0"'),
         encoding="utf-8",
     )
-    with serve(model) as server, serving(database_uri, server, 1, APP) as socket:
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
         page = await asyncio.create_subprocess_exec(
             "node", str(script), socket, stdout=asyncio.subprocess.PIPE
         )
