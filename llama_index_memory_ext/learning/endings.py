@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 
-from llama_index_memory_ext.checks.additions import shares_word
 from llama_index_memory_ext.checks.clauses import (
     closest_clause,
     implies_person,
@@ -15,6 +14,7 @@ from llama_index_memory_ext.checks.clauses import (
     statements_of,
     tells_change,
 )
+from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.learning.prompt import on_one_line
 from llama_index_memory_ext.models.ask import ask_with, token_bound
 from llama_index_memory_ext.words import relations_in
