@@ -21,7 +21,6 @@ from llama_index_memory_ext.words import (
     sentences_in,
     tokens_in,
 )
-from llama_index_memory_ext.words.dates import Period, dates_in, period_of, unsaid_dates
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
@@ -351,13 +350,6 @@ class Source:
         Return "" if it answers none.
         """
         return question_before(self.conversation, len(self.context) + place.line)
-
-    def said_period(self, written: str) -> Period | None:
-        """Return the time of a written day, month or year; None if it was not said and does not follow from that."""
-        dates = dates_in(written)
-        if len(dates) != 1 or unsaid_dates(written, self.said, self.said_on):
-            return None
-        return period_of(dates[0].readings[0])
 
     def around(self, place: QuoteMatch) -> QuotedLines:
         """Return the user's lines that repeat a quote, and the text around it.

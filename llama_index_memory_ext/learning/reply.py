@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY, About, SaidAs
+from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
 from llama_index_memory_ext.text.messages import Json, clean, unescape_tags
 from llama_index_memory_ext.words import phrases
 
@@ -195,10 +195,6 @@ class NewFact(BaseModel):
     confidence: Annotated[float, BeforeValidator(read_confidence)] = 0.9
     ends: _Number = 0
     label: str = ""
-    said_as: SaidAs = "stated"
-    about: About = "user"
-    valid_from: str = ""
-    valid_until: str = ""
 
     @field_validator("category", mode="before")
     @classmethod
@@ -224,8 +220,6 @@ class Retirement(BaseModel):
     quote: str = ""
     reason: str = ""
     replaced_by: str = ""
-    said_as: SaidAs = "stated"
-    valid_until: str = ""
 
 
 class ExtractionReply(BaseModel):

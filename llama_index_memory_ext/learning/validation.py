@@ -92,15 +92,12 @@ _MOST_WORDS = 45
 # direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
-# Why nothing is stored, and why no fact ends, by ``said_as``. A denial ("I don't like
-# tea any more") ends a fact; a plan does not.
-_UNSTATED = {
+_UNSAID = {
     "asked": "The user only asked it.",
     "supposed": "The user only supposed it.",
     "quoted": "The words are somebody else's.",
+    "denied": "The user said that it is not so.",
 }
-_UNSAID = {**_UNSTATED, "denied": "The user said that it is not so."}
-_ENDS_NOTHING = {**_UNSTATED, "planned": "It is only planned."}
 
 
 class Candidate(NamedTuple):
@@ -404,11 +401,9 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     fact = ending.fact
     place = ending.place
     new = ending.new
-    reason: str = ending.entry.said_as
-    if reason not in _ENDS_NOTHING:
-        reason = unsaid_reason(fact.content, place.text, place.span)
+    reason = unsaid_reason(fact.content, place.text, place.span)
     if reason:
-        return Rejection(reason, _ENDS_NOTHING[reason])
+        return Rejection(reason, _UNSAID[reason])
     sentences = " ".join(sentences_at(place.text, place.span))
     words = f"{sentences}\n{source.question(place)}\n{new.content if new else ''}"
     is_change = (ending.is_only or new is not None) and tells_change(sentences)
@@ -620,7 +615,6 @@ class _Validation:
     def _retired_fact(self, ending: Ending) -> Fact:
         fact = ending.fact
         entry = ending.entry
-        last_day = self._last_day(entry) or fact.valid_until
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
         # The reason of a model may hold an instruction; that of a tool is our own.
         reason = "The user said that it is true no longer."
@@ -629,27 +623,12 @@ class _Validation:
         if entry.replaced_by and ending.new is None:
             reason += " What is true instead was not stored."
         return retire(
-            fact.model_copy(update={"valid_until": last_day}),
+            fact,
             reason,
             max(fact.updated_at, self.now),
             ending.new.id if ending.new else None,
             by=by,
         )
-
-    def _last_day_of_fact(self, written: str, said_as: SaidAs) -> date | None:
-        """Return the last day of a new fact: of what is over, at the latest the day before it was said."""
-        period = self.source.said_period(written)
-        last_day = period and period.end
-        said_on = self.source.said_on
-        if said_as == "past":
-            day_before = said_on - timedelta(days=1)
-            return min(last_day or day_before, day_before)
-        # Small models write the day of the conversation as the last day.
-        return last_day if last_day and last_day > said_on else None
-
-    def _last_day(self, entry: NewFact | Retirement) -> date | None:
-        period = self.source.said_period(entry.valid_until)
-        return period and period.end
 
     def result(self, past: Sequence[Fact]) -> ValidatedReply:
         """Return the validated reply, without new facts that repeat a past one with the same last day."""
@@ -680,28 +659,23 @@ class _Validation:
         without a session.
         """
         around = self.source.around(place)
-        began = self.source.said_period(new.valid_from)
-        said_as = _said_as(new, place)
-        last_day = self._last_day_of_fact(new.valid_until, said_as)
+        said_as: SaidAs = "stated"
+        last_day = None
+        if tells_past(new.content, sentences_at(place.text, place.span)):
+            said_as = "past"
+            last_day = self.source.said_on - timedelta(days=1)
         rows = tuple(self.source.lines[i].row_id for i in around.lines)
         return Fact(
-            **new.model_dump(include={"content", "category", "confidence", "about"}),
+            **new.model_dump(include={"content", "category", "confidence"}),
             said_as=said_as,
+            about="user",
             quote=place.quote,
-            valid_from=began and began.start,
             valid_until=last_day,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
             message_ids=rows if any(rows) else (),
             source=around.text,
         )
-
-
-def _said_as(new: NewFact, place: QuoteMatch) -> SaidAs:
-    """Return when a fact holds; the words decide whether they state it."""
-    if tells_past(new.content, sentences_at(place.text, place.span)):
-        return "past"
-    return new.said_as if new.said_as in ("planned", "past") else "stated"
 
 
 def _naming(rejection: Rejection, content: str) -> Rejection:
