@@ -129,7 +129,7 @@ def request_budget(
     the whole budget. ``answer``: the most tokens that the settings of the model allow.
 
     >>> request_budget(8_192, 1_000)
-    RequestBudget(batch=3180, facts=795, before=397, answer=1590)
+    RequestBudget(batch=3726, facts=372, answer=1863)
     """
     budget = RequestBudget()
     if answer:

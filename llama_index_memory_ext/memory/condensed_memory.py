@@ -389,7 +389,7 @@ class CondensedMemory(Memory):
                 message of a further user names that user in
                 ``additional_kwargs["user_id"]``.
             llm: Extracts facts when they are needed, and summarises with
-                ``summarize``. Default: ``Settings.llm`` if it is set by then; without a
+                ``summarize``. Default: ``Settings.llm`` if it is set later; without a
                 model, no facts are extracted.
             embed_model: Ranks facts and recalled messages together with their words: a
                 model of LlamaIndex, or "local" for a small model on this machine (extra

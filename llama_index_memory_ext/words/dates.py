@@ -269,6 +269,8 @@ def unsaid_dates(
 ) -> list[DateMention]:
     """Return the dates of a statement that words neither name nor mean on the day when they were said.
 
+    This day itself counts as said.
+
     >>> [mention.start for mention in unsaid_dates("Flies on 2025-11-21", "I fly tomorrow", date(2025, 11, 20))]
     []
     """
@@ -276,7 +278,11 @@ def unsaid_dates(
     for mention in dates_in(words, code):
         said += mention.readings
     plain = words.casefold()
-    periods = [*relative_periods(plain, said_on), *_coming_periods(plain, said_on)]
+    periods = [
+        Period(said_on, said_on),
+        *relative_periods(plain, said_on),
+        *_coming_periods(plain, said_on),
+    ]
     return [
         mention
         for mention in dates_in(statement, code)

@@ -53,12 +53,16 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 @contextmanager
 def serving(
-    database_uri: str, model_server: OpenAIServer, workers: int, complaint: str = ""
+    database_uri: str,
+    model_server: OpenAIServer,
+    workers: int,
+    complaint: str = "",
+    program: str = APP,
 ) -> Iterator[str]:
     """The socket of the application, from when it has started until it has ended by itself, with no other complaint."""
     # The path of a socket must be short, which those of pytest are not.
     with TemporaryDirectory(prefix="web") as folder:
-        Path(folder, "app.py").write_text(APP, encoding="utf-8")
+        Path(folder, "app.py").write_text(program, encoding="utf-8")
         command = [
             *python_command(),
             "-m",
@@ -446,7 +450,7 @@ async def test_a_user_is_forgotten_with_the_answer_that_runs(
             ann, bob = clients
             for client in clients:
                 await ask(client, "first", f"I like {client.headers['user-id']}.")
-                await ask(client, "first", "Hello")
+                await ask(client, "between", "Hello")
             await all_extracted(database_uri, 2)
             answers = [
                 asyncio.create_task(post(client, "/chat", message="Slow"))

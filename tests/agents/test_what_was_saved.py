@@ -21,6 +21,8 @@ from tests.test_docs import PAGES, RECIPES, blocks
 
 PAGE = RECIPES["what-was-saved.md"]
 CLIENT = blocks("javascript", PAGES["fastapi.md"])
+# Without this setting, facts are learned when they are needed.
+AT_ONCE = APP.replace("llm=llm\n    )", "llm=llm, extract_every_turns=1\n    )")
 (LINES,) = blocks("javascript", PAGE)
 
 # What the model reports where the words stand anywhere in its request.
@@ -109,7 +111,10 @@ async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_a
     database_uri: str,
 ) -> None:
     """Two pages of one user show the same. Users talk at the same time."""
-    with serve(model) as server, serving(database_uri, server, 1) as socket:
+    with (
+        serve(model) as server,
+        serving(database_uri, server, 1, program=AT_ONCE) as socket,
+    ):
         async with (
             users(socket, 2) as (ann, bob),
             following(ann) as first,
@@ -139,7 +144,10 @@ async def test_an_undo_takes_a_fact_back_for_good_and_undoes_its_correction(
     database_uri: str,
 ) -> None:
     """The model reports the words again at each turn in which it reads them."""
-    with serve(model) as server, serving(database_uri, server, 1) as socket:
+    with (
+        serve(model) as server,
+        serving(database_uri, server, 1, program=AT_ONCE) as socket,
+    ):
         async with users(socket, 1) as (ann,), following(ann) as page:
             await say_to(ann, "I live in Oslo.")
             assert (await page.next())["text"] == "Saved: Lives in Oslo"
@@ -185,7 +193,10 @@ globalThis.output = {
         "\n".join([BROWSER, elements, *CLIENT, LINES]).replace('"ann"', '"user0"'),
         encoding="utf-8",
     )
-    with serve(model) as server, serving(database_uri, server, 1) as socket:
+    with (
+        serve(model) as server,
+        serving(database_uri, server, 1, program=AT_ONCE) as socket,
+    ):
         page = await asyncio.create_subprocess_exec(
             "node", str(script), socket, stdout=asyncio.subprocess.PIPE
         )

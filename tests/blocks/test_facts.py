@@ -251,10 +251,9 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
         asyncio.run_coroutine_threadsafe(changes[change](), loop).result(30)
         reply = learner(messages, tools)
         if change == "pinned":
-            entry = {"number": 1, "reason": f"The user said: {said}", "quote": said}
             function = reply["tool_calls"][0]["function"]
             arguments = json.loads(function["arguments"])
-            arguments["retired"] = [entry]
+            arguments["facts"].append({"message": 1, "quote": said, "ends": 1})
             function["arguments"] = json.dumps(arguments)
         return reply
 

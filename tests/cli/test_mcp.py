@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "remember",
         {"content": "Likes Bolivia", "quote": "I like tea"},
-        "This was not said: Bolivia",
+        "It says more than the user did.",
     ),
     ("remember", {"content": "Likes tea"}, "quote"),
     (

@@ -325,13 +325,13 @@ async def test_what_the_user_asks_to_remember_needs_no_other_yes(
     reviewed: Reviewed,
 ) -> None:
     memory, _ = reviewed({"new_facts": [TEA]})
-    await tell(memory, "I like tea.")
+    await tell(memory, "I like tea. I like green tea.")
     tools = MemoryToolSpec(memory)
     assert "Known already" in await tools.aremember(
         "Likes tea", "I like tea", "preference"
     )
     assert "Remembered" in await tools.aremember(
-        "Likes green tea", "I like tea", "preference"
+        "Likes green tea", "I like green tea", "preference"
     )
     assert await contents(memory) == ["Likes green tea", "Likes tea"]
     await memory.facts.aadd("Likes rain")

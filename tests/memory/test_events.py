@@ -237,7 +237,6 @@ async def test_an_extraction_tells_a_handler_what_was_not_stored_and_why(
     """The statements are for the user's own page: no dump and no ``repr`` has them, and a secret is not even there."""
     entries = [
         fact_of("Lives in Paris", "I live in Paris"),
-        fact_of("Likes 12 teas", "I like tea"),
         fact_of("Wants\u202e a cat", "I like tea"),
         fact_of("Has the password hunter2", "I like tea"),
         fact_of("Says " + "tea " * 200, "I like tea"),
@@ -258,7 +257,6 @@ async def test_an_extraction_tells_a_handler_what_was_not_stored_and_why(
     }
     assert reasons == {
         "Lives in Paris": "Its quote is not in the conversation.",
-        "Likes 12 teas": "This was not said: 12.",
         "Wants a cat": "It has invisible characters.",
     }
     others = [entry.reason for entry in event.not_stored if not entry.content]
@@ -275,7 +273,7 @@ async def test_an_extraction_tells_a_handler_what_was_not_stored_and_why(
         event.model_dump_json(),
         json.dumps(event.model_dump(mode="json")),
     ):
-        assert not re.search("Paris|12 teas|a cat|hunter2|was not said", text)
+        assert not re.search("Paris|a cat|hunter2", text)
 
 
 @pytest.mark.parametrize("summarize", [False, True])

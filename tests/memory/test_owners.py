@@ -274,7 +274,7 @@ async def test_forgetting_leaves_the_reader_of_a_user_whose_id_ends_alike(
 async def test_what_another_says_is_no_evidence(
     store: MemoryStore, start_model: StartModel
 ) -> None:
-    """A model that ascribes another's words to the user is not believed, and is told whose they are."""
+    """A model that ascribes another's words to the user is not believed, and does not read them."""
     entry = {
         "content": "Lives in Oslo",
         "confidence": 0.9,
@@ -289,8 +289,7 @@ async def test_what_another_says_is_no_evidence(
     await tell(ann, "Interesting, and I do not.")
     assert await contents(ann) == []
     prompt = str(server.requests[-1][-1]["content"])
-    assert '<message role="other user">I live in Oslo.</message>' in prompt
-    assert 'What an "other user" says is about somebody else.' in prompt
+    assert "I live in Oslo" not in prompt
 
 
 async def test_who_has_not_written_yet_is_no_team(store: MemoryStore) -> None:

@@ -208,7 +208,9 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
     for name, prompt in enumerate(prompts):
         assert all(f"I use number{name}{i}." in prompt for i in range(4))
         others = set(re.findall(r"I use number(\d+)\.", prompt))
-        assert others == {f"{name}{i}" for i in range(4)}
+        # Unread messages of other sessions of the user stand in for facts.
+        assert others >= {f"{name}{i}" for i in range(4)}
+        assert {int(number[:-1]) % 5 for number in others} == {name % 5}
     assert isinstance(engine.pool, QueuePool)
     assert (engine.pool.checkedout(), engine.pool.checkedin()) == (0, 1)
     assert server.refusals == []
