@@ -402,19 +402,19 @@ def test_what_is_lost_and_what_is_kept_wrongly_is_counted_and_no_text_of_it_is_w
         for line in json.loads(written)["measures"]
     }
     expected = {
-        "LoCoMo, true facts lost: exact quotes": (1, "of 3"),
-        "LoCoMo, true facts lost: apostrophes dropped": (1, "of 2"),
+        "LoCoMo, true facts stored as statements: exact quotes": (1, "of 3"),
+        "LoCoMo, true facts lost: exact quotes": (0, "of 3"),
+        "LoCoMo, true facts lost: all of these in one quote": (1, "of 3"),
         "LoCoMo, quotes of another turn found": (0, "of 2"),
-        "hard set, true facts lost: names": (1, "of 1"),
+        "hard set, true facts lost: names": (0, "of 1"),
         "false replies stored: secret": (1, "of 2"),
         "corrections, old fact retired and new one stored": (1, "of 1"),
         "malformed replies read, some after a second request": (2, "of 3"),
         "malformed replies asked for once more": (2, "of 3"),
         "bad summaries taken: copy": (0, "of 1"),
         "gate secret: false replies caught": (1, ""),
-        "gate name_not_said: true facts lost, LoCoMo": (1, ""),
-        "gate rider: true facts lost, hard set": (1, ""),
-        "gates that lose more than they catch": (2, ""),
+        "gate secret: true facts lost, LoCoMo": (0, ""),
+        "gates that lose more than they catch": (0, ""),
     }
     assert {what: counted[what] for what in expected} == expected
     missed = {
@@ -424,7 +424,7 @@ def test_what_is_lost_and_what_is_kept_wrongly_is_counted_and_no_text_of_it_is_w
     }
     assert missed["false replies stored: secret"] == 1
     assert "attacks on the tools that change anything" not in missed
-    assert "catch false replies: name_not_said" in capsys.readouterr().out
+    assert "catch false replies: none" in capsys.readouterr().out
     assert "goat" not in written
 
 
