@@ -445,9 +445,9 @@ class RelevantFactsBlock(LogBlock):
 
     def _start_if_left(self, session_id: str) -> None:
         """Extract facts in the background from unread messages that have left the record since the last prompt."""
-        left = self._store.jobs.left.get(session_id)
-        if left and self._is_when_needed and left != self._left.get(session_id):
-            self._left.put(session_id, left)
+        row_id = self._store.jobs.left.get(session_id)
+        if row_id and self._is_when_needed and row_id != self._left.get(session_id):
+            self._left.put(session_id, row_id)
             self._start(session_id)
 
     async def _show_unread(
@@ -471,7 +471,7 @@ class RelevantFactsBlock(LogBlock):
         )
 
     def _joined(self, facts: CountedText, unread: CountedText) -> CountedText:
-        """Return the lines of facts, and below them those of unread messages."""
+        """Return the lines of facts, and below them the lines of unread messages."""
         if not unread:
             return facts
         text = facts + unread
@@ -764,7 +764,7 @@ class RelevantFactsBlock(LogBlock):
             self.reader_of(session_id), pending=True
         )
         if self.namespace_of(session_id) == namespace_of_session(session_id):
-            # A copy of the session has this reader, too, and facts of its own.
+            # A copy of the session has the same reader, but other facts.
             names = [name for name in names if name == session_id]
         return names
 
@@ -791,11 +791,11 @@ class RelevantFactsBlock(LogBlock):
         if is_needed:
             due = Due(answered=session_id in self._store.jobs.asked)
         elif self.extract_every_turns is None:
-            left = self._store.jobs.left.get(session_id)
-            if left is None:
+            last_row = self._store.jobs.left.get(session_id)
+            if last_row is None:
                 # Without a record, the prompt shows no message of the log.
-                left = LAST_ID if self._own_namespace is None else 0
-            due = due._replace(tokens=UNREAD_TOKENS, left=left)
+                last_row = LAST_ID if self._own_namespace is None else 0
+            due = due._replace(tokens=UNREAD_TOKENS, left=last_row)
         try:
             await self.extractor(session_id).extract(due)
         except BaseException:

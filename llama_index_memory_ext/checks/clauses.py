@@ -104,7 +104,7 @@ class Clause(NamedTuple):
     """A clause of a message.
 
     ``person``: whom it is about, "user" or "other"; "" if the words do not tell.
-    ``relations``: those of the other person that it is about, such as "sister".
+    ``relations``: the relations of the other person that it is about, such as "sister".
     ``is_denied``: it has a negation, or its sentence calls it untrue.
     """
 

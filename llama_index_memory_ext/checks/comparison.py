@@ -117,7 +117,7 @@ def new_names(statement: str, words: str) -> set[str]:
     >>> sorted(new_names("Lives in Rome with Bob", "I live in Rome"))
     ['Bob']
     """
-    said = comparable(words)
+    plain_words = comparable(words)
     said_words = _said_words(words)
     # German nouns begin with a capital, too.
     is_german = "de" in (language_of(statement), said_words.code)
@@ -126,7 +126,7 @@ def new_names(statement: str, words: str) -> set[str]:
         if is_german and name[1:].islower():
             continue
         is_form = name.isalpha() and said_words.has(name.casefold())
-        if not is_form and comparable(name) not in said:
+        if not is_form and comparable(name) not in plain_words:
             names.add(name)
     return names
 
@@ -199,10 +199,10 @@ def _has_new_words(statement: str, words: str) -> bool:
     said_words = _said_words(words)
     all_said = []
     for clause in clauses_in(sentences_of(statement)):
-        said = [said_words.has(word) for word in _telling_words(clause.text)]
-        if said and not any(said):
+        are_said = [said_words.has(word) for word in _telling_words(clause.text)]
+        if are_said and not any(are_said):
             return True
-        all_said += said
+        all_said += are_said
     return sum(all_said) < _LEAST_SAID * len(all_said)
 
 
@@ -250,8 +250,8 @@ def _is_reordered(statement: str, clause: str) -> bool:
     places: list[int] = []
     for word in dict.fromkeys(_telling_words(statement)):
         terms = keywords(word)
-        for place, said in enumerate(clause_terms):
-            if shared(terms, said):
+        for place, terms_there in enumerate(clause_terms):
+            if shared(terms, terms_there):
                 places.append(place)
                 break
     is_long = len(places) > _MOST_ORDERED and script_of(statement) != "cjk"

@@ -343,8 +343,8 @@ def in_said_words(candidate: Candidate, source: Source) -> Candidate:
     sentence = closest_sentence(candidate.new.content, stating or sentences)
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
-    said = candidate._replace(is_users_words=True)
-    return _with_content(said, sentence)
+    in_users_words = candidate._replace(is_users_words=True)
+    return _with_content(in_users_words, sentence)
 
 
 def _stored_place(candidate: Candidate) -> QuoteMatch:
@@ -616,7 +616,7 @@ class _Validation:
         fact = ending.fact
         entry = ending.entry
         by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-        # The reason of a model may hold an instruction; that of a tool is our own.
+        # The reason of a model may hold an instruction; a tool writes our own reason.
         reason = "The user said that it is true no longer."
         if self.retired_by:
             reason = entry.reason

@@ -33,7 +33,7 @@ class _Kept:
 
 
 class StoreCache:
-    """What the memories of one store have read of its sessions and users. Threads may share it.
+    """The sessions and users that the memories of one store have read. Threads may share it.
 
     A value belongs to the name of a session or user, and to the settings of the
     memories that share it. The names of all stores that were used last are kept while
@@ -49,8 +49,8 @@ class StoreCache:
     @property
     def oldest_use(self) -> float:
         """The number of the last use of the name that was used longest ago; infinite if there is none."""
-        for kept in self._kept.values():
-            return kept.last_use
+        for values in self._kept.values():
+            return values.last_use
         return float("inf")
 
     def get(self, name: str, settings: Hashable) -> Any:
@@ -70,13 +70,13 @@ class StoreCache:
             if name not in self._kept:
                 self._kept[name] = _Kept()
                 self.size += _SIZE_OF_NAME
-            kept = self._use(name)
-            self.size += size - kept.sizes.get(settings, 0)
-            kept.values[settings] = value
-            kept.sizes[settings] = size
+            named = self._use(name)
+            self.size += size - named.sizes.get(settings, 0)
+            named.values[settings] = value
+            named.sizes[settings] = size
             while self.size > before and size_of_caches() > MOST_KEPT:
                 oldest = min(_caches, key=lambda cache: cache.oldest_use)
-                if oldest.oldest_use == kept.last_use:
+                if oldest.oldest_use == named.last_use:
                     return
                 oldest.drop_oldest()
 
@@ -88,9 +88,9 @@ class StoreCache:
         """Drop the values of these sessions and users."""
         with _guard:
             for name in names:
-                kept = self._kept.pop(name, None)
-                if kept is not None:
-                    self.size -= _SIZE_OF_NAME + sum(kept.sizes.values())
+                named = self._kept.pop(name, None)
+                if named is not None:
+                    self.size -= _SIZE_OF_NAME + sum(named.sizes.values())
 
     def clear(self) -> None:
         """Drop all values."""
@@ -99,9 +99,9 @@ class StoreCache:
 
     def _use(self, name: str) -> _Kept:
         self._kept.move_to_end(name)
-        kept = self._kept[name]
-        kept.last_use = next(_uses)
-        return kept
+        named = self._kept[name]
+        named.last_use = next(_uses)
+        return named
 
 
 _caches: WeakSet[StoreCache] = WeakSet()
