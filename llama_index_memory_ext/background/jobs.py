@@ -319,8 +319,10 @@ class Jobs:
             pause = BackOff(first_pause, failures).failed()
             retry_at = at + timedelta(seconds=pause)
             outcome = f"trying again in {pause:g} s"
-        # The log says once, and not after each pause, that there is no model.
-        if not (earlier and earlier.error == name == NoModelError.__name__):
+        # The log says once, and not after each pause, that there is no model. That a
+        # program ends is no failure.
+        is_known = earlier and earlier.error == name == NoModelError.__name__
+        if not (is_known or _is_of_ending(error)):
             log_failure(self._failed, key.session_id, error, outcome)
         self._failures[key] = Failure(failures + 1, name, at, retry_at)
         if len(self._failures) > _MOST_FAILURES:
@@ -335,6 +337,11 @@ class Jobs:
                 completion_tokens=failure.completion_tokens,
             )
             send(event)
+
+
+def _is_of_ending(error: Exception) -> bool:
+    """Return whether Python has refused a thread because the program ends."""
+    return isinstance(error, RuntimeError) and "shutdown" in str(error)
 
 
 class JobRegistry:

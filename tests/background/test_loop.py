@@ -170,6 +170,38 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
     assert lines[-1] == ("2" if any_database_uri is None else "3")
 
 
+LATE = """
+import asyncio
+from llama_index_memory_ext.background.jobs import JobKey, JobRegistry
+from llama_index_memory_ext.background.loop import run
+
+async def ask_in_threads():
+    while True:
+        await asyncio.to_thread(int)
+
+async def begin():
+    jobs = registry.jobs("facts", "Facts were not extracted")
+    jobs.start(JobKey("chat", "reader"), ask_in_threads, 2.0)
+
+registry = JobRegistry()
+run(begin())
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_job_that_gets_no_thread_at_the_end_of_a_program_is_no_failure(
+    attempt: int,
+) -> None:
+    done = subprocess.run(
+        [*python_command(), "-c", LATE],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 STUBBORN = """
 import asyncio, contextlib, threading, time
 from llama_index_memory_ext.background.loop import run, spawn
