@@ -106,6 +106,7 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
 | first `aget` of a new process, 100,000 messages ([up to a second](keeping-it-short.md#recall) is indexing) | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
 | the same in a database of `Memory` | {restore|more than a fresh session, 100,000 messages of LlamaIndex's Memory|.0f} ms | | {by} |
+| a process that has served 200 users with 2,000 messages each | {process_size|resident size, a process with 200 users of 2,000 messages|.0f} MiB | | {by} |
 | processor time of a process's first question | {first_question|CPU time, with the vocabulary|*1000 .0f} ms | | {by} |
 | memory of a process's first question | {first_question|memory, with the vocabulary|.0f} MiB | | {by} |
 | `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
