@@ -451,7 +451,9 @@ class TfidfRanker:
         scores = self._scores(weights)
         if scores.any():
             scores = self._with_feedback(scores, codes)
-        return Similarities(self._places, divided_by_best(scores))
+        # Rounded, so that documents with the same terms are equally similar after any
+        # additions and removals.
+        return Similarities(self._places, np.round(divided_by_best(scores), 9))
 
     def _query_weights(self, query: str, codes: Sequence[str]) -> dict[Group, float]:
         """Return the weight of each word of a query that is no function word: ``1 + ln(count)``."""
@@ -574,10 +576,11 @@ class TfidfRanker:
         return weights
 
     def _best_rows(self, scores: Values) -> list[int]:
-        least = np.partition(scores, -_FEEDBACK_TEXTS)[-_FEEDBACK_TEXTS]
-        best: list[int] = np.flatnonzero((scores >= least) & (scores > 0)).tolist()
+        rounded = np.round(scores, 9)
+        least = np.partition(rounded, -_FEEDBACK_TEXTS)[-_FEEDBACK_TEXTS]
+        best: list[int] = np.flatnonzero((rounded >= least) & (rounded > 0)).tolist()
         # Of equal documents the id decides, because rows depend on the past.
-        best.sort(key=lambda row: (-scores[row], self._places.ids[row]))
+        best.sort(key=lambda row: (-rounded[row], self._places.ids[row]))
         return best[:_FEEDBACK_TEXTS]
 
     def _frequency(self, term: str) -> int:
