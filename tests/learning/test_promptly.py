@@ -64,7 +64,7 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
         return learner(messages, tools)
 
     memory = learns(slow, wait_for_facts=60)[0]
-    other = learns(learner, session_id="other", wait_for_facts=0)[0]
+    other = learns(slow, session_id="other", wait_for_facts=0)[0]
     await memory.aput_messages(talk("tea"))
     for asked, facts in (
         (memory, []),
