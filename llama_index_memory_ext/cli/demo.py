@@ -300,9 +300,8 @@ def _print_table(sides: Sequence[_Side], turns: int) -> None:
     print("""
 yes: the answer is right, and it stood in the prompt. Prices: November 2026.
 CondensedMemory adds earlier messages that it finds for a question, which no
-prompt cache holds, and calls of the model that learn facts when they are
-needed; extract_facts=False saves these. Use it in your agent:
-docs/quickstart.md""")
+prompt cache holds, and calls of the model that learn facts (not with
+extract_facts=False). Use it in your agent: docs/quickstart.md""")
 
 
 def _print_labelled(label: str, text: str) -> None:
