@@ -507,7 +507,7 @@ class PromptPreviewer:
         self.subject = subject
         self._store = store
         self._facts = PreviewFacts(store.database, store.readers)
-        # A preview stores nothing, so its windows are not those of other memories.
+        # A preview stores nothing, so it must not share the cache of memories that do.
         parts = {"facts": self._facts, "cache": StoreCache()}
         copy = store.model_copy(update=parts)
         self._memory = memory_on(copy, subject.session_id, limits)

@@ -223,7 +223,7 @@ class Retirement(BaseModel):
 
 
 class ExtractionReply(BaseModel):
-    """What the conversation says about the user."""
+    """The new facts that a model reports, and the known facts that it ends."""
 
     model_config = _CONFIG
 
