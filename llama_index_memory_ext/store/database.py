@@ -56,90 +56,16 @@ _in_use_by_parent: set[str] = set()
 
 SCHEMA_VERSION = 7
 # The oldest version that is upgraded in place.
-_OLDEST_VERSION = 3
-# The versions whose facts have no speakers. ``_store_speakers`` must not run for a later
-# version: it would clear the speaker of each fact whose message was deleted.
-_WITHOUT_SPEAKERS = (3, 4)
+_OLDEST_VERSION = 7
+# The functions that change stored rows, by the version to which they upgrade, in order.
+# Missing tables, columns and indexes are made before, and need no function.
+UPGRADES: dict[int, Callable[[Connection, Tables], None]] = {}
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
 _INSERT_VERSION = """
 INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
 """
 _DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
-
-# Version 4 stores how the owners have opened their sessions, and who has spoken.
-_STORE_KINDS = (
-    # A session that is its own user, and is no other session's user, was begun without
-    # a user.
-    """
-    UPDATE {owners} SET kind = 'nobody'
-    WHERE user_id = key AND key NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
-    """,
-    """
-    UPDATE {owners} SET kind = 'shared'
-    WHERE kind = 'own'
-      AND key IN (SELECT key FROM {owners} WHERE kind = 'own' GROUP BY key HAVING COUNT(*) > 1)
-    """,
-    # In a session of several users, the speakers of its messages are unknown.
-    """
-    UPDATE {rows} SET user_id = ''
-    WHERE role = 'user' AND key IN (SELECT key FROM {owners} WHERE kind = 'shared')
-    """,
-)
-
-_SELECT_FACTS = "SELECT namespace, id, data FROM {facts}"
-# As for a new fact of this version.
-_SET_SPEAKER = """
-UPDATE {facts} SET session_id = :session_id, said_by = (
-    SELECT COALESCE(user_id, (SELECT MIN(user_id) FROM {owners} WHERE key = :session_id))
-    FROM {rows} WHERE key = :session_id AND id = :row_id
-)
-WHERE namespace = :namespace AND id = :id
-"""
-
-# Version 5 gives sessions without a user separate namespaces. Before, their namespaces
-# were the ids of the sessions.
-_NAME_ANONYMOUS = (
-    # If a user has the id of a session as name, only the facts of that session move.
-    """
-    UPDATE {embeddings} SET namespace = ' session ' || namespace
-    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key)
-           OR (namespace, id) IN (SELECT namespace, id FROM {facts} WHERE session_id = namespace))
-    """,
-    """
-    UPDATE {facts} SET namespace = ' session ' || namespace
-    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-      AND (namespace NOT IN (SELECT user_id FROM {owners} WHERE user_id <> key) OR session_id = namespace)
-    """,
-    """
-    INSERT INTO {users} (namespace, epoch, change)
-    SELECT ' session ' || namespace, epoch, change FROM {users}
-    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-    """,
-    # A reader of the user's facts must lose the facts that have moved.
-    """
-    UPDATE {users} SET epoch = epoch + 1
-    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-    """,
-    """
-    DELETE FROM {users}
-    WHERE namespace IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-      AND namespace NOT IN (SELECT namespace FROM {facts})
-    """,
-    # The names of the readers of facts end with " of " and the namespace.
-    """
-    UPDATE {cursors} SET reader = SUBSTR(reader, 1, LENGTH(reader) - LENGTH(key)) || ' session ' || key
-    WHERE key IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-      AND SUBSTR(reader, LENGTH(reader) - LENGTH(key) - 3) = ' of ' || key
-    """,
-    """
-    UPDATE {facts} SET said_by = ' session ' || session_id
-    WHERE said_by = session_id
-      AND session_id IN (SELECT key FROM {owners} WHERE kind = 'nobody' AND user_id = key)
-    """,
-    "UPDATE {owners} SET user_id = ' session ' || key WHERE kind = 'nobody' AND user_id = key",
-)
 
 
 def version_of(conn: Connection, tables: Tables) -> int | None:
@@ -156,7 +82,7 @@ def supported_version_of(conn: Connection, tables: Tables) -> int | None:
         return version
     hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
     if version < _OLDEST_VERSION:
-        hint = "Export messages and facts with the copy that made them, and import them into a new database."
+        hint = "Export messages and facts with the package that made them, and import them into a new database."
     raise StoreError(
         f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
         f"{SCHEMA_VERSION}. {hint} Nothing was changed."
@@ -173,15 +99,9 @@ def create_missing(conn: Connection, tables: Tables) -> None:
     if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
         conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
     _create_all(conn, metadata)
-    if version is not None:
-        _drop_unused_indexes(conn, tables.rows)
-    if version == _OLDEST_VERSION:
-        for statement in _STORE_KINDS:
-            conn.execute(tables.sql(statement))
-    if version in _WITHOUT_SPEAKERS:
-        _store_speakers(conn, tables)
-        for statement in _NAME_ANONYMOUS:
-            conn.execute(tables.sql(statement))
+    for later, upgrade in UPGRADES.items():
+        if version is not None and version < later:
+            upgrade(conn, tables)
     conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
     conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
 
@@ -229,27 +149,6 @@ def _add_columns(conn: Connection, table: sa.Table) -> None:
         if column.name not in existing and can_be_added:
             definition = CreateColumn(column).compile(dialect=conn.dialect)
             conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
-
-
-def _drop_unused_indexes(conn: Connection, rows: sa.Table) -> None:
-    """Drop the indexes of a time and of a status alone, which versions before 7 have made."""
-    preparer = conn.dialect.identifier_preparer
-    for column in ("timestamp", "status"):
-        name = f"ix_{rows.fullname.replace('.', '_')}_{column}"
-        index = preparer.format_table(sa.table(name, schema=rows.schema))
-        conn.exec_driver_sql(f"DROP INDEX IF EXISTS {index}")
-
-
-def _store_speakers(conn: Connection, tables: Tables) -> None:
-    """Store the session and the speaker of each fact of a version before 5."""
-    speakers = []
-    for fact in conn.execute(tables.sql(_SELECT_FACTS)).all():
-        row_ids = fact.data.get("message_ids") or [None]
-        if fact.data.get("session_id"):
-            place = {"namespace": fact.namespace, "id": fact.id, "row_id": row_ids[0]}
-            speakers.append({**place, "session_id": fact.data["session_id"]})
-    if speakers:
-        conn.execute(tables.sql(_SET_SPEAKER), speakers)
 
 
 # ---- the mark of an encrypted database ----

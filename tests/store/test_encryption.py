@@ -9,7 +9,6 @@ import pickle
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
-from llama_index_memory_ext.store.database import SCHEMA_VERSION, encrypt_within
+from llama_index_memory_ext.store.database import encrypt_within
 from llama_index_memory_ext.store.facts import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
@@ -35,7 +34,6 @@ from tests.forked import run_forked
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
-from tests.store.test_schema import make_version_3, make_version_4, open_and_close
 
 KEY, OTHER_KEY = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 CANARIES = [f"canary{number}bird" for number in range(30)]
@@ -604,39 +602,6 @@ async def test_an_error_within_a_call_keeps_no_file_from_being_vacuumed(
 async def test_a_store_without_a_key_encrypts_nothing(open_store: OpenStore) -> None:
     with pytest.raises(EncryptionError, match="aencrypt needs a key"):
         await open_store(None).aencrypt()
-
-
-MAKERS: dict[int, Callable[[str], Any]] = {3: make_version_3, 4: make_version_4}
-
-
-@pytest.mark.parametrize("version", [3, 4, 5])
-async def test_a_database_of_an_earlier_version_is_taken_over(
-    uri: str, open_store: OpenStore, version: int
-) -> None:
-    await open_and_close(uri)
-    if version in MAKERS:
-        await MAKERS[version](uri)
-    else:
-        store = open_store(uri)
-        await store.add_message("nobody", user("I am in nobody."))
-        await store.aclose()
-    if uri.startswith("sqlite"):
-        # The other test stores texts in place of vectors.
-        await ask(
-            uri,
-            "UPDATE llama_index_memory_embeddings SET vector = CAST(vector AS BLOB)",
-        )
-    await ask(
-        uri,
-        "ALTER TABLE llama_index_memory_schema DROP COLUMN encryption",
-        f"UPDATE llama_index_memory_schema SET version = {version}",  # noqa: S608 - our own
-    )
-    store = open_store(uri, encryption_key=KEY)
-    assert (await store.get_messages("nobody", None))[0].content == "I am in nobody."
-    assert await store.read_schema_version() == SCHEMA_VERSION
-    assert (await store.aencrypt())["unreadable"] == 0
-    assert "I am in nobody." not in await stored(uri)
-    assert (await store.get_messages("nobody", None))[0].content == "I am in nobody."
 
 
 # ---- other stores on the same database ----

@@ -22,7 +22,6 @@ PACKAGE = Path(llama_index_memory_ext.__file__).parent
 STATEMENT = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE)\b.*\{\w+\}", re.DOTALL)
 SESSIONS = 300
 # Statements that read whole tables, each with its reason.
-UPGRADE = "runs once, when the database of an earlier version is opened"
 EVERY_SESSION = "lists the sessions of all users, for an operator"
 WHOLE_TABLE = {
     "store/__init__.py _SELECT_DATA": "dumps a database in memory",
@@ -31,9 +30,6 @@ WHOLE_TABLE = {
     "store/__init__.py _SELECT_OWNERS": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
     "store/database.py SELECT_PLACES": "lists all rows that are to be encrypted",
-    "store/database.py _STORE_KINDS": UPGRADE,
-    "store/database.py _SELECT_FACTS": UPGRADE,
-    "store/database.py _NAME_ANONYMOUS": UPGRADE,
     "store/database.py _SELECT_VERSION": "its table has one row",
     "store/database.py _INSERT_VERSION": "its table has one row",
     "store/database.py _DELETE_EARLIER": "its table has one row",

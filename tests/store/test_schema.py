@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,17 @@ from uuid import uuid4
 
 import pytest
 from llama_index.core.memory import Memory
-from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext import (
     CondensedMemory,
-    Fact,
     MemoryStore,
-    SessionOwnerError,
     StoreError,
 )
+from llama_index_memory_ext.store import database
 from llama_index_memory_ext.store.database import SCHEMA_VERSION
-from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import SessionAccess
+from llama_index_memory_ext.store.tables import Tables
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
 from tests.forked import python_command
@@ -103,237 +102,44 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str) -> No
     assert indexes["ix_llama_index_memory_status"] == ["status"]
 
 
-WITHOUT_SPEAKERS = (
-    "DROP INDEX ix_llama_index_memory_facts_session_id",
-    "DROP INDEX ix_llama_index_memory_facts_said_by",
-    "ALTER TABLE llama_index_memory_facts DROP COLUMN session_id",
-    "ALTER TABLE llama_index_memory_facts DROP COLUMN said_by",
-)
-
-
-async def make_version_4(uri: str) -> None:
-    """Sessions without a user, one of which has a user's name, a user's, and one of two users with a team's fact."""
-    store = MemoryStore(uri)
-    owners = {
-        "nobody": ["nobody"],
-        "bob": ["bob"],
-        "bobs": ["bob"],
-        "ann": ["ann"],
-        "two": ["ann", "bob"],
-    }
-    for key in owners:
-        await store.add_messages(
-            key, [user(f"I am in {key}."), assistant("Fine.")], MessageStatus.ARCHIVED
-        )
-    vectors, said = (
-        [],
-        {
-            "nobody": ["nobody", ""],
-            "bob": ["bob", "bobs", ""],
-            "ann": ["ann"],
-            "team": ["two"],
-        },
-    )
-    for namespace, keys in said.items():
-        for key in keys:
-            rows = await store.readers.find(key, ["archived"])
-            ids = tuple(row.id for row in rows[:1])
-            content, fact_id = f"Is in {key or 'no session'}", f"{namespace}-{key}"
-            fact = Fact(
-                id=fact_id,
-                content=content,
-                session_id=key or None,
-                message_ids=ids,
-                quote=f"I am in {key}",
-            )
-            await store.facts.write(namespace, [fact])
-            vectors.append(f"('{namespace}', '{fact_id}', 'm', 'd', '')")
-    await store.aclose()
-    kinds = {
-        "nobody": "nobody",
-        "bob": "nobody",
-        "bobs": "own",
-        "ann": "own",
-        "two": "shared",
-    }
-    values = ", ".join(
-        f"('{key}', '{one}', '{kinds[key]}')"
-        for key, users in owners.items()
-        for one in users
-    )
-    cursors = ", ".join(
-        f"('{key}', 'relevant_facts of {one}', 9)"
-        for key, users in owners.items()
-        for one in users
-    )
-    statements = (
-        f"INSERT INTO llama_index_memory_owners (key, user_id, kind) VALUES {values}",  # noqa: S608 - our own
-        f"INSERT INTO llama_index_memory_cursors (key, reader, position) VALUES {cursors}",  # noqa: S608 - our own
-        f"INSERT INTO llama_index_memory_embeddings VALUES {', '.join(vectors)}",  # noqa: S608 - our own
-        "UPDATE llama_index_memory SET user_id = 'ann' WHERE key = 'two' AND role = 'user'",
-        *WITHOUT_SPEAKERS,
-        "UPDATE llama_index_memory_schema SET version = 4",
-    )
-    await ask(uri, *statements)
-
-
-async def test_a_database_of_version_4_parts_sessions_without_a_user_from_users(
-    uri: str,
+async def test_each_upgrade_behind_the_version_of_a_database_runs_once_in_order(
+    uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session has what was learned in it, and a user of its name all else; nothing is read again."""
-    await open_and_close(uri)
+    """A missing column and a missing index exist before the functions run; a new database needs none of them."""
+
+    def upgrade_to(version: int) -> Callable[[Connection, Tables], None]:
+        def upgrade(conn: Connection, tables: Tables) -> None:
+            statement = "UPDATE {rows} SET user_id = COALESCE(user_id, '') || :version"
+            conn.execute(tables.sql(statement), {"version": str(version)})
+
+        return upgrade
+
+    async with aclosing(MemoryStore(uri)) as store:
+        await store.add_message("chat", user("I like tea."))
     as_new = await structure(uri)
-    await make_version_4(uri)
-    assert await asked(uri) == 4
-    store = MemoryStore(uri)
-
-    def on(key: str, user_id: str | None) -> CondensedMemory:
-        return CondensedMemory.from_defaults(
-            key, user_id=user_id, chat_store=store, **LIMITS
-        )
-
-    expected = {
-        ("nobody", None): ["Is in no session", "Is in nobody"],
-        ("bob", None): ["Is in bob"],
-        ("bobs", "bob"): ["Is in bobs", "Is in no session"],
-        ("ann", "ann"): ["Is in ann"],
-    }
-    for (key, user_id), facts in expected.items():
-        memory = on(key, user_id)
-        assert sorted(fact.content for fact in await memory.facts.alist()) == facts
-        assert "I am in" in sent_text(await memory.aget(input="And?"))
-        reader = memory.facts_block.reader_of(key)
-        assert (await store.readers.state(key, reader))[0] == 9
-        ids = [fact.id for fact in await memory.facts.alist()]
-        kept = KeptVectors(store.database, memory.facts.namespace, "m")
-        assert sorted(await kept.read(ids)) == sorted(ids)
-    assert {one.session_id: one.user_ids for one in await store.sessions("bob")} == {
-        "bobs": ("bob",),
-        "two": ("ann", "bob"),
-    }
-    await store.forget_user("bob", vacuum=False)
-    assert [fact.content for fact in await on("bob", None).facts.alist()] == [
-        "Is in bob"
-    ]
-    assert [fact.content for fact in (await store.facts.read("team")).facts] == [
-        "Is in two"
-    ]
-    await store.forget_user("ann", vacuum=False)
-    assert (await store.facts.read("team")).facts == []
-    await store.aclose()
-    assert await structure(uri) == as_new
-    assert await asked(uri) == SCHEMA_VERSION
-
-
-async def make_version_3(uri: str) -> None:
-    """Turns of a session without a user, of one with one, of two that one has taken over, and of one of two users."""
-    store = MemoryStore(uri)
-    owners = {
-        "nobody": ["nobody"],
-        "one": ["ann"],
-        "ann": ["ann"],
-        "both": ["both", "ann"],
-        "two": ["ann", "bob"],
-    }
-    for key in owners:
-        await store.add_messages(
-            key, [user(f"I am in {key}."), assistant("Fine.")], MessageStatus.ARCHIVED
-        )
-    await store.facts.write("both", [Fact(content="Likes tea", session_id="both")])
-    await store.aclose()
-    rows = ", ".join(
-        f"('{key}', '{one}')" for key, users in owners.items() for one in users
-    )
     await ask(
         uri,
         "ALTER TABLE llama_index_memory DROP COLUMN user_id",
-        "ALTER TABLE llama_index_memory_owners DROP COLUMN kind",
-        f"INSERT INTO llama_index_memory_owners (key, user_id) VALUES {rows}",  # noqa: S608 - our own
-        *WITHOUT_SPEAKERS,
-        "UPDATE llama_index_memory_schema SET version = 3",
+        "DROP INDEX ix_llama_index_memory_facts_id",
     )
-
-
-async def test_a_database_of_version_3_becomes_one_of_this_version(uri: str) -> None:
-    """All that was stored is read as before, by those whose it is; where two have talked, nothing is learned of it."""
-    await open_and_close(uri)
-    as_new = await structure(uri)
-    await make_version_3(uri)
-    assert await asked(uri) == 3
-    store = MemoryStore(uri)
-
-    def on(key: str, user_id: str | None, **options: Any) -> CondensedMemory:
-        return CondensedMemory.from_defaults(
-            key, user_id=user_id, chat_store=store, **LIMITS, **options
-        )
-
-    for key, user_id in (
-        ("nobody", None),
-        ("one", "ann"),
-        ("ann", "ann"),
-        ("both", "ann"),
-    ):
-        memory = on(key, user_id)
-        assert f"I am in {key}." in sent_text(await memory.aget(input="And?"))
-        await memory.aput_messages([user("More."), assistant("Fine.")])
-        if user_id:
-            with pytest.raises(SessionOwnerError):
-                await on(key, "cem").aget()
-    assert [fact.content for fact in await on("both", "ann").facts.alist()] == [
-        "Likes tea"
-    ]
-    with pytest.raises(SessionOwnerError):
-        await on("two", "ann").aget()
-    two = on("two", "ann", shared=True)
-    assert "I am in two." in sent_text(await two.aget(input="And?"))
-    said = [
-        one.is_users for one in (await two.facts_block.extractor("two").recent())[0]
-    ]
-    assert said == [False, False]
-    await store.aclose()
-    assert await structure(uri) == as_new
-    assert await asked(uri) == SCHEMA_VERSION
-
-
-VERSION_6 = (
-    "DROP INDEX ix_llama_index_memory_facts_id",
-    "CREATE INDEX ix_llama_index_memory_status ON llama_index_memory (status)",
-    "CREATE INDEX ix_llama_index_memory_timestamp ON llama_index_memory (timestamp)",
-    "UPDATE llama_index_memory_schema SET version = 6",
-)
-VERSION_5 = (
-    *VERSION_6,
-    "ALTER TABLE llama_index_memory_schema DROP COLUMN encryption",
-    "UPDATE llama_index_memory_schema SET version = 5",
-)
-
-
-@pytest.mark.parametrize("statements", [VERSION_6, VERSION_5])
-async def test_an_upgrade_changes_indexes_and_keeps_the_speakers_of_facts(
-    uri: str, statements: tuple[str, ...]
-) -> None:
-    """The message of the fact is deleted, so only the fact says who has spoken."""
-    async with aclosing(MemoryStore(uri)) as store:
-        await store.log.append(
-            "chat", [user("I like tea.")], len, access=SessionAccess("ann")
-        )
-        rows = await store.readers.find("chat")
-        ids = tuple(row.id for row in rows)
-        fact = Fact(content="Likes tea", session_id="chat", message_ids=ids)
-        await store.facts.write("team", [fact])
-        await store.delete_messages("chat")
-    as_new = await structure(uri)
-    await ask(uri, *statements)
-    await open_and_close(uri)
-    assert await structure(uri) == as_new
-    assert await asked(uri) == SCHEMA_VERSION
-    speakers = await ask(uri, "SELECT said_by FROM llama_index_memory_facts")
-    assert speakers == ["ann"]
+    versions = [SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 3]
+    upgrades = {version: upgrade_to(version) for version in versions}
+    monkeypatch.setattr(database, "UPGRADES", upgrades)
+    monkeypatch.setattr(database, "SCHEMA_VERSION", SCHEMA_VERSION + 3)
+    for _ in range(2):
+        await open_and_close(uri)
+        assert await structure(uri) == as_new
+        assert await asked(uri) == SCHEMA_VERSION + 3
+        speakers = await ask(uri, "SELECT user_id FROM llama_index_memory")
+        assert speakers == [f"{SCHEMA_VERSION + 1}{SCHEMA_VERSION + 3}"]
 
 
 @pytest.mark.parametrize(
     ("version", "hint"),
-    [(SCHEMA_VERSION + 1, "Use .* at least as"), (2, "Export .* and import")],
+    [
+        (SCHEMA_VERSION + 1, "Use .* at least as"),
+        (SCHEMA_VERSION - 1, "Export .* and import"),
+    ],
 )
 async def test_a_newer_database_or_one_from_before_the_first_release_is_refused_and_left_as_it_is(
     uri: str, tmp_path: Path, version: int, hint: str
@@ -424,13 +230,7 @@ assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8
 """
 
 
-@pytest.mark.parametrize("before", ["nothing", "version 3", "version 4"])
-async def test_eight_processes_open_the_same_database_at_once(
-    uri: str, before: str
-) -> None:
-    if before != "nothing":
-        await open_and_close(uri)
-        await (make_version_3 if before == "version 3" else make_version_4)(uri)
+async def test_eight_processes_open_the_same_database_at_once(uri: str) -> None:
     done = subprocess.run(
         [*python_command(), "-c", CROWD, uri],
         capture_output=True,
@@ -440,11 +240,6 @@ async def test_eight_processes_open_the_same_database_at_once(
     assert done.returncode == 0, done.stderr
     store = MemoryStore(uri)
     assert await store.count_messages("crowd") == 8
-    sessions = {"nothing": [], "version 3": ["two"], "version 4": ["bobs", "two"]}
-    assert (
-        sorted(one.session_id for one in await store.sessions("bob"))
-        == sessions[before]
-    )
     await store.aclose()
 
 
