@@ -218,8 +218,6 @@ _KEY_BYTES = 8
 # A database scatters a long text over several pages, so the search takes it in pieces.
 _PIECE_BYTES = 48
 _BLOCK_BYTES = 1 << 20
-# These columns never hold the id of a user or a session, but may hold the same word.
-_COLUMNS_WITHOUT_OWNERS = frozenset({"role", "status", "agent_id"})
 
 
 class _StoredData(NamedTuple):
@@ -240,19 +238,6 @@ class _StoredData(NamedTuple):
         messages = pluralize(sum(info.messages for info in self.sessions), "message")
         sessions = pluralize(len(self.sessions), "session")
         return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
-
-
-class SearchResult(NamedTuple):
-    """The number of texts in a database file after a deletion.
-
-    ``searched``: texts that were long enough to be searched.
-    ``remaining``: texts that the file still holds, without a row of another owner.
-    ``elsewhere``: texts that only rows of other owners hold.
-    """
-
-    searched: int
-    remaining: int
-    elsewhere: int
 
 
 @cli.app.command(epilog=cli.example("forget --user ann"))
@@ -286,12 +271,10 @@ def forget(
             cli.confirm("Delete all of it for good?")
         return await _delete(store, stored, vacuum=not no_vacuum)
 
-    search = cli.run(db, work, as_json=json)["file"]
-    if search and search["left"]:
-        searched = pluralize(search["searched"], "text")
+    if cli.run(db, work, as_json=json)["in_file"]:
         raise TerminalError(
-            f"The file or its journal still holds {search['left']} of {searched}. Run `llama-index-memory vacuum` when "
-            "no other program uses the database."
+            "The file or its journal still holds deleted texts. Run `llama-index-memory vacuum` when no other program "
+            "uses the database."
         )
 
 
@@ -431,29 +414,12 @@ async def _delete(
     text = f"Deleted {', '.join(counts)}."
     if not file:
         text += "\nThe files of a server cannot be searched from here; its operator has its log and its backups."
-        return Output({"deleted": deleted, "file": None}, text)
-    # A session that other users share stays, with their messages.
-    shared_ids = [
-        info.session_id
-        for info in await store.sessions()
-        if info.session_id in session_ids
-    ]
-    texts -= await _texts(store, shared_ids, ())
+        return Output({"deleted": deleted, "in_file": None}, text)
     await store.aclose()
-    owners = {*stored.users, *session_ids}.difference(shared_ids)
-    search = search_file(file, texts, owners)
-    if search.elsewhere:
-        count = pluralize(search.elsewhere, "text")
-        text += f"\nOther owners' rows hold {count} too, in whole or in part; these rows stay."
-    if not search.remaining:
-        searched = pluralize(search.searched, "text")
-        text += f"\nThe file was searched: none of {searched} is left in it."
-    counts_in_file = {
-        "searched": search.searched,
-        "left": search.remaining,
-        "elsewhere": search.elsewhere,
-    }
-    return Output({"deleted": deleted, "file": counts_in_file}, text)
+    in_file = holds_deleted(file, texts)
+    if not in_file:
+        text += "\nThe file was searched: none of the deleted texts is left in it."
+    return Output({"deleted": deleted, "in_file": in_file}, text)
 
 
 async def _texts(
@@ -483,63 +449,26 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(entry)
 
 
-def search_file(
-    file: Path, texts: Iterable[str], owners: Collection[str]
-) -> SearchResult:
-    """Search a SQLite file and its journals, byte by byte, for texts of 8 bytes or more.
-
-    Rows that name one of the deleted ``owners``, users and sessions, do not count as
-    rows of other owners.
-    """
-    pieces_of_texts = list(filter(None, map(_pieces, texts)))
-    pieces = set().union(*pieces_of_texts)
-    stored = set()
+def holds_deleted(file: Path, texts: Iterable[str]) -> bool:
+    """Return whether a SQLite file or its journals hold a text of 8 bytes or more that is in no row any more."""
+    pieces = set().union(*map(_pieces, texts))
+    remaining: set[bytes] = set()
     for ending in ("", "-wal", "-journal"):
-        stored |= find_pieces(Path(f"{file}{ending}"), pieces)
-    remains = stored - _pieces_of_other_owners(file, stored, owners)
-    remaining = 0
-    elsewhere = 0
-    for of_text in pieces_of_texts:
-        if of_text & remains:
-            remaining += 1
-        elif of_text & stored:
-            elsewhere += 1
-    return SearchResult(len(pieces_of_texts), remaining, elsewhere)
+        remaining |= find_pieces(Path(f"{file}{ending}"), pieces)
+    if remaining:
+        for row in _rows(file):
+            remaining = {piece for piece in remaining if piece not in row}
+    return bool(remaining)
 
 
 def _pieces(text: str) -> set[bytes]:
-    """Return the pieces of each form in which a database may hold a text; none for a text that is too short."""
-    pieces: set[bytes] = set()
-    if not text.strip():
-        return pieces
+    """Return the pieces of both forms in which a database may hold a text; none for a text that is too short."""
+    pieces = set()
     in_json = dumps(text)[1:-1].encode()
-    for form in {in_json, text.encode(errors="replace")}:
+    for form in (in_json, text.encode(errors="replace")):
         for start in range(0, len(form), _PIECE_BYTES):
-            piece = form[start : start + _PIECE_BYTES]
-            if len(piece) >= _KEY_BYTES:
-                pieces.add(piece)
-    return pieces
-
-
-def _pieces_of_other_owners(
-    file: Path, pieces: set[bytes], owners: Collection[str]
-) -> set[bytes]:
-    """Return the pieces that are in rows without one of the owners."""
-    of_others: set[bytes] = set()
-    if not pieces:
-        return of_others
-    for row in _rows(file):
-        # A user may be called "assistant", or like an agent of another user.
-        names = [row[column] for column in row.keys() - _COLUMNS_WITHOUT_OWNERS]
-        if any(name in owners for name in names):
-            continue
-        content = b"\n".join(map(_as_bytes, row.values()))
-        of_others.update(piece for piece in pieces - of_others if piece in content)
-    return of_others
-
-
-def _as_bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+            pieces.add(form[start : start + _PIECE_BYTES])
+    return {piece for piece in pieces if len(piece.strip()) >= _KEY_BYTES}
 
 
 def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
@@ -570,15 +499,15 @@ def find_pieces(path: Path, pieces: Collection[bytes]) -> set[bytes]:
     return found_pieces
 
 
-def _rows(file: Path) -> Iterator[dict[str, object]]:
-    """Yield all rows of all tables, by their columns, and the rows of the table of tables."""
+def _rows(file: Path) -> Iterator[bytes]:
+    """Yield the texts and bytes of each row of all tables, and of the table of tables."""
     address = f"{file.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
-        connection.row_factory = sqlite3.Row
         tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table'"
         ).fetchall()
+        connection.text_factory = bytes
         for table in ("sqlite_master", *(name for (name,) in tables)):
             quoted = table.replace('"', '""')
-            rows = connection.execute(f'SELECT * FROM "{quoted}"')  # noqa: S608 - a name from the database itself
-            yield from map(dict, rows)
+            for row in connection.execute(f'SELECT * FROM "{quoted}"'):  # noqa: S608 - a name from the database itself
+                yield b"\n".join(value for value in row if isinstance(value, bytes))
