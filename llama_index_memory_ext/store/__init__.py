@@ -125,9 +125,9 @@ class MemoryStore(SQLAlchemyChatStore):
 
     Args:
         async_database_uri: A SQLAlchemy address of SQLite (the default is a private
-            in-memory database) or PostgreSQL, with any driver, or the ``Path`` of a
-            SQLite file. Its statements run in threads of this process, by sqlite3 or
-            psycopg.
+            in-memory database) or PostgreSQL, or the ``Path`` of a SQLite file. Its
+            statements run in threads of this process, by sqlite3 or psycopg, whose
+            options it takes.
         table_name: The host's chat table; the names of all other tables begin with
             this.
         async_engine: An engine of your own instead of an address. It is used as it is

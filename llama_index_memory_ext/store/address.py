@@ -16,14 +16,14 @@ from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
 # A SQLAlchemy address, or a SQLite file; None: a private database in memory.
 Address: TypeAlias = str | Path | None
@@ -35,38 +35,13 @@ DEFAULT_POOL_SIZE = 5
 SERVER_GRACE_SECONDS = 1.0
 # The name of the call that makes tables.
 MAKING = "making the tables"
-# The drivers that are used for any driver in an address.
-_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-# Options of asyncpg that libpq has under another name.
-_RENAMED = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
-# Options of asyncpg that libpq does not have; most concern the caches of asyncpg.
-_OF_ASYNCPG = {
-    "direct_tls",
-    "async_fallback",
-    "command_timeout",
-    "statement_cache_size",
-    "max_cacheable_statement_size",
-    "prepared_statement_cache_size",
-    "prepared_statement_name_func",
-    "max_cached_statement_lifetime",
-}
-# The option of aiosqlite that sqlite3 does not have.
-_OF_AIOSQLITE = "iter_chunk_size"
-# The options of sqlite3 and of SQLite's addresses.
-_OF_SQLITE = {
-    "uri",
-    "timeout",
-    "mode",
-    "cache",
-    "immutable",
-    "nolock",
-    "vfs",
-    "psow",
-    "check_same_thread",
-    "cached_statements",
-    "isolation_level",
-    "detect_types",
-    _OF_AIOSQLITE,
+# The driver that is used for the driver in an address.
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+aiosqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+asyncpg": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
 }
 
 # The path of a SQLite file, with or without the beginning of an address.
@@ -101,14 +76,15 @@ def checked_url(uri: Address, lent: AsyncEngine | None = None) -> URL:
         raise StoreError(
             "There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it."
         )
-    if url.get_backend_name() not in _DRIVERS:
+    name = url.get_backend_name() if lent else url.drivername
+    if name not in _DRIVERS:
         raise StoreError(
-            f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {url.get_backend_name()!r}. "
-            "Use one of sqlite+aiosqlite, postgresql+asyncpg."
+            f"MemoryStore keeps its log in SQLite or PostgreSQL; the address names {name!r}. "
+            f"Use one of {', '.join(_DRIVERS)}."
         )
     if lent is None:
         try:
-            driver_url(url)
+            driver_url(url).get_dialect().import_dbapi()
         except ImportError as error:
             raise in_words(url, error) from error
     return url
@@ -120,12 +96,8 @@ def _parsed(uri: Address) -> URL:
         return URL.create("sqlite+aiosqlite", database=str(uri))
     try:
         url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
-        if url.drivername == "postgres":
-            # Providers of databases spell it like this.
-            url = url.set(drivername="postgresql")
-        url.get_dialect()
         is_readable = url.get_backend_name() != "sqlite" or not url.host
-    except (ArgumentError, NoSuchModuleError, ValueError):
+    except (ArgumentError, ValueError):
         # The text of the error, and the address, may hold a password.
         is_readable = False
     if not is_readable:
@@ -142,50 +114,8 @@ def _parsed(uri: Address) -> URL:
 
 
 def driver_url(url: URL) -> URL:
-    """Return the address for the driver that is used, with that driver's options.
-
-    Raises:
-        StoreError: The driver does not know an option.
-    """
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        _check_options(url, _OF_SQLITE)
-        return url.set(drivername="sqlite").difference_update_query([_OF_AIOSQLITE])
-    # Imported for servers only: it is an extra.
-    from psycopg import pq
-
-    of_libpq = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    _check_options(url, _OF_ASYNCPG.union(_RENAMED, of_libpq))
-    options: dict[str, Any] = {
-        _RENAMED.get(name, name): value
-        for name, value in url.query.items()
-        if name not in _OF_ASYNCPG
-    }
-    if url.query.get("direct_tls") in ("true", "1"):
-        options["sslnegotiation"] = "direct"
-    if options.get("sslmode") in ("true", "True", "1"):
-        options["sslmode"] = "require"
-    with suppress(KeyError, ValueError, TypeError):
-        options["connect_timeout"] = str(math.ceil(float(options["connect_timeout"])))
-    return url.set(drivername=_DRIVERS[backend], query=options)
-
-
-def _check_options(url: URL, options: Collection[str]) -> None:
-    """Raise a StoreError for the first option of an address that is none of these."""
-    unknown = sorted(set(url.query).difference(options))
-    if not unknown:
-        return
-    from difflib import get_close_matches
-
-    hint = f"It knows {', '.join(sorted(options))}."
-    similar = get_close_matches(unknown[0], options, 1, 0.5)
-    if similar:
-        hint = f"Did you mean {similar[0]!r}?"
-    raise StoreError(
-        f"The driver of {url.get_backend_name()} knows no option {unknown[0]!r}, which async_database_uri has behind "
-        f"its question mark. {hint} Pass an engine of your own for settings that an address cannot hold: "
-        "async_engine=..."
-    )
+    """Return the address for the driver that is used."""
+    return url.set(drivername=_DRIVERS[url.drivername])
 
 
 def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
@@ -202,7 +132,10 @@ def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
             "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
         )
     else:
-        hint = "See whether it is there, and whether the address, the user and the password are right."
+        hint = (
+            "See whether it is there, and whether the address, the user and the password are right. Options are "
+            "libpq's, such as sslmode=require."
+        )
     outcome = f"has refused {name}" if name else "cannot be used"
     return StoreError(
         f"The database at {without_password(url)} {outcome}: {reason}. {hint}"

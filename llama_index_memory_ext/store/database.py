@@ -241,7 +241,7 @@ class DatabaseIdentity(NamedTuple):
 
 
 class Database:
-    """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg, for any driver in the ``uri``.
+    """The database of a store: SQLite by sqlite3, or PostgreSQL by psycopg.
 
     The first use opens the engine and makes missing tables. A lent engine, the
     ``async_engine`` of the ``settings``, replaces the ``uri``. It is used in the event

@@ -31,7 +31,7 @@ PASSWORD = "hunter2"  # noqa: S105 - of nobody
         f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory",
         f"postgresql+asyncpg://ann:{PASSWORD}@no-host.invalid/memory",
         f"postgresql+asyncpg://ann@127.0.0.1:1/memory?password={PASSWORD}",
-        f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?ssl=require",
+        f"postgresql+asyncpg://ann:{PASSWORD}@127.0.0.1:1/memory?sslmode=require",
     ],
 )
 async def test_a_server_that_is_not_there_is_named_without_the_password(
