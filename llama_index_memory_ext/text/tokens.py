@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import threading
-from bisect import bisect_left
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -187,16 +186,6 @@ class TokenCounter:
         return (
             self._cut(text, ids, text_tokens - end) + mark + self._cut(text, ids, -end)
         )
-
-    def tail(self, text: str, limit: int) -> str:
-        """Return the longest end of the text that has at most ``limit`` tokens, "" if not even a character fits."""
-        if self.count(text) <= limit:
-            return text
-        # The tokens at the end of a text need not be the tokens of that end.
-        start = bisect_left(
-            range(len(text)), x=True, key=lambda i: self.count(text[i:]) <= limit
-        )
-        return text[start:]
 
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
         """Return the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""

@@ -31,11 +31,10 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import TokenCounter, Tokenizer, as_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     Group: TypeAlias = Sequence["_Counted"]
     Groups: TypeAlias = Sequence[Group]
-    Blocks: TypeAlias = Sequence[ContentBlock | None]
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ def trim(
     *,
     token_limit: int | None = None,
     max_messages: int | None = None,
-    allow_partial: bool = False,
     include_system: bool = False,
     tokenizer_fn: Tokenizer | None = None,
 ) -> list[ChatMessage]:
@@ -60,9 +58,8 @@ def trim(
 
     It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is
     kept without its call and no call without its result; a newest message that is too
-    large alone is clipped (to its head and tail, or to its end with ``allow_partial``)
-    rather than lost; and neither a large system message nor a part of a message exceeds
-    the limit.
+    large alone is clipped to its head and tail rather than lost; and a large system
+    message never exceeds the limit.
 
     Args:
         messages: A conversation, oldest first; it is not changed. Messages that stay
@@ -73,8 +70,6 @@ def trim(
             each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its
             results may exceed it.
-        allow_partial: Whether the end of a message that does not fit is kept. A tool
-            call or a result is never cut to its end.
         include_system: Whether the first message is kept if it is the system's or the
             developer's. It counts towards both limits, and is clipped to half of
             ``token_limit`` if it would leave no room for a second message.
@@ -90,8 +85,6 @@ def trim(
         >>> chat = [ChatMessage(role="user", content="Hello, world"), ChatMessage(role="assistant", content="Hello!")]
         >>> [message.content for message in trim(chat, token_limit=2)]
         ['Hello!']
-        >>> [message.content for message in trim(chat, token_limit=4, allow_partial=True)]
-        [', world', 'Hello!']
     """
     messages = checked_messages(messages)
     if token_limit is None and max_messages is None:
@@ -103,7 +96,7 @@ def trim(
         token_limit, max_messages, None, include_system=include_system
     )
     counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-    trimmer = _Trimmer(counter, allow_partial)
+    trimmer = _Trimmer(counter)
     groups: Groups = tool_call_groups(
         [_Counted(message, counter) for message in complete_calls(messages)]
     )
@@ -113,7 +106,7 @@ def trim(
         groups = groups[1:]
     # A token must remain for the messages behind it.
     if tokens_of(head) > limits.tokens - bool(groups):
-        head = trimmer.clip(head[0], limits.tokens // 2, trimmer.clipped_blocks)
+        head = trimmer.clip(head[0], limits.tokens // 2)
     newest = trimmer.newest(
         groups, limits.tokens - tokens_of(head), limits.max_messages - len(head)
     )
@@ -142,40 +135,25 @@ class _Trimmer:
     """
 
     counter: TokenCounter
-    allow_partial: bool
 
     def newest(self, groups: Groups, token_limit: int, count: int) -> Groups:
         """Return the newest groups within the limits, the newest one shortened if it is too large."""
         newest_first: list[Group] = []
         for group in reversed(groups):
-            is_newest = not newest_first
-            if count <= 0 or (len(group) > count and not is_newest):
+            fits = len(group) <= count and tokens_of(group) <= token_limit
+            if count <= 0 or (newest_first and not fits):
                 break
-            part = self.fitted(group, token_limit, shortened=is_newest)
+            part = self.clipped_group(group, token_limit)
             if part:
                 newest_first.append(part)
                 token_limit -= tokens_of(part)
                 count -= len(part)
-            if part is not group and not is_newest:
-                break
         return newest_first[::-1]
-
-    def fitted(self, group: Group, limit: int, *, shortened: bool) -> Group:
-        """Return the group if it has at most ``limit`` tokens, else a part of it; [] if no part may be kept.
-
-        The part is the end of a single message or, if the group may be ``shortened``,
-        all of its messages clipped, with all calls.
-        """
-        if tokens_of(group) <= limit:
-            return group
-        if self.allow_partial and len(group) == 1:
-            end = self.clip(group[0], limit, self.last_blocks)
-            if end:
-                return end
-        return self.clipped_group(group, limit) if shortened else []
 
     def clipped_group(self, group: Group, limit: int) -> Group:
         """Return a call with its results, each message clipped to its share of the limit; [] if one cannot be."""
+        if tokens_of(group) <= limit:
+            return group
         caller = group[0]
         calls = [
             block for block in caller.message.blocks if isinstance(block, ToolCallBlock)
@@ -188,26 +166,20 @@ class _Trimmer:
         shares[0] += min(call_tokens, limit)
         clipped_group: list[_Counted] = []
         for message, share in zip(group, shares, strict=True):
-            clipped = self.clip(message, share, self.clipped_blocks)
+            clipped = self.clip(message, share)
             if not clipped:
                 return []
             clipped_group += clipped
         return clipped_group
 
-    def clip(
-        self,
-        message: _Counted,
-        limit: int,
-        blocks_of: Callable[[ChatMessage, int], Blocks],
-    ) -> Group:
-        """Return the message if it fits, else a copy with the most blocks that fit, by ``blocks_of``; [] for none."""
+    def clip(self, message: _Counted, limit: int) -> Group:
+        """Return the message if it fits, else a copy with clipped texts and the media that fit; [] for none."""
         if message.tokens <= limit:
             return [message]
         block_limit = limit
         while block_limit >= 0:
-            copy = _with_blocks(
-                message.message, blocks_of(message.message, block_limit)
-            )
+            blocks = self.clipped_blocks(message.message, block_limit)
+            copy = _with_blocks(message.message, blocks)
             clipped = _Counted(copy, self.counter)
             if clipped.tokens <= limit:
                 return [clipped] if has_content(copy) else []
@@ -215,7 +187,9 @@ class _Trimmer:
             block_limit = min(block_limit - 1, max(block_limit - excess, 0))
         return []
 
-    def clipped_blocks(self, message: ChatMessage, limit: int) -> Blocks:
+    def clipped_blocks(
+        self, message: ChatMessage, limit: int
+    ) -> list[ContentBlock | None]:
         """Return the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
         tokens = [
             self.counter.count(block.text) if isinstance(block, TextBlock) else 0
@@ -237,20 +211,6 @@ class _Trimmer:
                 if self.tokens(message, with_block) <= limit:
                     blocks = with_block
         return blocks
-
-    def last_blocks(self, message: ChatMessage, limit: int) -> Blocks:
-        """Return the last blocks that fit, and in front of them the end of a text."""
-        first = len(message.blocks)
-        while first and self.tokens(message, message.blocks[first - 1 :]) <= limit:
-            first -= 1
-        end = message.blocks[first:]
-        if not first:
-            return end
-        block = message.blocks[first - 1]
-        if not isinstance(block, TextBlock):
-            return end
-        text = self.counter.tail(block.text, limit - self.tokens(message, end))
-        return [block.model_copy(update={"text": text}), *end]
 
     def tokens(
         self, message: ChatMessage, blocks: Iterable[ContentBlock | None]

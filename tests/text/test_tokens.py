@@ -112,42 +112,6 @@ def test_a_clipped_text_keeps_its_head_and_its_tail_and_says_what_is_missing() -
     assert counter.count(text) - 100 <= left_out <= counter.count(text) - 60
 
 
-@given(text=st.text(max_size=200), limit=st.integers(-2, 60))
-def test_the_end_of_a_text_is_as_long_as_the_limit_allows(
-    text: str, limit: int
-) -> None:
-    """One character more would be over it; a text that fits comes back whole."""
-    for counter in (
-        TokenCounter(),
-        as_counter(lambda text: list(text.encode("utf-8", "surrogatepass"))),
-    ):
-        end = counter.tail(text, limit)
-        assert text.endswith(end)
-        assert counter.count(end) <= max(limit, 0)
-        if limit > 0 and end != text:
-            assert counter.count(text[-len(end) - 1 :]) > limit
-
-
-def test_a_character_that_does_not_fit_is_left_out_whole() -> None:
-    assert COUNTER.count("𒀀") == 4
-    assert [COUNTER.tail("𒀀𒀀", limit) for limit in (7, 3)] == ["𒀀", ""]
-
-
-def test_the_end_of_a_long_text_is_found_with_few_counts() -> None:
-    counted: list[int] = []
-
-    def tokenize(text: str) -> list[str]:
-        counted.append(len(text))
-        return text.split()
-
-    text = "word " * 100_000 + "incomprehensibilities " * 100_000
-    assert (
-        as_counter(tokenize).tail(text, 50_000).split()
-        == ["incomprehensibilities"] * 50_000
-    )
-    assert len(counted) < 50
-
-
 def test_models_and_encodings_are_found_without_a_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

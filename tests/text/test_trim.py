@@ -212,7 +212,6 @@ options_with_limits = st.fixed_dictionaries(
     optional={
         "token_limit": st.integers(1, 400),
         "max_messages": st.integers(2, 6),
-        "allow_partial": st.booleans(),
         "include_system": st.booleans(),
         "tokenizer_fn": st.sampled_from(
             [None, str.split, lambda text: ["begin", *text]]
@@ -261,9 +260,9 @@ def test_what_comes_back_is_within_the_limits_and_whole(
 
 
 @settings(max_examples=300)
-@given(chat=conversations, limit=st.integers(40, 400), partial=st.booleans())
+@given(chat=conversations, limit=st.integers(40, 400))
 def test_something_comes_back_wherever_something_was_said(
-    chat: list[ChatMessage], limit: int, partial: bool
+    chat: list[ChatMessage], limit: int
 ) -> None:
     said = any(
         not calls_of(message)
@@ -272,7 +271,7 @@ def test_something_comes_back_wherever_something_was_said(
         for message in chat
     )
     if said:
-        assert trim(chat, token_limit=limit, allow_partial=partial)
+        assert trim(chat, token_limit=limit)
 
 
 @given(
@@ -300,10 +299,6 @@ def test_of_plain_messages_as_many_of_the_newest_stay_as_fit(
         assert (
             places(trimmed, chat) == list(range(len(chat)))[len(chat) - fitting[-1] :]
         )
-    counter = as_counter(str.split)
-    partly = trim(chat, **options, allow_partial=True)
-    if len(partly) < min(len(chat), most):
-        assert sum(message_tokens(message, counter) for message in partly) == limit
 
 
 openai_calls = st.lists(
@@ -346,12 +341,11 @@ openai_messages = st.one_of(
 @given(
     chat=st.lists(openai_messages, max_size=10),
     limit=st.none() | st.integers(1, 150),
-    partial=st.booleans(),
 )
 def test_openai_refuses_nothing_of_it(
-    chat: list[ChatMessage], limit: int | None, partial: bool
+    chat: list[ChatMessage], limit: int | None
 ) -> None:
-    trimmed = trim(chat, token_limit=limit, allow_partial=partial)
+    trimmed = trim(chat, token_limit=limit)
     if trimmed:
         assert why_refused(to_openai_message_dicts(trimmed)) is None
 

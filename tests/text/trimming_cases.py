@@ -50,18 +50,6 @@ a newest message that is too large is clipped: token_limit=20
 a newest result that is too large is clipped: token_limit=24
     u: ask | a+1: | t1: {THIRTY}
     a+1: | t1: w10 w11 w12 w13 w14 w15 w16 [... 10 tokens left out ...] w33 w34 w35 w36 w37 w38 w39
-the end of a newest message that is too large can be kept: token_limit=3, allow_partial=True
-    u: hi | u: one two three four
-    u: two three four
-no part of a result is kept: token_limit=3, allow_partial=True
-    u: ask | a+1: | t1: found this here | u: so
-    u: so
-the end of the first message can be kept: token_limit=3, allow_partial=True
-    u: one two | a: three | u: four five six | a: seven
-    u: five six | a: seven
-the first block is cut where there is room for a part of it: token_limit=4, allow_partial=True
-    u: one two three / four five | a: six
-    u: three / four five | a: six
 the system's message stays: token_limit=6, include_system=True
     s: be nice | u: one two | a: three | u: four five six | a: seven
     s: be nice | u: four five six | a: seven
