@@ -35,7 +35,7 @@ blocks      record facts                                                  # the 
 record      summary unread > recall > window > text                       # within the limit
 learning    extractor > endings validation                                # how facts are learned
 ---
-facts       book deleted_messages > known > ranking            # how facts are kept and ranked
+facts       book > known > ranking                             # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
@@ -78,7 +78,6 @@ WITH_ONE_IMPORTER = {
     "cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
     "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
-    "facts/deleted_messages.py": "is read at the first deletion",
     "record/unread.py": "is read while another session is unread",
     "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",

@@ -113,7 +113,6 @@ class FactsOptions(TypedDict, total=False):
     extract_facts: bool
     extract_every_turns: int | None
     wait_for_facts: float
-    retire_with_messages: bool
     categories: Sequence[str] | Mapping[str, str]
     extraction_prompt: str | None
     max_facts: int | None
@@ -144,13 +143,11 @@ class _Talk(NamedTuple):
 
     ``lines``: the last lines, oldest first.
     ``seen``: the position up to which the log was read.
-    ``epoch``: changes when messages are deleted.
     ``changes``: the epoch and the last change of the user's facts.
     """
 
     lines: tuple[Utterance, ...] = ()
     seen: ReadPosition = ReadPosition()
-    epoch: int = 0
     changes: tuple[int, int] | None = None
 
 
@@ -258,9 +255,6 @@ class RelevantFactsBlock(LogBlock):
         description="Most seconds that a question waits for facts that are being extracted from another session of the "
         "user, and that a reader of facts waits for any session; 0: no wait.",
     )
-    retire_with_messages: Switch = Field(
-        default=False, description="Whether facts go with the messages that say them."
-    )
     review: Switch = Field(
         default=False,
         description="Whether new facts are pending until a person approves them.",
@@ -280,8 +274,6 @@ class RelevantFactsBlock(LogBlock):
     )
 
     _own_namespace: str | None = PrivateAttr(default=None)
-    # The epoch of each session after which deleted messages were looked for.
-    _retired_in: Recent[str, int] = PrivateAttr(default_factory=Recent)
     _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
         default_factory=Recent
     )
@@ -391,7 +383,7 @@ class RelevantFactsBlock(LogBlock):
     ) -> FactsForPrompt:
         await self.tokenizer_fn.load()
         started = perf_counter()
-        talk = await self._read_talk(session_id, snapshot)
+        talk = await self._follow_log(session_id, snapshot)
         if snapshot is None and not talk.lines:
             self._advise(messages)
         user_facts = await self._read_facts(session_id, talk.changes)
@@ -845,22 +837,6 @@ class RelevantFactsBlock(LogBlock):
                 self._store.jobs.unread.discard(session)
                 self._store.jobs.asked.discard(session)
 
-    async def anotice_deletion(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
-        """Retire the facts of deleted messages of a session, with ``retire_with_messages``.
-
-        The next question in the session does so, too. A fact stays if it is pinned, if
-        it was restored, or if its quote stands in another message of the user in this
-        session. Returns False if facts were deleted at the same time: then it has to be
-        done again.
-        """
-        if not self.retire_with_messages:
-            return True
-        from llama_index_memory_ext.facts.deleted_messages import (
-            retire_deleted,  # at first use
-        )
-
-        return await retire_deleted(self._user_facts(session_id), session_id)
-
     @property
     def _can_extract(self) -> bool:
         return self.extract_facts and self.known_llm() is not None
@@ -981,21 +957,6 @@ class RelevantFactsBlock(LogBlock):
         """Return the tokens for facts within an element of at most ``limit`` tokens."""
         return max(0, limit - self.tokenizer_fn.count(f"<{name}>\n</{name}>\n"))
 
-    async def _read_talk(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
-        """Return the end of a session's log, after the facts of deleted messages are retired.
-
-        Deleted messages are looked for once in an epoch, which ends when messages are
-        deleted.
-        """
-        talk = await self._follow_log(session_id, snapshot)
-        epoch = talk.epoch
-        if not self.retire_with_messages or self._retired_in.get(session_id) == epoch:
-            return talk
-        if await self.anotice_deletion(session_id):
-            self._retired_in.put(session_id, epoch)
-        # The facts may have changed since.
-        return talk._replace(changes=None)
-
     async def _follow_log(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
         """Return the end of a session's log, from the snapshot if it reaches far enough back."""
         cache = self._store.cache
@@ -1016,7 +977,7 @@ class RelevantFactsBlock(LogBlock):
             text = spoken(row.message)
             if text:
                 lines.append(Utterance(row.id, row.role, text))
-        talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.epoch, source.facts)
+        talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.facts)
         cache.put(session_id, key, talk, len(talk.lines))
         return talk
 

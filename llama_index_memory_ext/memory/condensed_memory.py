@@ -584,7 +584,6 @@ class CondensedMemory(Memory):
         await self._append(
             await self._stored_form(messages), self._plan_flush, replace=True
         )
-        await self.facts_block.anotice_deletion(self.session_id)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or its messages with a status, after the running calls."""
@@ -592,7 +591,6 @@ class CondensedMemory(Memory):
             await self.acheck_session()
             await super().areset(status)
         self.sql_store.jobs.unread.discard(self.session_id)
-        await self.facts_block.anotice_deletion(self.session_id)
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""

@@ -184,7 +184,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"llm": KEY}, {"embed_model": KEY}, {"chat_store": KEY}, {"async_engine": 3}, {"table_name": 3}, {"db_schema": 3},
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
     {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},
-    {"extract_facts": "no"}, {"retire_with_messages": 1}, {"summarize": "yes"}, {"allow_partial": 0},
+    {"extract_facts": "no"}, {"summarize": "yes"}, {"allow_partial": 0},
     {"include_system": 1}, {"cache_points": "yes"}, {"languages": "xx"}, {"languages": ["xx"]}, {"shared": True},
     *({name: value} for name in ("session_id", "user_id", "agent_id") for value in NO_IDS),
 ]  # fmt: skip

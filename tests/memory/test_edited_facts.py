@@ -100,18 +100,6 @@ async def test_only_another_content_is_an_edit(open_memory: OpenMemory) -> None:
         assert contents(PROFILE, await ask(memory, QUESTION)) == [content]
 
 
-async def test_an_edited_fact_stays_when_its_message_is_deleted(
-    open_memory: OpenMemory,
-) -> None:
-    """As a fact that a person has pinned; but it loses the deleted words."""
-    memory = open_memory(retire_with_messages=True, **OPTIONS)
-    fact = await allergic(memory)
-    await memory.facts.aadd(fact.model_copy(update={"id": "copy"}))
-    await update(memory, fact)
-    await memory.areset()
-    assert [entry.content for entry in await memory.facts.alist()] == [WALNUTS]
-
-
 async def test_an_edited_fact_loses_the_words_of_its_deleted_message(
     open_memory: OpenMemory,
 ) -> None:

@@ -283,7 +283,7 @@ async def test_facts_stay_and_lose_the_words_of_what_is_gone(
 ) -> None:
     """The text around the next fact begins with the message before it, which is gone."""
     llm, _ = start_model(learner)
-    memory = on(store, llm=llm, retire_with_messages=True)
+    memory = on(store, llm=llm)
     await memory.aput_messages(talk("tea", "milk", "rain"))
     await memory.aflush()
     assert (await store.aretain(messages=4))["facts"] == 2
