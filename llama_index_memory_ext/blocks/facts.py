@@ -119,7 +119,6 @@ class FactsOptions(TypedDict, total=False):
     min_confidence: float
     profile_token_limit: int | None
     review: bool
-    show_metadata: Sequence[str]
     similarity_weight: float
     confidence_weight: float
     recency_weight: float
@@ -258,9 +257,6 @@ class RelevantFactsBlock(LogBlock):
     review: Switch = Field(
         default=False,
         description="Whether new facts are pending until a person approves them.",
-    )
-    show_metadata: tuple[str, ...] = Field(
-        default=(), description="Keys of facts' metadata that the model is shown."
     )
     categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
         default=CATEGORIES,
@@ -517,7 +513,6 @@ class RelevantFactsBlock(LogBlock):
             self.min_similarity,
             tuple(self.languages or ()),
             self.token_limit,
-            self.show_metadata,
             showable.period,
             surroundings._replace(profile=()),
             tuple(fact.id for fact in surroundings.profile),
@@ -866,11 +861,7 @@ class RelevantFactsBlock(LogBlock):
         user_facts: UserFacts | None = cache.get(namespace, self._facts_key)
         if user_facts is not None:
             return user_facts
-        line_of = partial(
-            counted_line,
-            counter=self.tokenizer_fn,
-            metadata_keys=self.show_metadata,
-        )
+        line_of = partial(counted_line, counter=self.tokenizer_fn)
         make_ranker = partial(
             _make_ranker,
             self._store,
@@ -903,7 +894,6 @@ class RelevantFactsBlock(LogBlock):
         return (
             "facts",
             self.view,
-            self.show_metadata,
             self.zone,
             self.tokenizer_fn,
             checked_languages(self.languages),

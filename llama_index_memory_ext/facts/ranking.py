@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from itertools import chain, islice
-from json import dumps
 from math import log
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -35,7 +34,7 @@ from llama_index_memory_ext.search.tfidf import (
 )
 from llama_index_memory_ext.text.messages import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
-from llama_index_memory_ext.words import phrases, visible
+from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
     languages_of,
@@ -166,26 +165,15 @@ def days_of(fact: Fact) -> dict[str, str]:
     return days
 
 
-def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
+def fact_line(fact: Fact) -> str:
     """Return a fact as one line: ``<fact date="2026-11-20">Prefers pytest for testing</fact>`` and a newline.
 
     The last day follows the first: ``<fact date="2023-05-01" until="2025-11-20">``. A
-    plan is marked: ``<fact date="2026-11-20" planned="yes">``. The metadata of the keys
-    follow the content: ``Likes tea (team: blue)``. Category and confidence are left
-    out: they would double the tokens of a short fact. A sentence of the user's is given as
-    the user's words.
+    plan is marked: ``<fact date="2026-11-20" planned="yes">``. Category and confidence
+    are left out: they would double the tokens of a short fact. A sentence of the user's
+    is given as the user's words.
     """
-    metadata = []
-    for key in dict.fromkeys(metadata_keys):
-        if key in fact.metadata:
-            value = fact.metadata[key]
-            if not isinstance(value, str):
-                value = dumps(value)
-            metadata.append(f"{key}: {value}")
-    content = fact.content
-    if metadata:
-        content += f" ({visible(', '.join(metadata))})"
-    content = escape_tags(" ".join(content.split()))
+    content = escape_tags(" ".join(fact.content.split()))
     is_spoken = phrases("people", "first_person").search(fact.content) is not None
     if fact.is_users_words or is_spoken:
         content = f'The user: "{content}"'
@@ -196,11 +184,9 @@ def fact_line(fact: Fact, metadata_keys: Sequence[str] = ()) -> str:
     return f"<fact{text}>{content}</fact>\n"
 
 
-def counted_line(
-    fact: Fact, counter: TokenCounter, metadata_keys: Sequence[str] = ()
-) -> CountedText:
+def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
     """Return the line of a fact, and its tokens."""
-    line = fact_line(fact, metadata_keys)
+    line = fact_line(fact)
     return CountedText(line, counter.count(line))
 
 

@@ -468,7 +468,7 @@ async def test_tags_and_metadata_are_stored_with_every_character_that_a_database
     assert (await book.aupdate(fact.id, tags=[])).tags == ()
 
 
-async def test_a_model_sees_only_the_metadata_that_are_named(
+async def test_a_model_sees_neither_tags_nor_metadata(
     reviewed: Reviewed,
 ) -> None:
     memory, _ = reviewed()
@@ -478,7 +478,3 @@ async def test_a_model_sees_only_the_metadata_that_are_named(
     sent = sent_text(await memory.aget(question))
     assert "Likes tea</fact>" in sent
     assert not any(word in sent for word in ("blue", "xyz", "hidden"))
-    memory.facts_block.show_metadata = ("team", "level", "none")
-    sent = sent_text(await memory.aget(question))
-    assert "Likes tea (team: &lt;/fact> blue, level: 3)</fact>" in sent
-    assert json.dumps("xyz") not in sent
