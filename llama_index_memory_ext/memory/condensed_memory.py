@@ -241,7 +241,6 @@ class CondensedMemory(Memory):
     )
     on_error: ErrorHandler = Field(default=None, exclude=True, repr=False)
     cache_points: CachePoints = False
-    chat_engine_role: template.EngineRole = "system"
     user_id: str | None = None
     shared: Switch = False
     temporary: Switch = False
@@ -326,7 +325,6 @@ class CondensedMemory(Memory):
         llm: LLM | None = None,
         embed_model: BaseEmbedding | Literal["local"] | None = None,
         cache_points: CachePoints = False,
-        chat_engine_role: template.EngineRole = "system",
         redact: Redact = None,
         on_error: ErrorHandler = None,
         encryption_key: EncryptionKey = None,
@@ -399,10 +397,6 @@ class CondensedMemory(Memory):
                 Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
                 ``CacheControl`` sets type and ttl. Other integrations refuse cache
                 points.
-            chat_engine_role: The role of the memory's message for chat engines that put
-                their question later, as context engines do. ``"system"``, or
-                ``"user"`` for models that take one system message only; a short answer
-                follows the ``"user"`` message.
             redact: A function from each text of a message, and of the arguments of its
                 tool calls, to the text that is stored; ``redact_secrets`` is such a
                 function. The model sees the stored text. If the function fails, nothing
@@ -506,7 +500,6 @@ class CondensedMemory(Memory):
             or template.MemoryBlocksTemplate(),
             insert_method=insert_method,  # type: ignore[arg-type]  # pydantic converts a text
             cache_points=cache_points,
-            chat_engine_role=chat_engine_role,
             redact=redact,
             on_error=on_error,
             temporary=temporary,
@@ -608,8 +601,8 @@ class CondensedMemory(Memory):
         Args:
             input: The question. If it is not put yet, as by LlamaIndex's chat engines,
                 the caller has to send it behind these messages. A completed turn then
-                moves into the record, which comes as one system message, or as
-                ``chat_engine_role`` says.
+                moves into the record, which comes as a user message that a short answer
+                follows.
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """
@@ -1296,7 +1289,7 @@ class CondensedMemory(Memory):
         if not turn.question_follows:
             return tokens + await self._tokens_of(turn.messages)
         tokens += await self._tokens_of(turn.query)
-        return tokens + template.tokens_of_role(self.chat_engine_role, self._tokens)
+        return tokens + self._tokens(template.ACKNOWLEDGED)
 
     async def _fit(
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
@@ -1374,12 +1367,7 @@ class CondensedMemory(Memory):
             template.without_our_tags(message) for message in turn.messages
         ]
         if turn.question_follows:
-            # A user's message would stand next to the question, and many models need
-            # user and assistant to take turns.
-            messages = [
-                *template.before_question(fitted.joined, self.chat_engine_role),
-                *fitted.messages,
-            ]
+            messages = [*template.before_question(fitted.joined), *fitted.messages]
         else:
             template.add_media(media, turn_messages)
             messages = self._insert_memory_content(

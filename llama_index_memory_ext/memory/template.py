@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -33,11 +33,7 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-
-# Whose message holds the memory for a chat engine that puts its question later.
-EngineRole: TypeAlias = Literal["system", "user"]
+    from collections.abc import Mapping, Sequence
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -195,27 +191,18 @@ UNKNOWN = (
     "No word of this question is in the memory. If the memory does not give the answer, say that you do not know "
     "it.\n\n"
 )
-# Follows the memory in a user's message, so that user and assistant take turns.
-_ACKNOWLEDGED = ChatMessage(
+# Follows the memory in a user's message, so that user and assistant take turns. Some
+# models refuse a second system message.
+ACKNOWLEDGED = ChatMessage(
     role=MessageRole.ASSISTANT, content="I have read the conversation so far."
 )
 
 
-def before_question(content: list[ContentBlock], role: EngineRole) -> list[ChatMessage]:
+def before_question(content: list[ContentBlock]) -> list[ChatMessage]:
     """Return the messages with the content for a question that the caller sends behind them; [] for no content."""
     if not content:
         return []
-    memory = ChatMessage(role=role, blocks=content)
-    if role == MessageRole.USER.value:
-        return [memory, _ACKNOWLEDGED]
-    return [memory]
-
-
-def tokens_of_role(role: EngineRole, tokens: Callable[[ChatMessage], int]) -> int:
-    """Return the tokens that ``before_question`` adds to the content."""
-    if role == MessageRole.USER.value:
-        return tokens(_ACKNOWLEDGED)
-    return 0
+    return [ChatMessage(role=MessageRole.USER, blocks=content), ACKNOWLEDGED]
 
 
 def without_blank_texts(message: ChatMessage) -> ChatMessage:

@@ -11,7 +11,6 @@ from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.text.messages import (
     message_tokens,
 )
@@ -66,6 +65,16 @@ async def astream_chat(engine: BaseChatEngine, question: str) -> str:
     return "".join([token async for token in answer.async_response_gen()])
 
 
+def complain(body: Message) -> str | None:
+    """As the templates of Qwen 3.5: user and assistant take turns behind one system message."""
+    roles = [message["role"] for message in body["messages"]]
+    turns = roles[1:] if roles[0] == "system" else roles
+    expected = ["user", "assistant"] * len(turns)
+    if turns == expected[: len(turns)]:
+        return None
+    return "System message must be at the beginning."
+
+
 @pytest.fixture
 async def memory(open_memory: OpenMemory) -> AsyncIterator[CondensedMemory]:
     """One that knows a fact, so that it has something to show in the first turn."""
@@ -116,13 +125,14 @@ def check_simple(turn: int, requests: list[list[Message]]) -> None:
 
 
 def check_context(turn: int, requests: list[list[Message]]) -> None:
-    """The engine's system message, that of the memory, and the question alone."""
-    (context, memory, question) = texts(requests[-1])
+    """The engine's system message, the memory as a user's, a short answer, and the question alone."""
+    (context, memory, answer, question) = texts(requests[-1])
     assert (context[0], memory[0], question) == (
         "system",
-        "system",
+        "user",
         ("user", QUESTIONS[turn]),
     )
+    assert answer == ("assistant", "I have read the conversation so far.")
     assert "Oslo has rain." in context[1]
     assert memory[1].startswith("<memory>\n")
     assert shown(memory[1]) == said_before(turn)
@@ -132,7 +142,7 @@ def check_condensing(turn: int, request: list[Message]) -> None:
     """One user message, in which the memory stands for the history."""
     ((role, text),) = texts(request)
     assert (role, text.count(QUESTIONS[turn])) == ("user", 1)
-    assert "system: <memory>\n" in text
+    assert "user: <memory>\n" in text
     assert shown(text) == said_before(turn)
 
 
@@ -165,10 +175,11 @@ CHECKS: dict[ChatMode, Callable[[int, list[list[Message]]], None]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ask", [chat, achat, stream_chat, astream_chat])
 @pytest.mark.parametrize("mode", CHECKS)
-async def test_an_engine_sends_all_that_was_said_once_and_one_user_message(
+async def test_an_engine_sends_all_that_was_said_once_as_each_model_takes_it(
     memory: CondensedMemory, mode: ChatMode, ask: Callable[[BaseChatEngine, str], Any]
 ) -> None:
     with serve(model) as server:
+        server.complain = complain
         options = (
             {"streaming": ask in (stream_chat, astream_chat)}
             if mode == ChatMode.CONDENSE_QUESTION
@@ -194,10 +205,11 @@ async def test_a_question_to_come_moves_a_turn_that_is_over_into_the_record(
 ) -> None:
     """As that question will do when it is put: the record is the same before and after."""
     await memory.aput_messages([user("One?"), assistant("One.")])
-    (before,) = await memory.aget(input="Two?")
+    (before, answer) = await memory.aget(input="Two?")
     await memory.aput(user("Two?"))
     (after,) = await memory.aget(input="Two?")
-    assert (before.role.value, after.role.value) == ("system", "user")
+    roles = [message.role.value for message in (before, answer, after)]
+    assert roles == ["user", "assistant", "user"]
     assert (
         sent_text([after])
         == (before.content or "") + BEFORE_QUESTION.removeprefix(NO_RECORD) + "Two?"
@@ -242,50 +254,11 @@ async def test_closing_leaves_a_question_without_an_answer_where_it_is(
     assert (prompt.content or "").endswith("Two?")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("mode", [ChatMode.CONTEXT, ChatMode.CONDENSE_PLUS_CONTEXT])
-async def test_a_model_that_takes_one_system_message_gets_the_memory_as_a_users(
-    open_memory: OpenMemory, mode: ChatMode
-) -> None:
-    """A short answer follows, so that user and assistant take turns; as the templates of Qwen 3.5 demand."""
-
-    def complain(body: Message) -> str | None:
-        roles = [message["role"] for message in body["messages"]]
-        turns = roles[1:] if roles[0] == "system" else roles
-        expected = ["user", "assistant"] * len(turns)
-        return (
-            None
-            if turns == expected[: len(turns)]
-            else "System message must be at the beginning."
-        )
-
-    memory = open_memory(chat_engine_role="user")
-    await memory.facts.aadd(FACT)
-    with serve(model) as server:
-        server.complain = complain
-        engine = engine_of(mode, server, memory)
-        for turn, question in enumerate(QUESTIONS):
-            assert await achat(engine, question) == f"I heard: {question}"
-            context, shown_memory, answer, asked = texts(server.requests[-1])
-            assert (context[0], shown_memory[0], asked) == (
-                "system",
-                "user",
-                ("user", question),
-            )
-            assert answer == ("assistant", "I have read the conversation so far.")
-            assert shown(shown_memory[1]) == said_before(turn)
-        assert server.refusals == []
-    kept = [
-        (message.role.value, message.content) for message in await memory.aget_all()
-    ]
-    assert kept == said_before(len(QUESTIONS))
-
-
 async def test_the_short_answer_stands_within_the_limit_and_only_behind_a_memory(
     open_memory: OpenMemory,
 ) -> None:
     limits = {"token_limit": 300, "condensed_token_limit": 300, "facts_token_limit": 0}
-    memory = open_memory(chat_engine_role="user", **limits)
+    memory = open_memory(**limits)
     assert await memory.aget(input="One?") == []
     for i in range(30):
         await memory.aput_messages([user(f"Number {i}?"), assistant("word " * i)])
@@ -296,10 +269,6 @@ async def test_the_short_answer_stands_within_the_limit_and_only_behind_a_memory
         )
         assert [message.role.value for message in prompt] == ["user", "assistant"]
         assert tokens <= 300
-    with pytest.raises(
-        SettingError, match="chat_engine_role must be 'system' or 'user'"
-    ):
-        open_memory(chat_engine_role="tool")
 
 
 async def test_a_question_to_come_has_its_room_within_the_limit(

@@ -317,9 +317,9 @@ async def test_in_a_system_message_there_are_no_media(
     memory = open_memory(insert_method="system")
     for question in (showing(), "And?"):
         await FunctionAgent(llm=llm).run(question, memory=memory)
-    # Chat engines get the record as a system message before a question to come.
-    (shown,) = await memory.aget(input="And what else?")
-    assert (shown.role.value, media([shown])) == ("system", [])
+    # Chat engines get the record before a question to come.
+    (shown, answer) = await memory.aget(input="And what else?")
+    assert (shown.role.value, media([shown, answer])) == ("user", [])
     system, asked = server.requests[-1]
     assert record(said(system["content"]))[0] == ("user", "Look!\n[image]")
     assert [part["type"] for part in asked["content"]] == ["text", "image_url", "text"]
