@@ -1,4 +1,4 @@
-"""The running summary: asks a model for it, and checks that messages support each sentence of the answer."""
+"""The running summary: asks a model for it, and refuses an answer that is no summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
-from llama_index_memory_ext.checks.comparison import new_names, new_numbers
 from llama_index_memory_ext.errors import (
     StoreError,
     SummaryReplyError,
@@ -38,13 +37,11 @@ from llama_index_memory_ext.text.messages import (
     escape_tags,
     unescape_tags,
 )
-from llama_index_memory_ext.words import language_of, sentences_in, visible
-from llama_index_memory_ext.words.dates import MONTH_PATTERN, with_english_days
-from llama_index_memory_ext.words.tokens import keywords, term_of
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llama_index.core.llms import LLM
 
@@ -56,8 +53,6 @@ if TYPE_CHECKING:
 
 # Tags that no entry in the prompt can forge.
 PROMPT_TAGS = ("summary_so_far", "transcript")
-# Names and numbers in the tags of an entry support no sentence.
-_ENTRY_TAGS = re.compile(r'<message role="\w+"|</message>')
 
 # A copy of the prompt: its first sentence, its last, one of its tags on a line of its
 # own, or a message with its tag.
@@ -79,43 +74,8 @@ _WRAPPING = re.compile(
 )
 _MOST_LAYERS = 8
 
-# The words for the speakers, in the languages in which most summaries are written.
-_ROLES = """user assistant Nutzer Nutzerin Benutzer Benutzerin Assistent Assistentin utilisateur utilisatrice assistante
-    usuario usuaria asistente usuário assistente utente gebruiker пользователь ассистент 用户 用戶 助手 ユーザー
-    アシスタント 사용자 어시스턴트"""
-_ROLE_WORDS = keywords(_ROLES)
-# In 268 summaries at least 0.67 of the words came from the conversation. In refusals and
-# error messages rarely more than a tenth do. Scripts without spaces share fewer words.
-_SHARE = 0.4
-_UNSPACED_SHARE = 0.2
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
-)
-# A conversation with this many words has the words of a refusal, too.
-_MANY_WORDS = 50
-# A short refusal or error shares words of at most 27 characters with a conversation of
-# LoCoMo; a short refusal in Chinese or Japanese shares at most 39 characters.
-_LEAST_CHARACTERS = 60
-# Behind another word or a comma a capital tells a name.
-_ANCHOR = re.compile(r"(?<=[\w,;] )[A-Z]\w{2,}|\d+")
-# A heading, a label, or a mark in front of a sentence: "## Open Tasks", "1. " or
-# "- **Budget:** ".
-_LABEL = re.compile(
-    r"\s*#+ .*|\s*(?:[-*\u2022>]\s+|\d{1,3}[.)]\s+)*"
-    r"(?:\*\*[^*\n]{1,60}\*\*:?|[^\W\d]{1,30}(?: [^\W\d]{1,30}){0,3}:(?!\S))?"
-)
-_MONTH = re.compile(rf"(?i)\b(?:{MONTH_PATTERN})\b")
-_TAG_OR_ADDRESS = re.compile(
-    r"</?[A-Za-z][\w:.-]{0,40}>|(?<!\w)\w{1,20}://[^\s<>\"')]+|[\w.+-]{1,64}@[\w-]+\.\w+"
-)
-_TERMINAL = re.compile(
-    "[.!?\u2026\u3002\uff01\uff1f\u0964\u061f][\"'\u201d\u2019)\\]*_`\u300d\u300f\uff09]*\\s*$"
-)
-# A table or a long line is no sentence.
-_LONGEST_SENTENCE = 5_000
-# A summary that fills half of its room may be worded anew. The answer must have this
-# share of its keywords.
-_FULL = 0.5
+# An answer with a smaller share of the tokens of the summary before is no summary,
+# but a refusal or an error.
 _KEPT = 0.2
 
 # A text that repeats itself compresses to less than a tenth of its bytes. A short text
@@ -407,75 +367,44 @@ async def ask_for_summary(
     if was_refused(response):
         raise SummaryReplyError(reply, "the provider has refused or filtered it")
 
-    def check() -> str:
-        before = counter.clip(previous, token_limit)
-        transcript = "".join(entry.text for entry in entries)
-        if before != previous:
-            # The limit was lowered, and the clipped part still supports sentences.
-            transcript += previous
-        text = checked_summary(
-            reply,
-            before,
-            transcript,
-            counter,
-            is_cut=was_truncated(response),
-            token_limit=token_limit,
-        )
-        return counter.clip(text, token_limit)
-
-    # A long answer takes a while, for which the event loop must not be blocked.
-    return await asyncio.to_thread(check)
+    return await asyncio.to_thread(
+        checked_summary,
+        reply,
+        previous,
+        counter,
+        is_cut=was_truncated(response),
+        token_limit=token_limit,
+    )
 
 
 def checked_summary(
     reply: str,
     previous: str,
-    transcript: str,
     counter: TokenCounter,
     *,
+    token_limit: int,
     is_cut: bool = False,
-    token_limit: int = 0,
 ) -> str:
-    """Return the summary in a model's answer, without sentences that the messages do not support.
+    """Return the summary in a model's answer, clipped to the limit.
 
-    A sentence with a name or a number needs it in the ``transcript`` of the messages or
-    in the ``previous`` summary. The answer replaces the previous summary if it is
-    complete, each sentence is supported, and the messages are about each change. A
-    previous summary that fills half of ``token_limit`` may also be worded anew.
-    Otherwise the new sentences are added to the previous summary. ``is_cut``: the
-    answer is not complete.
+    ``is_cut``: the answer is not complete.
 
     Raises:
-        SummaryReplyError: The answer is empty, repeats itself or the prompt, or shares
-            too few words with the messages, as refusals and error messages do.
+        SummaryReplyError: The answer is empty or not complete, repeats itself or the
+            prompt, or has less than a fifth of the tokens of the ``previous`` summary,
+            as refusals and error messages have.
     """
-    messages = unescape_tags(_ENTRY_TAGS.sub(" ", transcript), PROMPT_TAGS)
     text = _unwrapped(reply)
     reason = _rejection_reason(text)
+    least_tokens = _KEPT * min(counter.count(previous), token_limit)
+    if is_cut:
+        reason = "it is not complete"
+    elif not reason and counter.count(text) < least_tokens:
+        reason = "it has lost most of the summary before"
     if reason:
         raise SummaryReplyError(reply, reason)
     # Our tags are escaped in the prompt from which the model has copied them.
-    text = unescape_tags(text, PROMPT_TAGS)
-    source = f"{messages}\n{previous}"
-    sentences = sentences_in(text)
-    source_languages = (language_of(messages), language_of(previous), None)
-    is_translated = language_of(text) not in source_languages
-    supported = _supported(sentences, previous, source, is_translated=is_translated)
-    if not _names_something("".join(supported), source):
-        raise SummaryReplyError(reply, "it does not tell what was said")
-    if len(supported) == len(sentences) and not is_cut:
-        is_full = counter.count(previous) > _FULL * token_limit > 0
-        if _may_replace(previous, text, messages, is_full=is_full):
-            return text
-    # The last sentence of a cut answer may have no end.
-    is_last_supported = supported[-1:] == sentences[-1:]
-    if is_cut and is_last_supported and not _TERMINAL.search(sentences[-1]):
-        supported.pop()
-    added = _new_sentences(supported, previous, messages).strip()
-    summary = "\n".join(filter(None, (previous, added)))
-    if not summary:
-        raise SummaryReplyError(reply, "no sentence of it is whole")
-    return summary
+    return counter.clip(unescape_tags(text, PROMPT_TAGS), token_limit)
 
 
 def _unwrapped(reply: str) -> str:
@@ -501,82 +430,3 @@ def _repeats_itself(text: str) -> bool:
     data = text.encode()
     compressed = len(zlib.compress(data))
     return len(data) >= _FEWEST_BYTES and compressed < _LEAST_SHARE * len(data)
-
-
-def _names_something(text: str, source: str) -> bool:
-    """Return whether a text has a name or a number of its source, or shares enough words.
-
-    After a long conversation a text without names and numbers must name a speaker, too.
-    A text without capitals, as all texts of many scripts, may instead share more words
-    than a short refusal has.
-    """
-    if any(anchor in text for anchor in _ANCHOR.findall(source)):
-        return True
-    words = keywords(text)
-    source_words = keywords(source)
-    # Each word counts once, although its stem stands beside it.
-    terms = frozenset(map(term_of, words))
-    unspaced = [term for term in terms if _UNSPACED.match(term)]
-    least_share = _UNSPACED_SHARE if 2 * len(unspaced) > len(terms) else _SHARE
-    shared = terms & (source_words | _ROLE_WORDS)
-    if (
-        len(source_words) >= _MANY_WORDS
-        and words.isdisjoint(_ROLE_WORDS)
-        and (text != text.lower() or len("".join(shared)) < _LEAST_CHARACTERS)
-    ):
-        return False
-    return len(shared) >= least_share * max(len(terms), 1)
-
-
-def _supported(
-    sentences: Sequence[str], previous: str, source: str, *, is_translated: bool
-) -> list[str]:
-    """Return the sentences of the previous summary, and those whose names, numbers and addresses the source has."""
-    evidence = with_english_days(source).text
-    supported: list[str] = []
-    for sentence in sentences:
-        if sentence.strip() not in previous:
-            tags = _TAG_OR_ADDRESS.findall(sentence)
-            if len(sentence) > _LONGEST_SENTENCE or any(
-                tag not in source for tag in tags
-            ):
-                continue
-            unlabelled = _LABEL.sub("", with_english_days(sentence).text, count=1)
-            plain = re.sub("[*`]", "", unlabelled)
-            if new_numbers(_MONTH.sub(" ", plain), evidence):
-                continue
-            # A translation may translate names.
-            if not is_translated and new_names(plain, evidence):
-                continue
-        supported.append(sentence)
-    return supported
-
-
-def _new_sentences(sentences: Iterable[str], previous: str, messages: str) -> str:
-    """Return the sentences with a keyword that is new in the messages, joined."""
-    news = keywords(messages) - keywords(previous)
-    added = ""
-    for sentence in sentences:
-        is_new = sentence.strip() not in previous
-        if is_new and not keywords(sentence).isdisjoint(news):
-            added += sentence
-    return added
-
-
-def _may_replace(previous: str, text: str, messages: str, *, is_full: bool) -> bool:
-    """Return whether a text keeps the previous summary, except where a message is about the change."""
-    if is_full:
-        words = keywords(previous)
-        return len(words & keywords(text)) >= _KEPT * len(words)
-    if not previous:
-        return True
-    changed = [*_missing_sentences(previous, text), *_missing_sentences(text, previous)]
-    topics = keywords(messages)
-    return not any(keywords(sentence).isdisjoint(topics) for sentence in changed)
-
-
-def _missing_sentences(text: str, target: str) -> list[str]:
-    """Return the sentences of a text that another text does not have."""
-    return [
-        sentence for sentence in sentences_in(text) if sentence.strip() not in target
-    ]

@@ -176,8 +176,8 @@ def record_of(messages: list[ChatMessage]) -> list[tuple[str, str]]:
 BAD: dict[str, Callable[[], Message]] = {
     "nothing": lambda: say(""),
     "white space": lambda: say(" \n "),
-    "a refusal": lambda: say("I'm sorry, but I can't help with that."),
-    "an error": lambda: say("Error: rate limit exceeded, please try again."),
+    "a refusal": lambda: say("OK."),
+    "a loop": lambda: say("They count. " * 100),
     "an exception": lambda: 1 / 0,  # type: ignore[dict-item,return-value]
 }
 
