@@ -45,7 +45,7 @@ learning    prompt > reply                                                # what
 store       __init__ > deletion > owners > facts > log > database >
             address tables cache > encryption                             # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
-formats     __init__ > histories layouts                                  # messages of other programs, as JSON
+formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
@@ -80,7 +80,6 @@ WITH_ONE_IMPORTER = {
     "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
     "facts/deleted_messages.py": "is read at the first deletion",
     "record/unread.py": "is read while another session is unread",
-    "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "inspector/actions.py": "writes, apart from the pages, which only read",
     "inspector/server.py": "needs the extra inspect",
