@@ -56,7 +56,7 @@ def inspect(
         int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool, typer.Option("--write", help="Allow changes; each asks for confirmation.")
+        bool, typer.Option("--write", help="Allow changes by forms of the pages.")
     ] = False,
     html: Annotated[
         typer.FileBinaryWrite | None,
@@ -93,8 +93,7 @@ def inspect(
 
     The preset makes the prompt with these limits. The pages can be opened on this
     machine alone, at the address that is printed. Without --write the pages change
-    nothing. Adding, editing, pinning, approving, retiring, restoring and forgetting
-    ask for confirmation.
+    nothing; with it, facts can be changed, and facts, sessions and users be forgotten.
     """
     if (html is None) != (session is None):
         raise UsageError("pass both --html FILE and --session ID, or neither.")

@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
     MemoryToolSpec,
 )
 from llama_index_memory_ext.agents.mcp import memory_server
-from llama_index_memory_ext.inspector.pages import Pages
+from llama_index_memory_ext.inspector.pages import Access, Pages
 from llama_index_memory_ext.inspector.views import Views, report
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.reply import TAGS
@@ -248,7 +248,7 @@ async def shown(names: Names) -> dict[str, Any]:
             await memory.facts.aexport(),
         ]
         views = Views(memory.sql_store, {})
-        pages = Pages("", "/x", writes=True)
+        pages = Pages("", Access(writes=True))
         html = {
             "session": pages.render(
                 "session",
