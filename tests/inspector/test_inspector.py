@@ -19,14 +19,14 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
-from llama_index_memory_ext.fact import ALL
-from llama_index_memory_ext.inspector.actions import Action
-from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.views import (
+from llama_index_memory_ext.apps.inspector.actions import Action
+from llama_index_memory_ext.apps.inspector.pages import Access
+from llama_index_memory_ext.apps.inspector.views import (
     PromptPreview,
     PromptPreviewer,
     read_subject,
 )
+from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user

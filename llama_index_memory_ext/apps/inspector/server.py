@@ -16,10 +16,15 @@ from starlette.responses import (
     Response,
 )
 
+from llama_index_memory_ext.apps.inspector.actions import Action, do, target_of
+from llama_index_memory_ext.apps.inspector.pages import (
+    HEADERS,
+    Access,
+    NotFoundError,
+    Pages,
+)
+from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.errors import FactError, MemoryExtError
-from llama_index_memory_ext.inspector.actions import Action, do, target_of
-from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundError, Pages
-from llama_index_memory_ext.inspector.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

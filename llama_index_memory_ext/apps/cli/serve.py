@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
-from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import (
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, needs_extra
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Embed,
@@ -27,7 +27,7 @@ from llama_index_memory_ext.cli.app import (
     file_of,
     find_store,
 )
-from llama_index_memory_ext.cli.facts import check_whose
+from llama_index_memory_ext.apps.cli.facts import check_whose
 
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 # Not an option, because other users can read the arguments of a process.
@@ -101,9 +101,9 @@ def inspect(
         # Imported here: an extra, and LlamaIndex takes seconds to start.
         from uvicorn import Config, Server
 
-        from llama_index_memory_ext.inspector.pages import Access
-        from llama_index_memory_ext.inspector.server import Inspector
-        from llama_index_memory_ext.inspector.views import memory_on, report
+        from llama_index_memory_ext.apps.inspector.pages import Access
+        from llama_index_memory_ext.apps.inspector.server import Inspector
+        from llama_index_memory_ext.apps.inspector.views import memory_on, report
         from llama_index_memory_ext.store import reader_of
     options = {
         "token_limit": token_limit,
@@ -206,7 +206,7 @@ def mcp(
         # Imported here: it is optional, and takes a second.
         from uvicorn import Config, Server
 
-        from llama_index_memory_ext.agents.mcp import http_app, memory_server
+        from llama_index_memory_ext.apps.mcp import http_app, memory_server
     if http is None and cli.is_terminal():
         cli.say(
             "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it.",
