@@ -18,7 +18,7 @@ different = sorted(
 assert not different, f"the wheels differ in {different}"
 assert {
     "llama_index_memory_ext/py.typed",
-    "llama_index_memory_ext/inspector/templates/base.html",
+    "llama_index_memory_ext/apps/inspector/templates/base.html",
 } <= one.keys()
 strangers = [name for name in one if not name.startswith("llama_index_memory_ext")]
 assert not strangers, f"the wheel would install {strangers}"

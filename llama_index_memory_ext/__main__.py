@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext import __version__
-from llama_index_memory_ext.cli import (
+from llama_index_memory_ext.apps.cli import (
     PACKAGE,
     ExtraError,
     UsageError,
@@ -90,7 +90,7 @@ def _run(arguments: list[str]) -> int:
             raise
         # Imported here: LlamaIndex takes seconds to start, and a wrong option is
         # reported without it.
-        from llama_index_memory_ext.cli.demo import run
+        from llama_index_memory_ext.apps.demo import run
 
         sys.exit(run())
     return app(arguments, standalone_mode=False) or 0
@@ -99,11 +99,11 @@ def _run(arguments: list[str]) -> int:
 def load_app() -> typer.Typer:
     """Return the Typer app with all of its commands."""
     # Imported here: Typer and Rich are optional.
-    from llama_index_memory_ext.cli.app import app
+    from llama_index_memory_ext.apps.cli.app import app
 
     for module in ("facts", "data", "serve"):
         # Importing registers the commands.
-        import_module(f"llama_index_memory_ext.cli.{module}")
+        import_module(f"llama_index_memory_ext.apps.cli.{module}")
     return app
 
 
@@ -111,7 +111,7 @@ def _example_for(arguments: Sequence[str]) -> str:
     """Return the example of a right call of the command; "" without the extra."""
     try:
         # Imported here: Typer is optional.
-        from llama_index_memory_ext.cli.app import example_in
+        from llama_index_memory_ext.apps.cli.app import example_in
     except ModuleNotFoundError:
         return ""
     return example_in(load_app(), arguments)

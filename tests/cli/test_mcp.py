@@ -23,7 +23,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.agents.mcp import memory_server
+from llama_index_memory_ext.apps.mcp import memory_server
 from tests.cli.terminal import (
     PATIENCE_SECONDS,
     Here,

@@ -32,6 +32,7 @@ from llama_index_memory_ext import (
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import say, serve, why_refused
 
+ROOT = Path(__file__).parents[2]
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNkYPjPUA8AA4YBgBaNX2oAAAAASUVORK5CYII="
 PDF = base64.b64encode(b"%PDF-1.4 short").decode()
 
@@ -537,17 +538,17 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
         ('"text"', "saw a text"),
         ("{}", "saw an empty object"),
         (
-            {"role": "user", "parts": "x"},
+            {"role": "user"},
             "'content' or another of tool_calls, function_call, refusal, audio; saw an",
         ),
         (
             '{"chat": []}',
-            "Expected an object with a 'role'; saw an object with the keys 'chat'",
+            "in the layout of LlamaIndex or OpenAI; saw an object with the keys 'chat'. Convert",
         ),
         ('{"messages": "none"}', "saw a text"),
         (
             f"[{HELLO}, 7]",
-            r"messages[1]: Expected an object with a 'role'; saw a number",
+            r"messages[1]: Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; saw a number",
         ),
         (f"{HELLO}\n{HELLO[:-1]}", "expecting ',' delimiter at line 2, column 37"),
         (b"\xff\xfe\xfa", "byte 2 is none of utf-16-le"),
@@ -557,6 +558,45 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
 )
 def test_what_is_no_json_of_messages_is_told_apart(source: Any, complaint: str) -> None:
     assert complaint in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"type": "human", "content": "Hello"}, "LangChain from-langgraph.md"),
+        ({"lc": 1, "type": "constructor"}, "LangChain from-langgraph.md"),
+        ({"channel_values": {}}, "LangGraph from-langgraph.md"),
+        ({"role_type": "user", "content": "Hello"}, "Zep from-zep.md"),
+        ({"id": "1", "memory": "Likes tea"}, "mem0 from-mem0.md"),
+        ({"title": "Trip", "mapping": {}}, "ChatGPT from-chatgpt-and-claude.md"),
+        ({"uuid": "1", "chat_messages": []}, "Claude from-chatgpt-and-claude.md"),
+        (
+            {"type": "function_call", "call_id": "c1"},
+            "openai-agents from-other-agents.md",
+        ),
+        ({"type": "reasoning", "summary": []}, "openai-agents from-other-agents.md"),
+        (
+            {"role": "user", "content": "Hello", "parts": []},
+            "the AI SDK or of Gemini from-other-agents.md",
+        ),
+        ({"role": "model", "parts": [{"text": "Hello"}]}, "from-other-agents.md"),
+        ({"contents": []}, "a request to Gemini from-other-agents.md"),
+        ({"chunkedPrompt": {}}, "a prompt of Google AI Studio."),
+        ({"schema": "llama_index_memory_ext.fact"}, "for import --user."),
+    ],
+)
+def test_the_error_for_another_format_names_it_and_the_recipe_that_converts_it(
+    entry: dict[str, Any], expected: str
+) -> None:
+    name, _, page = expected.rpartition(" ")
+    for source in ([entry], entry):
+        told = refusal(json.dumps(source))
+        if page.endswith(".md"):
+            assert (ROOT / "docs" / "recipes" / page).exists()
+            assert told.endswith(f"with the script of docs/recipes/{page}.")
+            assert f"{name}. Convert it first" in told
+        else:
+            assert told.endswith(expected)
 
 
 def part(kind: str, value: Any) -> dict[str, Any]:
@@ -569,7 +609,7 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"role": None}, "an object with a 'role'; saw an object"),
+        ({"role": None}, "an object with a 'role' in the layout of"),
         (
             {"role": "human"},
             "one of system, developer, user, assistant, function, tool, chatbot, model; saw 'human'",

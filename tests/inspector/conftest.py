@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.inspector.pages import Access
-from llama_index_memory_ext.inspector.server import Inspector
+from llama_index_memory_ext.apps.inspector.pages import Access
+from llama_index_memory_ext.apps.inspector.server import Inspector
 from llama_index_memory_ext.store import reader_of
 from tests.cli.conftest import command, without
 from tests.databases import database_uri, postgres_server, postgres_uri

@@ -23,9 +23,9 @@ from llama_index_memory_ext import (
     MemoryRetriever,
     MemoryToolSpec,
 )
-from llama_index_memory_ext.agents.mcp import memory_server
-from llama_index_memory_ext.inspector.pages import Pages
-from llama_index_memory_ext.inspector.views import Views, report
+from llama_index_memory_ext.apps.inspector.pages import Access, Pages
+from llama_index_memory_ext.apps.inspector.views import Views, report
+from llama_index_memory_ext.apps.mcp import memory_server
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.reply import TAGS
 from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
@@ -248,7 +248,7 @@ async def shown(names: Names) -> dict[str, Any]:
             await memory.facts.aexport(),
         ]
         views = Views(memory.sql_store, {})
-        pages = Pages("", "/x", writes=True)
+        pages = Pages("", Access(writes=True))
         html = {
             "session": pages.render(
                 "session",

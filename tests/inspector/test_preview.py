@@ -17,7 +17,7 @@ from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.inspector.views import (
+from llama_index_memory_ext.apps.inspector.views import (
     PromptPreview,
     PromptPreviewer,
     Views,

@@ -20,7 +20,13 @@ from llama_index.core.agent.workflow import (
 from llama_index.core.memory import Memory
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TIMEOUT, model_host, one_line, plain, pluralize
+from llama_index_memory_ext.apps.cli import (
+    TIMEOUT,
+    model_host,
+    one_line,
+    plain,
+    pluralize,
+)
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.offline import OfflineModel

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
+from llama_index_memory_ext.apps.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.fact import (
     ALL,
     AgentView,
@@ -23,7 +24,6 @@ from llama_index_memory_ext.fact import (
     history_of,
     utc_now,
 )
-from llama_index_memory_ext.inspector.pages import NotFoundError, Pages
 from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -16,10 +16,15 @@ from starlette.responses import (
     Response,
 )
 
+from llama_index_memory_ext.apps.inspector.actions import Action, do, target_of
+from llama_index_memory_ext.apps.inspector.pages import (
+    HEADERS,
+    Access,
+    NotFoundError,
+    Pages,
+)
+from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.errors import FactError, MemoryExtError
-from llama_index_memory_ext.inspector.actions import Action, Confirmation, ask, do
-from llama_index_memory_ext.inspector.pages import HEADERS, Access, NotFoundError, Pages
-from llama_index_memory_ext.inspector.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +41,7 @@ _PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
 
 @dataclass
 class Inspector:
-    """An ASGI application that shows a database: pages use ``reader``, and confirmed actions use ``writer``.
+    """An ASGI application that shows a database: pages use ``reader``, and actions use ``writer``.
 
     Each address begins with ``path``. Requests to other addresses are refused.
     """
@@ -50,15 +55,14 @@ class Inspector:
         self._views = Views(self.reader, self.limits)
         self._pages = Pages(
             self.writer.address,
-            self.path,
-            self.access.writes,
+            self.access,
             self.limits.get("time_zone", timezone.utc),
         )
 
     @property
     def path(self) -> str:
         """The beginning of the path of each address."""
-        return f"/{self.access.token}"
+        return self.access.path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of ASGI."""
@@ -86,16 +90,13 @@ class Inspector:
         action = _action_of(form)
         if not self.access.is_proven(form.get("proof", ""), *action):
             return _forbidden()
-        confirmation = await ask(self.reader, action)
+        target = target_of(action)
         try:
             await do(self.writer, action, form)
         except FactError as error:
-            fields = {name: form.get(name, "") for name in confirmation.fields}
-            refused = replace(confirmation, fields=fields, error=str(error))
-            return self._ask(refused, 400)
-        return RedirectResponse(
-            self._pages.url(confirmation.page, confirmation.query), 303
-        )
+            context: Any = {"entered": form, "error": str(error)}
+            return await self._show(target.page, target.query, 400, **context)
+        return RedirectResponse(self._pages.url(target.page, target.query), 303)
 
     def _show_error(self, error: Exception) -> Response:
         name = type(error).__name__
@@ -115,20 +116,16 @@ class Inspector:
             logger.warning("A page of the inspector failed with %s; status 500.", name)
         return self._html("error", status, title=title, text=text)
 
-    async def _show(self, page: str, query: Mapping[str, str]) -> Response:
+    async def _show(
+        self, page: str, query: Mapping[str, str], status: int = 200, **more: Any
+    ) -> Response:
         await self._views.drop_deleted()
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
-        if page == "really" and self.access.writes:
-            return self._ask(await ask(self.reader, _action_of(query)))
         if page not in _PAGES:
             raise NotFoundError
         context: dict[str, Any] = await getattr(self._views, page)(query)
-        return self._html(page, **context)
-
-    def _ask(self, confirmation: Confirmation, status: int = 200) -> HTMLResponse:
-        proof = self.access.proof(*confirmation.action)
-        return self._html("really", status, confirmation=confirmation, proof=proof)
+        return self._html(page, status, **context, **more)
 
     def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._pages.render(template, **context), status)

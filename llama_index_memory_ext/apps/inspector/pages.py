@@ -51,6 +51,11 @@ class Access:
     token: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
     _key: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
 
+    @property
+    def path(self) -> str:
+        """The beginning of the path of each address."""
+        return f"/{self.token}"
+
     def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
         """Return whether a request is answered; POST alone may change the database."""
         if not _HOST.fullmatch(headers.get("host", "")):
@@ -142,22 +147,24 @@ _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages about a ``database``, at addresses that begin with ``root``; without links if ``root`` is "".
+    """The pages about a ``database``: for a browser with this access, or without links and forms.
 
     ``zone``: the time zone of the times.
     """
 
     database: str
-    root: str = ""
-    writes: bool = False
+    access: Access | None = None
     zone: tzinfo = timezone.utc
 
     def render(self, template: str, **context: Any) -> str:
         """Return a page as HTML, with each value of the ``context`` escaped."""
         shared = {
             "url": self.url,
-            "links": bool(self.root),
-            "writes": self.writes,
+            "links": self.access is not None,
+            "writes": self.access is not None and self.access.writes,
+            "proof": self.access and self.access.proof,
+            "entered": {},
+            "error": "",
             "database": self.database,
             "zone": self.zone,
         }
@@ -169,7 +176,8 @@ class Pages:
         """Return the address of a page, with the values that are not None in its query."""
         fields = {**(query or {}), **more}
         values = {name: value for name, value in fields.items() if value is not None}
-        address = f"{self.root}/{page}"
+        root = self.access.path if self.access else ""
+        address = f"{root}/{page}"
         if values:
             return f"{address}?{urlencode(values)}"
         return address

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, UsageError, needs_extra
-from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import (
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, needs_extra
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Embed,
@@ -27,7 +27,7 @@ from llama_index_memory_ext.cli.app import (
     file_of,
     find_store,
 )
-from llama_index_memory_ext.cli.facts import check_whose
+from llama_index_memory_ext.apps.cli.facts import check_whose
 
 _Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 # Not an option, because other users can read the arguments of a process.
@@ -56,7 +56,7 @@ def inspect(
         int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool, typer.Option("--write", help="Allow changes; each asks for confirmation.")
+        bool, typer.Option("--write", help="Allow changes by forms of the pages.")
     ] = False,
     html: Annotated[
         typer.FileBinaryWrite | None,
@@ -93,8 +93,7 @@ def inspect(
 
     The preset makes the prompt with these limits. The pages can be opened on this
     machine alone, at the address that is printed. Without --write the pages change
-    nothing. Adding, editing, pinning, approving, retiring, restoring and forgetting
-    ask for confirmation.
+    nothing; with it, facts can be changed, and facts, sessions and users be forgotten.
     """
     if (html is None) != (session is None):
         raise UsageError("pass both --html FILE and --session ID, or neither.")
@@ -102,9 +101,9 @@ def inspect(
         # Imported here: an extra, and LlamaIndex takes seconds to start.
         from uvicorn import Config, Server
 
-        from llama_index_memory_ext.inspector.pages import Access
-        from llama_index_memory_ext.inspector.server import Inspector
-        from llama_index_memory_ext.inspector.views import memory_on, report
+        from llama_index_memory_ext.apps.inspector.pages import Access
+        from llama_index_memory_ext.apps.inspector.server import Inspector
+        from llama_index_memory_ext.apps.inspector.views import memory_on, report
         from llama_index_memory_ext.store import reader_of
     options = {
         "token_limit": token_limit,
@@ -207,7 +206,7 @@ def mcp(
         # Imported here: it is optional, and takes a second.
         from uvicorn import Config, Server
 
-        from llama_index_memory_ext.agents.mcp import http_app, memory_server
+        from llama_index_memory_ext.apps.mcp import http_app, memory_server
     if http is None and cli.is_terminal():
         cli.say(
             "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it.",

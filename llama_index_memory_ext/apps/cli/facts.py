@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 from rich.console import Group, RenderableType
 
-from llama_index_memory_ext.cli import TerminalError, UsageError, one_line, pluralize
-from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import (
+from llama_index_memory_ext.apps.cli import (
+    TerminalError,
+    UsageError,
+    one_line,
+    pluralize,
+)
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Embed,
@@ -264,7 +269,10 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 async def _preview(memory: "CondensedMemory", question: str) -> "RelevantFactsBlock":
     """Return the facts block of a prompt for the question, of which nothing is stored."""
     # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.inspector.views import PromptPreviewer, read_subject
+    from llama_index_memory_ext.apps.inspector.views import (
+        PromptPreviewer,
+        read_subject,
+    )
 
     block = memory.facts_block
     store = memory.sql_store

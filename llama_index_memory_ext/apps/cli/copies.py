@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, plain, pluralize
-from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import Output
+from llama_index_memory_ext.apps.cli import TerminalError, plain, pluralize
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import TerminalError, UsageError, pluralize
-from llama_index_memory_ext.cli import app as cli
-from llama_index_memory_ext.cli.app import (
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, pluralize
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Json,
@@ -25,7 +25,7 @@ from llama_index_memory_ext.cli.app import (
     User,
     Yes,
 )
-from llama_index_memory_ext.cli.copies import (
+from llama_index_memory_ext.apps.cli.copies import (
     file_errors,
     import_copy,
     import_session,

@@ -20,7 +20,7 @@ from rich.text import Text
 from typer.main import get_command
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.cli import (
+from llama_index_memory_ext.apps.cli import (
     PACKAGE,
     TerminalError,
     UsageError,
@@ -144,7 +144,7 @@ def demo() -> None:
     key, a small offline model answers.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
-    from llama_index_memory_ext.cli.demo import run
+    from llama_index_memory_ext.apps.demo import run
 
     raise typer.Exit(run())
 
@@ -239,7 +239,7 @@ def doctor(*, db: Db = None, as_json: Json = False) -> None:
     Exit code 1 if a check fails. `pip check` checks the versions of the libraries.
     """
     # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.cli.demo import choose_model, describe_model
+    from llama_index_memory_ext.apps.demo import choose_model, describe_model
 
     store = find_store(db)
     checks = [
