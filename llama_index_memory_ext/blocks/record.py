@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 _MAX_SUMMARY_TOKENS = 1_000
 _MAX_RECALL_TOKENS = 2_000
-# An eighth of a lower limit holds only a few words of a message.
-_LEAST_WITH_RECALL = 1_000
+_MOST_OF_A_QUARTER = 1_000
+_LEAST_RECALL_TOKENS = 150
 
 
 class CondensedOptions(TypedDict, total=False):
@@ -200,7 +200,8 @@ class CondensedMemoryBlock(LogBlock):
         ge=0,
         validate_default=True,
         description="Tokens for messages found for the question, which get four tenths more if it asks something and "
-        "the record leaves them free; 0: none; default: an eighth of a limit of at least 1,000, at most 2,000.",
+        "the record leaves them free; 0: none; default: a quarter of a limit up to 4,000, at least 150; 1,000 up to "
+        "8,000; an eighth of a larger limit, at most 2,000.",
     )
 
     media_turns: int = Field(
@@ -509,9 +510,7 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     if fields["recall_when"] == "never":
         recall = 0
     elif recall is None:
-        share = token_limit // 8 if token_limit >= _LEAST_WITH_RECALL else 0
-        free = token_limit - reserved - MIN_ROOM
-        recall = max(min(share, _MAX_RECALL_TOKENS, free), 0)
+        recall = _recall_share(token_limit, token_limit - reserved - MIN_ROOM)
     reserved += recall
     if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
@@ -520,3 +519,16 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
             "or lower summary_token_limit or recall_token_limit."
         )
     return _RecordLimits(limits, summary, recall)
+
+
+def _recall_share(token_limit: int, free: int) -> int:
+    """Return the default tokens of recalled messages, of a limit with ``free`` tokens.
+
+    They are a quarter of a limit up to 4,000, at least 150; 1,000 up to 8,000; an
+    eighth of a larger limit, at most 2,000. They leave half of the free tokens. Where
+    no message would have room, they are 0.
+    """
+    quarter = min(token_limit // 4, _MOST_OF_A_QUARTER)
+    share = max(quarter, token_limit // 8, _LEAST_RECALL_TOKENS)
+    tokens = min(share, _MAX_RECALL_TOKENS, free // 2)
+    return tokens if tokens >= MIN_ROOM else 0

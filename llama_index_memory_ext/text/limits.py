@@ -6,7 +6,7 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import LimitError
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-_BEFORE = "[...] "
-_AFTER = " [...]"
-_PIECE = re.compile(r".{1,400}", re.DOTALL)
+_BEFORE = "... "
+_AFTER = " ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +145,22 @@ def excerpt(
     wanted: Collection[str],
     terms: Callable[[str], Iterable[str]],
 ) -> str:
-    """Return the run of sentences with most of the wanted terms, with "[...]" where text is left out.
+    """Return the run of sentences with most of the wanted terms, with "..." where text is left out.
 
-    It has at most ``limit`` tokens. A text that fits is returned whole; one without any
-    of the terms is clipped in its middle. ``terms`` gives the terms of a text.
+    It has at most ``limit`` tokens. Of a sentence that is longer, some words are shown.
+    A text that fits is returned whole; a text without any of the terms begins with its
+    first sentence. ``terms`` gives the terms of a text.
     """
     if counter.count(text) <= limit:
         return text
-    # Long sentences are shown in pieces.
-    pieces = list(chain.from_iterable(map(_PIECE.findall, sentences_in(text))))
+    room = limit - counter.count(_BEFORE + _AFTER)
+    pieces = _pieces_of(text, room, counter)
     terms_of_pieces = [frozenset(wanted).intersection(terms(piece)) for piece in pieces]
     sums = list(accumulate(map(counter.count, pieces), initial=0))
-    run = _best_run(terms_of_pieces, sums, limit - counter.count(_BEFORE + _AFTER))
-    if run is None:
-        return counter.clip(text, limit)
+    run = _best_run(terms_of_pieces, sums, room)
     passage = "".join(pieces[run]).strip()
+    if not passage:
+        return counter.clip(text, limit)
     if run.start > 0:
         passage = _BEFORE + passage
     if run.stop < len(pieces):
@@ -169,14 +169,28 @@ def excerpt(
     return counter.clip(passage, limit)
 
 
+def _pieces_of(text: str, limit: int, counter: TokenCounter) -> list[str]:
+    """Return the sentences of a text; a sentence above the limit is cut between its words, if it has any."""
+    characters = max(limit, 1)
+    words = re.compile(rf"(?s).{{1,{characters}}}(?:\s+|$)|.{{1,{characters}}}")
+    pieces: list[str] = []
+    for sentence in sentences_in(text):
+        if counter.count(sentence) <= limit:
+            pieces.append(sentence)
+        else:
+            pieces += words.findall(sentence)
+    return pieces
+
+
 def _best_run(
     terms_of_pieces: Sequence[frozenset[str]], sums: Sequence[int], limit: int
-) -> slice | None:
-    """Return the run of pieces within the limit with most different terms, then most tokens; None without terms.
+) -> slice:
+    """Return the run of pieces within the limit with most different terms, then most tokens.
 
-    ``sums[n]`` are the tokens of the first n pieces.
+    Without terms, return the first pieces. ``sums[n]`` are the tokens of the first n
+    pieces.
     """
-    best = None
+    best = slice(0, max(bisect_right(sums, limit) - 1, 0))
     best_score = (0, 0)
     for end in range(1, len(sums)):
         # The longest run that ends here.

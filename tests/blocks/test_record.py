@@ -255,7 +255,8 @@ async def test_a_call_and_its_results_share_the_room_of_one_message(
     open_block: OpenBlock,
 ) -> None:
     """Also of a result that comes later; they are clipped rather than parted."""
-    late, at_once = open_block(token_limit=600), open_block(token_limit=600)
+    late = open_block(token_limit=600, recall_token_limit=0)
+    at_once = open_block(token_limit=600, recall_token_limit=0)
     calls = calling(
         ("call_1", "read", {"file": "a"}), ("call_2", "read", {"file": "b"})
     )

@@ -227,6 +227,7 @@ def test_every_message_is_counted_once(
             condensed_token_limit=limit,
             keep_ratio=keep,
             include_system=system,
+            recall_token_limit=0,
             extract_facts=False,
         )
         for i, rounds in enumerate(turns):

@@ -184,7 +184,10 @@ async def test_the_count_of_a_prompt_is_exact(
 ) -> None:
     """The record is cut by as much as it has to be, and not by much more; if need be nothing is shown."""
     memory = open_memory(
-        token_limit=limit, condensed_token_limit=limit, facts_token_limit=0
+        token_limit=limit,
+        condensed_token_limit=limit,
+        facts_token_limit=0,
+        recall_token_limit=0,
     )
     lengths = []
     for i in range(200 if limit == 1_000 else 5):

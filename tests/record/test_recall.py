@@ -175,22 +175,34 @@ async def test_a_short_question_is_also_about_what_was_said_last(
     assert CAROLINE not in recalled(await ask(memory, question))
 
 
-async def test_it_has_an_eighth_of_the_limit_by_default(
-    open_memory: OpenMemory,
+@pytest.mark.parametrize(
+    ("limit", "recall_limit"),
+    [
+        (50_000, 2_000),
+        (12_000, 1_500),
+        (8_000, 1_000),
+        (4_000, 1_000),
+        (2_000, 500),
+        (600, 150),
+        (350, 150),
+        (250, 100),
+        (150, 50),
+        (140, 0),
+    ],
+)
+async def test_its_default_limit_is_a_quarter_of_a_small_limit_and_an_eighth_of_a_large_one(
+    limit: int, recall_limit: int
 ) -> None:
-    """At most 2,000 tokens, what a summary leaves, and none of a record of less than 1,000."""
-    limits = {1_000: 125, 8_000: 1_000, 50_000: 2_000, 999: 0}
-    for limit, recall_limit in limits.items():
-        assert (
-            open_memory(
-                str(limit), condensed_token_limit=limit
-            ).condensed_block.recall_limit
-            == recall_limit
-        )
+    """It leaves half of what is free; where no message would have room, it is 0."""
+    block = CondensedMemoryBlock(token_limit=limit)
+    assert block.recall_limit == recall_limit
+
+
+async def test_a_summary_leaves_what_is_recalled_less_room() -> None:
     block = CondensedMemoryBlock(
-        token_limit=1_000, summarize=True, summary_token_limit=940
+        token_limit=1_000, summarize=True, summary_token_limit=750
     )
-    assert (block.recall_token_limit, block.recall_limit) == (None, 10)
+    assert (block.recall_token_limit, block.recall_limit) == (None, 100)
     block.token_limit, block.summarize = 16_000, False
     assert block.recall_limit == 2_000
 

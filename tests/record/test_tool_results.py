@@ -147,7 +147,13 @@ async def test_a_summary_takes_what_leaves_and_the_results_stay_short(
     llm, _ = start_model(
         lambda messages, tools: say("The user asks questions and looks at oak and elm.")
     )
-    block = open_block(token_limit=LIMIT, keep_tool_results=1, summarize=True, llm=llm)
+    block = open_block(
+        token_limit=LIMIT,
+        recall_token_limit=0,
+        keep_tool_results=1,
+        summarize=True,
+        llm=llm,
+    )
     for i in range(15):
         await block.aput(turn(i), session_id="chat")
         await block.aflush("chat")
