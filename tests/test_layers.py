@@ -56,7 +56,7 @@ models      caching_openai local_embeddings offline > ask                       
 ---
 text        trim > limits > messages > tokens                             # messages as text, counted and cut
 ---
-words       tokens > asking dates > __init__                              # words
+words       tokens > asking dates pronouns > __init__                     # words
 ---
 background  jobs > loop                                                   # threads, and work that no answer waits for
 ---
@@ -92,6 +92,7 @@ WITH_ONE_IMPORTER = {
     "record/summary.py": "is a request of its own, which is off by default",
     "store/deletion.py": "is one of the subjects of the store",
     "text/trim.py": "is a public function of its own",
+    "words/pronouns.py": "whose messages a question asks for, with its own list",
 }
 # Which room may import which libraries.
 DOORS = {
@@ -274,7 +275,7 @@ LOADED_WITH_THE_PRESET = {
     "search": "embeddings tfidf",
     "store": "address cache database deletion encryption facts log owners tables",
     "text": "limits messages tokens",
-    "words": "asking dates tokens",
+    "words": "asking dates pronouns tokens",
 }
 
 

@@ -59,6 +59,7 @@ from llama_index_memory_ext.text.messages import (
 )
 from llama_index_memory_ext.words.asking import asks, is_statement
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
+from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ SATURATION = 0.6
 # gains this share of it.
 _QUESTION_SHARE = 0.8
 _ANSWER_SHARE = 0.15
+# A question with "I" weighs the user's messages by this factor, and a question with
+# "you" the assistant's.
+_SPEAKER_FACTOR = 1.6
 _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
 # Beyond the limit, only messages with this share of the best similarity may have room
 # that the record leaves free.
@@ -221,10 +225,12 @@ class MessageIndex:
         # The offset of the newest message.
         self._offset: tzinfo | None = None
         self._day_tokens = counter.count(DAY_HEADING.format("2026-11-20"))
-        # By message: its tokens when it is recalled, and whether it ends as a question.
+        # By message: its tokens when it is recalled, whether it ends as a question, and
+        # whether the user said it.
         self._messages: list[IndexedMessage] = []
         self._tokens = array("i")
         self._questions = array("b")
+        self._of_user = array("b")
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
         # The last messages, whose neighbours may still come, and the neighbours before
@@ -314,6 +320,7 @@ class MessageIndex:
             self._messages.append(IndexedMessage(row_ids, days[i]))
             self._tokens.append(tokens)
             self._questions.append(texts[i].rstrip().endswith(_QUESTION_MARKS))
+            self._of_user.append(unit.rows[0].role == MessageRole.USER.value)
             self._ids.append(document_id)
             day = date_words(date.fromisoformat(days[i])) if days[i] else ""
             context = neighbours(i, texts, days)
@@ -331,7 +338,13 @@ class MessageIndex:
         removed_ids = set()
         while self._messages and self._messages[-1].row_ids[0] >= first_row:
             removed_ids.add(self._ids[-1])
-            for values in (self._messages, self._ids, self._tokens, self._questions):
+            for values in (
+                self._messages,
+                self._ids,
+                self._tokens,
+                self._questions,
+                self._of_user,
+            ):
                 values.pop()
         return removed_ids
 
@@ -358,10 +371,14 @@ class MessageIndex:
             ids = tuple(self._ids[:end])
             tokens = np.array(self._tokens[:end], np.intc)
             questions = np.array(self._questions[:end], bool)
+            of_user = np.array(self._of_user[:end], bool)
         similarity = tfidf.similarities_with_context(
             self.ranker, ids, question, context, _EARLIER_WEIGHT
         )
         similarity = favour_answers(questions, similarity)
+        codes = languages_of(question, self._languages)
+        speaker = speaker_asked_for(question, codes)
+        similarity = favour_speaker(of_user, speaker, similarity)
         periods = list(relative_periods(question.casefold(), self.today))
         if periods:
             similarity = tfidf.divided_by_best(
@@ -490,6 +507,20 @@ def favour_answers(
     """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
+    return tfidf.divided_by_best(favoured)
+
+
+def favour_speaker(
+    of_user: NDArray[np.bool_], speaker: str, similarity: tfidf.Values
+) -> tfidf.Values:
+    """Return the similarities, higher for the messages of the ``speaker``; "" favours no message.
+
+    ``of_user`` tells of each message whether the user said it.
+    """
+    if not speaker:
+        return similarity
+    is_favoured = of_user == (speaker == USER)
+    favoured = np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
     return tfidf.divided_by_best(favoured)
 
 

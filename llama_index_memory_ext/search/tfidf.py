@@ -43,11 +43,6 @@ EARLIER_WEIGHT = 0.2
 # b and k1 of BM25, for facts.
 LENGTH_WEIGHT = 0.4
 SATURATION = 1.0
-# The second query consists of the heaviest terms of the best documents. Its scores have
-# this weight, and the scores of the first query 1.
-FEEDBACK_WEIGHT = 0.4
-_FEEDBACK_TEXTS = 5
-_FEEDBACK_TERMS = 15
 # All words that are related to a word of a query have this share of its weight. A query
 # with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
@@ -262,18 +257,12 @@ class TfidfRanker:
     """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
     The score of a document adds up, for each term of the query,
-    ``(1 + ln(n)) * idf^2 * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
+    ``(1 + ln(n)) * idf * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
     length))``. The query has the term ``n`` times, and the document ``w`` times,
     contexts included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
     equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
     2009. The idf is smoothed as in scikit-learn, ``idf = 1 + ln((1 + documents) / (1 +
-    documents with the term))``, and squared as in a product of two TF-IDF vectors.
-
-    If more than five documents match, a second query ranks them anew (Rocchio's
-    feedback, without a user). It consists of the 15 heaviest terms of the best five
-    documents, each weighted by the document's score. The scores of both queries are
-    divided by their best score, and ``score = first + feedback_weight * second``. The
-    second query adds no documents.
+    documents with the term))``.
 
     A short query also finds related words from WordNet, with a twentieth of the weight:
     "profession" finds "nurse", and "allergies" finds "allergic". Short means at most
@@ -282,7 +271,6 @@ class TfidfRanker:
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         saturation: Above 0; the lower, the less a term counts that is repeated.
-        feedback_weight: At least 0; 0 switches the second query off.
         vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
             preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
             weights, norms and other limits have no effect. A SettingError for anything
@@ -305,7 +293,6 @@ class TfidfRanker:
         *,
         length_weight: float = LENGTH_WEIGHT,
         saturation: float = SATURATION,
-        feedback_weight: float = FEEDBACK_WEIGHT,
         vectorizer: Any = None,
         languages: Sequence[str] | None = None,
     ) -> None:
@@ -325,15 +312,12 @@ class TfidfRanker:
         self._among = checked_languages(languages)
         self._length_weight = length_weight
         self._saturation = saturation
-        self._feedback_weight = feedback_weight
         self._lock = thread_lock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
         self._places = _Places()
         # Tuples of different words: sets would take ten times the memory.
         self._row_words: list[tuple[Word, ...]] = []
-        # How often each row has each of its terms.
-        self._row_counts: list[array[float]] = []
         self._lengths = array("d")
         # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
@@ -410,13 +394,12 @@ class TfidfRanker:
         self._places.rows[document_id] = row
         self._places.ids.append(document_id)
         self._row_words.append(analysis.words)
-        self._row_counts.append(array("d", analysis.weights.values()))
         self._lengths.append(sum(analysis.weights.values()))
 
     def _remove_from_postings(self, rows: Sequence[int]) -> None:
         rows_by_term = defaultdict[str, list[int]](list)
         for row in rows:
-            for term in self._terms_of(row):
+            for term in {word.term for word in self._row_words[row]}:
                 rows_by_term[term].append(row)
         for term, rows_with_term in rows_by_term.items():
             posting = self._postings[term]
@@ -431,12 +414,7 @@ class TfidfRanker:
             if not self._documents[word]:
                 del self._documents[word]
         self._row_words[row] = ()
-        self._row_counts[row] = array("d")
         self._lengths[row] = 0.0
-
-    def _terms_of(self, row: int) -> dict[str, None]:
-        """Return the terms of a row, in the order of their counts."""
-        return dict.fromkeys([word.term for word in self._row_words[row]])
 
     def _forget_answers(self) -> None:
         self._cached_norms = None
@@ -449,8 +427,6 @@ class TfidfRanker:
         if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
             weights = self._with_related(weights)
         scores = self._scores(weights)
-        if scores.any():
-            scores = self._with_feedback(scores, codes)
         # Rounded, so that documents with the same terms are equally similar after any
         # additions and removals.
         return Similarities(self._places, np.round(divided_by_best(scores), 9))
@@ -519,9 +495,7 @@ class TfidfRanker:
         # for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
             occurrences = self._occurrences(group)
-            factor = (
-                weight * self._idf(len(occurrences.rows)) ** 2 * (self._saturation + 1)
-            )
+            factor = weight * self._idf(len(occurrences.rows)) * (self._saturation + 1)
             divisors = norms.take(occurrences.rows)
             divisors += occurrences.counts
             # Each further occurrence of a term adds less.
@@ -543,45 +517,6 @@ class TfidfRanker:
         )
         rows = np.flatnonzero(by_row > 0)
         return _Occurrences(rows, by_row[rows])
-
-    def _with_feedback(self, scores: Values, codes: Sequence[str]) -> Values:
-        """Return the scores of both queries together; the best score is about 1."""
-        first = divided_by_best(scores)
-        # If all documents are among the best, the second query tells nothing new.
-        if not self._feedback_weight or np.count_nonzero(scores) <= _FEEDBACK_TEXTS:
-            return first
-        weights = self._weights_in_best(first)
-        terms = [
-            term for term in weights if not (codes and is_function_word(term, codes))
-        ]
-        terms.sort(
-            key=lambda term: (-weights[term] * self._idf(self._frequency(term)), term)
-        )
-        query: dict[Group, float] = {
-            (term,): weights[term] for term in terms[:_FEEDBACK_TERMS]
-        }
-        second = np.where(scores > 0, self._scores(query), 0.0)
-        return first + self._feedback_weight * divided_by_best(second)
-
-    def _weights_in_best(self, scores: Values) -> dict[str, float]:
-        """Return the weight of each term in the best documents, times their scores."""
-        norms = self._norms()
-        weights = defaultdict[str, float](float)
-        for row in self._best_rows(scores):
-            score = scores[row].item()
-            counts = np.array(self._row_counts[row])
-            shares = score * counts * (self._saturation + 1) / (counts + norms[row])
-            for term, share in zip(self._terms_of(row), shares.tolist(), strict=True):
-                weights[term] += share
-        return weights
-
-    def _best_rows(self, scores: Values) -> list[int]:
-        rounded = np.round(scores, 9)
-        least = np.partition(rounded, -_FEEDBACK_TEXTS)[-_FEEDBACK_TEXTS]
-        best: list[int] = np.flatnonzero((rounded >= least) & (rounded > 0)).tolist()
-        # Of equal documents the id decides, because rows depend on the past.
-        best.sort(key=lambda row: (-rounded[row], self._places.ids[row]))
-        return best[:_FEEDBACK_TEXTS]
 
     def _frequency(self, term: str) -> int:
         if term in self._postings:
@@ -611,7 +546,6 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in rows)
         self._row_words = [self._row_words[row] for row in rows]
-        self._row_counts = [self._row_counts[row] for row in rows]
         self._lengths = array("d", (self._lengths[row] for row in rows))
 
 

@@ -124,6 +124,25 @@ def test_a_message_of_a_team_chat_is_found_by_its_speaker() -> None:
         assert found(index, question)[0] == (rows[place].id,)
 
 
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("Which tea do I like?", 0),
+        ("Can you tell me which tea I like?", 0),
+        ("Which tea did you like?", 1),
+        ("Which tea do we both like, I and you?", 1),
+        ("Which tea is it?", 1),
+    ],
+)
+def test_the_messages_of_the_speaker_that_is_asked_for_come_first(
+    question: str, first: int
+) -> None:
+    """Of equal messages the newest comes first, where a question asks for both speakers or for neither."""
+    rows = rows_of(user("Tea with milk is what to like."), assistant("Tea with milk is what to like."))  # fmt: skip
+    index = index_of(on_days(rows, 0, 0))
+    assert found(index, question)[0] == (rows[first].id,)
+
+
 def test_messages_of_another_day_are_no_neighbours() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, 0, 0, 0, 1, 1))

@@ -40,8 +40,7 @@ def documents(texts: Iterable[str]) -> list[Document]:
 
 
 def ranker_of(texts: Iterable[str]) -> TfidfRanker:
-    """A ranker without feedback, whose scores are one formula."""
-    ranker = TfidfRanker(feedback_weight=0)
+    ranker = TfidfRanker()
     ranker.add(documents(texts))
     return ranker
 
@@ -66,7 +65,7 @@ def by_formula(texts: Sequence[str], query: str) -> list[float]:
     weights = counted * 2 / (counted + 0.6 + 0.4 * lengths / lengths.mean())
     asked = np.asarray(counts.transform([query]).todense(), dtype=float)[0]
     times = np.where(asked > 0, 1 + np.log(np.maximum(asked, 1)), 0)
-    scores = weights @ (vectorizer.idf_**2 * times)
+    scores = weights @ (vectorizer.idf_ * times)
     return [float(score) for score in scores / (scores.max() or 1)]
 
 
@@ -117,20 +116,6 @@ def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
     assert {name: before.get(name) for name in map(str, range(0, 401, 4))} == {
         name: kept.get(name) for name in map(str, range(0, 401, 4))
     }
-
-
-def test_what_the_best_documents_have_in_common_brings_similar_ones_up() -> None:
-    texts = (
-        ["bicycle towpath"] * 5
-        + ["bicycle frog", "towpath rain"]
-        + [f"tea{i} cake{i}" for i in range(20)]
-    )
-    ranker = TfidfRanker()
-    ranker.add(documents(texts))
-    found = similarities(ranker, len(texts), "bicycle")
-    assert found[:5] == [1] * 5
-    assert 0 < found[5] < 1
-    assert found[6:] == [0] * 21
 
 
 @pytest.mark.parametrize(
