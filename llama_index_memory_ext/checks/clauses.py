@@ -428,12 +428,14 @@ def _may_ask(sentence: str) -> bool:
 
 
 def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
-    """Return whether a statement is of a text to work on: a request such as "Translate:" stands before its words."""
+    """Return whether most words of a statement stand behind the beginning of a request such as "Translate:"."""
     request = phrases("clauses", "text_behind").search(text[: span.end])
     if request is None:
         return False
-    words = text[span.start : request.start()]
-    return not overlaps(keywords(statement), keywords(words))
+    telling = keywords(statement)
+    before = shared(telling, keywords(text[span.start : request.start()]))
+    behind = shared(telling, keywords(text[request.start() : span.end]))
+    return len(before) <= len(behind)
 
 
 def _is_quoted(text: str, span: Span) -> bool:
