@@ -45,9 +45,17 @@ from benchmarks.command import NOT_MEASURED, shown
 from llama_index_memory_ext.checks.clauses import closest_clause, denies, sentences_of
 from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
-from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
+from llama_index_memory_ext.fact import CATEGORIES, Fact
+from llama_index_memory_ext.learning.prompt import (
+    ask_for_facts,
+    extraction_prompt,
+    in_quoted_words,
+)
+from llama_index_memory_ext.learning.reply import (
+    ExtractionReply,
+    read_facts,
+    reply_of,
+)
 from llama_index_memory_ext.learning.validation import (
     CHECKS,
     Check,
@@ -154,9 +162,8 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
 
     Raises a NoAnswerError if the server gives no answer.
     """
-    prompt = extraction_prompt(
-        lines_of(dialogue), known_of(dialogue), said_on=SAID_AT.date()
-    )
+    known = known_of(dialogue) if llm.calls_tools else ()
+    prompt = extraction_prompt(lines_of(dialogue), known, said_on=SAID_AT.date())
     responses: list[ChatResponse] = []
     started = time.perf_counter()
     try:
@@ -179,6 +186,7 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
     return {
         "dialogue": dialogue["id"],
         "reply": reply,
+        "by_tool": bool(calls),
         "prompt_tokens": usage.prompt_tokens,
         "answer_tokens": usage.completion_tokens,
         "seconds": round(seconds, 1),
@@ -224,9 +232,11 @@ def score(
         total.seconds += answer.get("seconds", 0.0)
         total.gold += len(dialogue.get("store", ()))
         try:
-            reply = parse_reply(answer["reply"])
+            facts = read_facts(answer["reply"], CATEGORIES)
         except FactReplyError:
             continue
+        by_tool = answer.get("by_tool", False)
+        reply = reply_of(facts if by_tool else in_quoted_words(facts))
         total.parsed += 1
         valid = validate_reply(
             reply,

@@ -58,9 +58,10 @@ def statements_of(text: str) -> str:
 
 
 def states(sentence: str) -> bool:
-    """Return whether a sentence is no question, no supposition and no small talk."""
+    """Return whether a sentence is no question, supposition, text to work on or small talk."""
     is_asked = _is_question(with_question_marks(sentence).strip())
-    return not (is_asked or _matches("supposed", sentence) or is_small_talk(sentence))
+    is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
+    return not (is_asked or is_unsaid or is_small_talk(sentence))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:
@@ -385,7 +386,7 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
         if is_supposed and not _matches("conditional", statement):
             return "supposed"
     is_ironic = any(map(phrases("clauses", "irony").search, sentences))
-    if is_ironic or _is_quoted(text, span):
+    if is_ironic or _is_quoted(text, span) or _is_to_work_on(statement, text, span):
         return "quoted"
     return ""
 
@@ -426,11 +427,20 @@ def _may_ask(sentence: str) -> bool:
     return is_asked or _matches("supposed", sentence)
 
 
+def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
+    """Return whether most words of a statement stand behind the beginning of a request such as "Translate:"."""
+    request = phrases("clauses", "text_behind").search(text[: span.end])
+    if request is None:
+        return False
+    telling = keywords(statement)
+    before = shared(telling, keywords(text[span.start : request.start()]))
+    behind = shared(telling, keywords(text[request.start() : span.end]))
+    return len(before) <= len(behind)
+
+
 def _is_quoted(text: str, span: Span) -> bool:
-    """Return whether a quote lies in quotation marks, in an answered line of a mail, or in a text to work on."""
+    """Return whether a quote lies in quotation marks, or in an answered line of a mail."""
     if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
-        return True
-    if _matches("text_behind", text[: span.start]):
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False
