@@ -187,10 +187,8 @@ async def test_it_has_an_eighth_of_the_limit_by_default(
             ).condensed_block.recall_limit
             == recall_limit
         )
-    block = CondensedMemoryBlock(
-        token_limit=1_000, summarize=True, summary_token_limit=940
-    )
-    assert (block.recall_token_limit, block.recall_limit) == (None, 10)
+    block = CondensedMemoryBlock(token_limit=1_000, summarize=True)
+    assert (block.recall_token_limit, block.recall_limit) == (None, 125)
     block.token_limit, block.summarize = 16_000, False
     assert block.recall_limit == 2_000
 
