@@ -42,6 +42,7 @@ from llama_index.llms.openai import OpenAI
 from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
+from llama_index_memory_ext.blocks import LogBlock
 
 SEED, TURNS, PROCESSES, SESSIONS = 14, 1_000, 4, 16
 WINDOW = 4_096
@@ -310,8 +311,7 @@ def opened(session_id: str, store: MemoryStore, llm: OpenAI) -> CondensedMemory:
         summarize=True,
         recall_token_limit=300,
     )
-    for block in (memory.condensed_block, memory.facts_block):
-        block.retry_seconds = 0.2
+    LogBlock.retry_seconds = 0.2
     return memory
 
 

@@ -7,7 +7,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import (
@@ -103,11 +103,8 @@ class LogBlock(BaseMemoryBlock[str]):
         description='The time zone of days, as "Europe/Paris", or a tzinfo; None: the offset of each message\'s own '
         "time, or else UTC.",
     )
-    retry_seconds: float = Field(
-        default=2.0,
-        gt=0,
-        description="Pause after the model has failed; each further one is twice as long.",
-    )
+    # The pause after the model has failed. Each further pause is twice as long.
+    retry_seconds: ClassVar[float] = 2.0
 
     _store: MemoryStore = PrivateAttr()
     # The last sessions that were used and not flushed since.

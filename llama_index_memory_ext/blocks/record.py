@@ -78,7 +78,6 @@ class CondensedOptions(TypedDict, total=False):
     include_system: bool
     show_days: bool
     summarize: bool
-    summary_token_limit: int | None
     recall_token_limit: int | None
     recall_when: RecallWhen
     media_turns: int
@@ -177,12 +176,8 @@ class CondensedMemoryBlock(LogBlock):
     )
     summarize: Switch = Field(
         default=False,
-        description="Whether a model sums up, in the background, what has left.",
-    )
-    summary_token_limit: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most tokens of the summary; default: a quarter of the limit, at most 1,000.",
+        description="Whether a model sums up, in the background, what has left. A summary has at most a quarter of the "
+        "tokens, and at most 1,000.",
     )
     embed_model: EmbedModel = Field(
         default=None,
@@ -502,10 +497,8 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
         include_system=fields["include_system"],
     )
     token_limit = fields["token_limit"]
-    summary = fields["summary_token_limit"]
+    summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
     recall = fields["recall_token_limit"]
-    if summary is None:
-        summary = max(1, min(_MAX_SUMMARY_TOKENS, token_limit // 4))
     reserved = summary if fields["summarize"] else 0
     if fields["recall_when"] == "never":
         recall = 0
@@ -516,7 +509,7 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
         raise LimitError(
             f"The summary and the recalled messages may have {reserved} tokens, and leave no room for messages in "
             f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
-            "or lower summary_token_limit or recall_token_limit."
+            "or lower recall_token_limit."
         )
     return _RecordLimits(limits, summary, recall)
 

@@ -163,7 +163,6 @@ class MemoryOptions(CondensedOptions, FactsOptions, total=False):
     """
 
     languages: Sequence[str] | None
-    retry_seconds: float
 
 
 class _Turn(NamedTuple):

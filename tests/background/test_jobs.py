@@ -18,6 +18,7 @@ from llama_index_memory_ext.background.jobs import (
     Jobs,
 )
 from llama_index_memory_ext.background.loop import wait_for_owner
+from llama_index_memory_ext.blocks import LogBlock
 from tests.conversation import assistant, user
 from tests.openai_server import Message
 from tests.openai_server import fail as failure
@@ -114,9 +115,10 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> N
 
 
 async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
-    start_model: StartModel,
+    start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A web application makes one for each request."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def model(messages: list[Message], tools: list[str]) -> Message:
@@ -130,7 +132,6 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
             "chat",
             chat_store=store,
             llm=llm,
-            retry_seconds=3600,
             extract_every_turns=1,
         )
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])

@@ -352,18 +352,12 @@ NO_ROOM = (
     ("error", "said", "options"),
     [
         (SettingError, "token_limit", {"token_limit": 0}),
-        (SettingError, "summary_token_limit", {"summary_token_limit": 0}),
         (SettingError, "no argument 'max_message'", {"max_message": 3}),
         (LimitError, "keep_messages=3 needs a max_messages", {"keep_messages": 3}),
         (
             LimitError,
             "keep_messages=3 needs a max_messages",
             {"keep_messages": 3, "max_messages": 2},
-        ),
-        (
-            LimitError,
-            NO_ROOM,
-            {"token_limit": 500, "summarize": True, "summary_token_limit": 500},
         ),
         (LimitError, NO_ROOM, {"token_limit": 500, "recall_token_limit": 500}),
         (

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.errors import (
     Blame,
     FactReplyError,
@@ -74,13 +75,13 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
 
 
 async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
-    learns: Learns,
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by another process."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     for tries in range(1, 4):
         memory, server = learns(
             poisoned(BAD["unreadable"], "wine"),
-            retry_seconds=3600,
             extract_every_turns=1,
         )
         if tries == 1:
@@ -144,12 +145,12 @@ async def test_a_model_that_is_never_understood_is_asked_for_two_batches_at_a_ti
 
 
 async def test_three_turns_with_pauses_cost_four_calls_of_a_model_that_answers_junk(
-    learns: Learns,
+    learns: Learns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     memory, server = learns(
         lambda messages, tools: BAD["unreadable"],
         extract_every_turns=1,
-        retry_seconds=3600,
     )
     for word in ("tea", "rain", "snow"):
         await memory.aput_messages(talk(word))

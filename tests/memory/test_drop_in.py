@@ -145,7 +145,7 @@ def test_a_setting_reaches_its_block() -> None:
         "keep_ratio": 0.7,
         "max_messages": 9,
         "include_system": True,
-        "summary_token_limit": 99,
+        "keep_tool_results": 3,
     }
     facts: FactsOptions = {
         "max_facts": 50,
@@ -158,12 +158,11 @@ def test_a_setting_reaches_its_block() -> None:
         "ranker_factory": TfidfRanker,
         "categories": ("diet",),
     }
-    memory = CondensedMemory.from_defaults(**record, **facts, retry_seconds=7.5)
+    memory = CondensedMemory.from_defaults(**record, **facts, time_zone="Asia/Tokyo")
     assert {name: getattr(memory.condensed_block, name) for name in record} == record
     assert {name: getattr(memory.facts_block, name) for name in facts} == facts
-    assert (
-        memory.condensed_block.retry_seconds == memory.facts_block.retry_seconds == 7.5
-    )
+    for block in (memory.condensed_block, memory.facts_block):
+        assert str(block.time_zone) == "Asia/Tokyo"
 
 
 # As of a request whose header was missing, or was read with its white space.
@@ -175,7 +174,7 @@ MISTAKES: list[dict[str, Any]] = [
     {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"media_turns": -1},
     {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"}, {"shared": "yes"},
     {"max_facts": 0}, {"min_confidence": 2}, {"similarity_weight": -1}, {"context_turns": 0},
-    {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3}, {"retry_seconds": 0},
+    {"similarity_weight": 0, "confidence_weight": 0}, {"ranker_factory": 3},
     {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
     {"insert_method": "nowhere"}, {"chat_history_token_ratio": 2}, {"chat_history_token_ratio": -0.1},
     {"image_token_size_estimate": -1}, {"audio_token_size_estimate": "x"}, {"memory_blocks_template": "{{ x }}"},

@@ -20,6 +20,7 @@ from llama_index_instrumentation.event_handlers import (
 from llama_index_instrumentation.span_handlers import BaseSpanHandler, SimpleSpanHandler
 from pydantic import Field
 
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.events import (
     ExtractionFailedEvent,
     FactsExtractedEvent,
@@ -320,13 +321,16 @@ async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
 
 
 async def test_a_failure_is_told_with_its_number_and_its_pause(
-    open_memory: OpenMemory, start_model: StartModel, heard: Listener
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    heard: Listener,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then what has succeeded: nothing is lost, and counting begins anew."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 0.01)
     model = Learner(*[fail(500, "I like secrets")] * 2)
     llm, _ = start_model(model)
     memory = open_memory(user_id="ann", llm=llm, extract_every_turns=1)
-    memory.facts_block.retry_seconds = 0.01
     await memory.aput_messages([user("I like tea."), assistant("Fine."), user("And?")])
     await asyncio.wait_for(heard.facts_extracted.wait(), 30)
     await memory.facts_block.await_jobs("chat")

@@ -175,10 +175,6 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
             {"llm": GPT_4, "recall_token_limit": 4_000},
             ["4000 tokens", "3840 ", "condensed_token_limit"],
         ),
-        (
-            {"llm": GPT_4, "summarize": True, "summary_token_limit": 4_000},
-            ["4000 tokens", "3840 "],
-        ),
     ],
 )
 def test_limits_that_cannot_fit_are_refused_with_the_numbers_and_the_model(

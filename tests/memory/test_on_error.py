@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext import SettingError
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.events import MemoryFailure
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
@@ -22,14 +23,17 @@ TURN = [user("I like tea."), assistant("Fine.")]
 
 
 async def test_a_failed_extraction_is_passed_on_and_not_logged(
-    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(LogBlock, "retry_seconds", 300.0)
     llm, _ = start_model(Learner(*[fail(500, "I like secrets")] * 3))
     failures: list[MemoryFailure] = []
     memory = open_memory(
         user_id="ann", llm=llm, on_error=failures.append, extract_every_turns=1
     )
-    memory.facts_block.retry_seconds = 300.0
     await memory.aput_messages([*TURN, user("And?")])
     await memory.facts_block.await_jobs("chat")
     assert failures == [

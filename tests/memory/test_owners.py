@@ -19,6 +19,7 @@ from llama_index_memory_ext import (
     SessionOwnerError,
     SettingError,
 )
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.store.tables import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
@@ -97,13 +98,14 @@ async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
 
 
 async def test_nothing_is_learned_from_a_session_of_another_user(
-    store: MemoryStore, open_plain_memory: OpenPlainMemory
+    store: MemoryStore,
+    open_plain_memory: OpenPlainMemory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a plain memory, and by a backfill."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 1_000.0)
     await tell(on(store, "ann"), "I live in Rome.")
-    block = RelevantFactsBlock(
-        store=store, user_id="bob", llm=CarelessModel(), retry_seconds=1_000
-    )
+    block = RelevantFactsBlock(store=store, user_id="bob", llm=CarelessModel())
     plain = open_plain_memory(block, session_id="chat", chat_store=store)
     await plain.aput_messages(
         [user("I live in Oslo."), assistant("Fine."), user("And?")]

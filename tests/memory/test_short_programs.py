@@ -20,6 +20,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     RelevantFactsBlock,
 )
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory import condensed_memory
 from llama_index_memory_ext.store import warn_of_unused
 from tests.conversation import assistant, user
@@ -110,12 +111,13 @@ def test_a_program_that_closes_in_another_event_loop_learns_it_too(
 
 
 async def test_a_model_that_fails_is_asked_twice_for_each_killed_session(
-    database_uri: str, start_model: StartModel
+    database_uri: str, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     llm, server = start_model(lambda messages, tools: fail(503, "Out of order."))
     for word in ("wine", "milk"):
         await killed(word, word, database_uri, llm)
-    async with opened("first", database_uri, llm, retry_seconds=3600) as memory:
+    async with opened("first", database_uri, llm) as memory:
         await memory.aput(user("Hello."))
     # The last one is of the session that is closed.
     assert sorted(likes(server.requests), reverse=True) == [["wine"]] * 2 + [

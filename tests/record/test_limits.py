@@ -94,7 +94,6 @@ OPTIONS = st.fixed_dictionaries(
         "include_system": st.booleans(),
         "summarize": st.booleans(),
         "recall_token_limit": st.integers(0, 300),
-        "summary_token_limit": st.integers(1, 200),
     },
 )
 
@@ -130,7 +129,7 @@ async def test_no_strategy_exceeds_the_limit(
         "max_messages": max_messages,
         "tokenizer_fn": counter,
     }
-    block = CondensedMemoryBlock(llm=MockLLM(), retry_seconds=60.0, **options)
+    block = CondensedMemoryBlock(llm=MockLLM(), **options)
     for batch in batches:
         await block.aput(batch, session_id="chat")
         await block.await_jobs("chat")

@@ -199,10 +199,8 @@ async def test_its_default_limit_is_a_quarter_of_a_small_limit_and_an_eighth_of_
 
 
 async def test_a_summary_leaves_what_is_recalled_less_room() -> None:
-    block = CondensedMemoryBlock(
-        token_limit=1_000, summarize=True, summary_token_limit=750
-    )
-    assert (block.recall_token_limit, block.recall_limit) == (None, 100)
+    block = CondensedMemoryBlock(token_limit=400, summarize=True)
+    assert (block.recall_token_limit, block.recall_limit) == (None, 125)
     block.token_limit, block.summarize = 16_000, False
     assert block.recall_limit == 2_000
 

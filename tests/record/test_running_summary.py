@@ -19,6 +19,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     TokenCounter,
 )
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.record.summary import summary_room
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import (
@@ -184,14 +185,18 @@ BAD: dict[str, Callable[[], Message]] = {
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_what_is_no_summary_never_replaces_a_good_one(
-    open_block: OpenBlock, start_model: StartModel, kind: str
+    open_block: OpenBlock,
+    start_model: StartModel,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nothing is lost: the next one that succeeds has all that was said meanwhile."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 1e-3)
     fails = False
     llm, _ = start_model(
         lambda messages, tools: BAD[kind]() if fails else count_up(messages, tools)
     )
-    block = open_block(llm=llm, retry_seconds=1e-3, **SIX_KEEP_TWO)
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
     await block.aput(turns(1, 4), session_id="chat")
     good = summary_in(await shown(block))
     fails = True
@@ -269,13 +274,15 @@ async def test_a_token_limit_is_summed_up_in_steps(
 
 @pytest.mark.parametrize("reply", ["They count questions and answers.", ""])
 async def test_successive_records_share_their_front_between_two_cuts(
-    open_block: OpenBlock, start_model: StartModel, reply: str
+    open_block: OpenBlock,
+    start_model: StartModel,
+    reply: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A prompt cache serves the front; also while no summary succeeds."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 60.0)
     llm, server = start_model(lambda messages, tools: say(reply))
-    block = open_block(
-        llm=llm, token_limit=600, recall_token_limit=0, summarize=True, retry_seconds=60
-    )
+    block = open_block(llm=llm, token_limit=600, recall_token_limit=0, summarize=True)
     texts = [""]
     for i in range(60):
         await block.aput(turns(i, i), session_id="chat")
@@ -303,18 +310,17 @@ async def test_a_slow_summary_leaves_as_many_messages_as_have_room(
 
 
 async def test_a_long_history_is_summed_up_a_batch_at_a_time(
-    open_block: OpenBlock, start_model: StartModel
+    open_block: OpenBlock, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls and their results stay together, and one failure loses nothing of what is done."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 1e-3)
     failing = {3}
     llm, server = start_model(
         lambda messages, tools: (
             say("") if len(server.requests) in failing else count_up(messages, tools)
         )
     )
-    block = open_block(
-        llm=llm, retry_seconds=1e-3, summary_token_limit=40_000, **SIX_KEEP_TWO
-    )
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
     long = "word " * 400
     messages = [
         message
@@ -469,9 +475,10 @@ async def test_the_state_is_kept_per_session(
 
 
 async def test_a_batch_that_is_refused_is_made_smaller(
-    open_block: OpenBlock, start_model: StartModel
+    open_block: OpenBlock, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that all before the message that a model refuses is summed up in the end."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 1e-6)
     llm, server = start_model(
         lambda messages, tools: (
             say("")
@@ -479,9 +486,7 @@ async def test_a_batch_that_is_refused_is_made_smaller(
             else count_up(messages, tools)
         )
     )
-    block = open_block(
-        llm=llm, retry_seconds=1e-6, summary_token_limit=20_000, **SIX_KEEP_TWO
-    )
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
     await block.aput(turns(1, 40), session_id="chat")
     for _ in range(16):
         await shown(block)
@@ -504,7 +509,7 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
             else say("The user counts to 3.")
         )
     )
-    block = open_block(llm=llm, summary_token_limit=300, **SIX_KEEP_TWO)
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
     await block.aput(
         [user(f"I count to 3. {'one two three ' * 3_000}"), *turns(1, 5)],
         session_id="chat",
@@ -512,7 +517,7 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
     for _ in range(6):
         await block.aflush("chat")
     assert await block.asummary("chat") == "The user counts to 3."
-    assert {body["max_tokens"] for body in server.bodies} == {700}
+    assert {body["max_tokens"] for body in server.bodies} == {2_100}
 
 
 @given(
@@ -536,13 +541,14 @@ def test_a_request_for_a_summary_fits_into_the_window(
 
 
 async def test_flushing_tries_again_at_once(
-    open_block: OpenBlock, start_model: StartModel
+    open_block: OpenBlock, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     fails = [True]
     llm, _ = start_model(
         lambda messages, tools: say("") if fails else count_up(messages, tools)
     )
-    block = open_block(llm=llm, retry_seconds=3600.0, **SIX_KEEP_TWO)
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
     await block.aput(turns(1, 4), session_id="chat")
     assert summary_in(await shown(block)) == ""
     fails.clear()
@@ -551,7 +557,7 @@ async def test_flushing_tries_again_at_once(
 
 
 @pytest.mark.parametrize(
-    "again", [{"summarize": False}, {"summarize": False, "summary_token_limit": 4_000}]
+    "again", [{"summarize": False}, {"summarize": False, "condensed_token_limit": 900}]
 )
 async def test_an_old_summary_leaves_room(
     open_memory: OpenMemory, start_model: StartModel, again: dict[str, Any]
