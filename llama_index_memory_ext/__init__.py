@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.checks.secrets import redact_secrets as redact_secrets
     from llama_index_memory_ext.fact import Fact as Fact
+    from llama_index_memory_ext.facts.book import FactBook as FactBook
     from llama_index_memory_ext.facts.ranking import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
@@ -48,9 +49,14 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.condensed_memory import (
         MemoryOptions as MemoryOptions,
     )
+    from llama_index_memory_ext.memory.preview import PromptPreview as PromptPreview
+    from llama_index_memory_ext.memory.preview import (
+        PromptPreviewer as PromptPreviewer,
+    )
     from llama_index_memory_ext.memory.template import (
         MemoryBlocksTemplate as MemoryBlocksTemplate,
     )
+    from llama_index_memory_ext.models.caching_openai import AnyOpenAI as AnyOpenAI
     from llama_index_memory_ext.models.caching_openai import (
         CachingOpenAI as CachingOpenAI,
     )
@@ -61,6 +67,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
     from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
+    from llama_index_memory_ext.store import SessionInfo as SessionInfo
+    from llama_index_memory_ext.store.tables import display_name as display_name
+    from llama_index_memory_ext.text.messages import body_of as body_of
     from llama_index_memory_ext.text.messages import (
         extract_conversation_context as extract_conversation_context,
     )
@@ -78,19 +87,22 @@ _NAMES = {
     "fact": ["Fact"],
     "memory.backfill": ["Backfilled"],
     "blocks.facts": ["FactsOptions", "RelevantFactsBlock"],
+    "facts.book": ["FactBook"],
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "checks.secrets": ["redact_secrets"],
     "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
+    "memory.preview": ["PromptPreview", "PromptPreviewer"],
     "memory.template": ["MemoryBlocksTemplate"],
-    "models.caching_openai": ["CachingOpenAI", "CachingOpenAIResponses"],
+    "models.caching_openai": ["AnyOpenAI", "CachingOpenAI", "CachingOpenAIResponses"],
     "models.offline": ["OfflineModel"],
     "blocks.record": ["CondensedMemoryBlock", "CondensedOptions"],
     "search.tfidf": ["FactRanker", "TfidfRanker"],
-    "store": ["MemoryStore"],
+    "store": ["MemoryStore", "SessionInfo"],
+    "store.tables": ["display_name"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],
-    "text.messages": ["extract_conversation_context"],
+    "text.messages": ["body_of", "extract_conversation_context"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext import __version__
+from llama_index_memory_ext import SettingError, __version__
 from llama_index_memory_ext.apps.cli import (
     PACKAGE,
     ExtraError,
@@ -19,7 +19,6 @@ from llama_index_memory_ext.apps.cli import (
     needs_extra,
     plain,
 )
-from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -32,7 +32,7 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -76,6 +76,10 @@ MOST_TOKENS_PER_LINE = 7.6
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
+    "agents/tools.py": "is a public class of its own",
+    "memory/preview.py": "is for programs that show a prompt, and public",
+    "models/caching_openai.py": "is public, and loads OpenAI's library",
+    "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "apps/cli/copies.py": "is a folder of files, apart from the commands",
     "apps/mcp.py": "needs the extra mcp",
@@ -188,6 +192,29 @@ def test_imports_point_down() -> None:
             ):
                 wrong.append(f"{name} imports {other}")
     assert wrong == []
+
+
+def test_the_programs_import_public_names_only() -> None:
+    """What a program needs and cannot get is missing in the API."""
+    package = llama_index_memory_ext.__name__
+    programs = [name for name in FILES if name.startswith(("apps/", "__main__"))]
+    private = set()
+    for name in programs:
+        for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names if alias.name != package]
+            elif isinstance(node, ast.ImportFrom) and node.module == package:
+                names = {alias.name for alias in node.names}
+                allowed = {*llama_index_memory_ext.__all__, "__version__"}
+                modules = [f"{package}.{name}" for name in names - allowed]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [str(node.module)]
+            for module in modules:
+                is_own = module.startswith(f"{package}.apps")
+                if module.startswith(package) and not is_own:
+                    private.add((name, module))
+    assert private == set()
 
 
 def test_no_chain_of_imports_is_long() -> None:

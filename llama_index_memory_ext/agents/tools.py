@@ -26,7 +26,7 @@ from llama_index_memory_ext.words import phrases, tokens_in
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from llama_index.core.schema import NodeWithScore
 
@@ -157,12 +157,21 @@ _HOW_TO_QUOTE = "Copy the user's own words from one of their messages; what the 
 _HOW_TO_NAME = "search_memory shows the ids of facts."
 _HOW_TO_FORGET = "the user's last words must ask you to forget it, and name it. Ask the user what to forget."
 _HOW_TO_CONFIRM = "show the user all that would go, and ask. Call this again when their next message says yes."
+_HOW_TO_NAME_EACH = (
+    "without a session (--session) the server cannot see that the user agrees to everything. "
+    "Ask the user to name each fact."
+)
 _QUOTES = frozenset({"no_quote", "not_the_users_words", "quote_not_found"})
 _FULL = "the limit of facts is reached, and all stored facts are surer."
-NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
-EMPTY_QUERY = 'Nothing was searched: query needs words, as in search_memory(query="allergies food").'
+_NOTHING_FOUND = "Nothing found: nothing that is known or was said has these words. Other words may find it."
+_EMPTY_QUERY = 'Nothing was searched: query needs words, as in search_memory(query="allergies food").'
 # The beginnings of answers that say that nothing was done.
-REFUSALS = (EMPTY_QUERY, "Not remembered: ", "Not forgotten: ", "Nothing was forgotten")
+_REFUSALS = (
+    _EMPTY_QUERY,
+    "Not remembered: ",
+    "Not forgotten: ",
+    "Nothing was forgotten",
+)
 
 
 class MemoryToolSpec(BaseToolSpec):
@@ -189,15 +198,14 @@ class MemoryToolSpec(BaseToolSpec):
             messages.
         read_only: Whether ``search_memory`` is the only tool.
         token_limit: Most tokens of the answer of one search.
+        in_session: Whether quotes must be in the session. False is for a program that
+            has no conversation of the memory: its quotes are taken as words of the
+            user, only facts are searched, and each fact to forget must be named.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
         LimitError: ``token_limit`` is less than 1.
     """
-
-    # Whether quotes must be in the session. If so, its messages are searched, too.
-    _in_session = True
-    _how_to_forget_everything = _HOW_TO_CONFIRM
 
     def __init__(
         self,
@@ -205,17 +213,22 @@ class MemoryToolSpec(BaseToolSpec):
         *,
         read_only: bool = False,
         token_limit: int = 1_000,
+        in_session: bool = True,
     ) -> None:
         check_memory(memory, "MemoryToolSpec")
         self.retriever = MemoryRetriever(
             memory,
-            messages=self._in_session,
+            messages=in_session,
             similarity_top_k=_MOST_FOUND,
             token_limit=token_limit,
         )
         self.memory = memory
         self.read_only = read_only
         self.token_limit = token_limit
+        self.in_session = in_session
+        self._how_to_forget_everything = (
+            _HOW_TO_CONFIRM if in_session else _HOW_TO_NAME_EACH
+        )
         if read_only:
             names = [SEARCH_TOOL]
         else:
@@ -238,12 +251,22 @@ class MemoryToolSpec(BaseToolSpec):
         """Return the nodes that the retriever finds, as a text for the model."""
         counter = self.memory.tokenizer_fn
         if not query.strip():
-            return counter.clip(EMPTY_QUERY, self.token_limit)
+            return counter.clip(_EMPTY_QUERY, self.token_limit)
         nodes = await retriever.aretrieve(query)
-        lines = [line_of(node) for node in nodes]
+        lines = [_line_of(node) for node in nodes]
         fitting = fit_tokens(map(counter.count, lines), self.token_limit)
         answer = "".join(lines[i] for i in fitting)
-        return answer or counter.clip(NOTHING_FOUND, self.token_limit)
+        return answer or counter.clip(_NOTHING_FOUND, self.token_limit)
+
+    def describe(self, facts: Iterable[Fact]) -> str:
+        """Return facts as a search shows them to a model, an element in each line; "" for no facts."""
+        nodes = [self.retriever.fact_node(fact, fact.confidence) for fact in facts]
+        return "".join(map(_line_of, nodes))
+
+    @staticmethod
+    def is_refusal(answer: str) -> bool:
+        """Return whether the answer of a tool says that nothing was done."""
+        return answer.startswith(_REFUSALS)
 
     async def aremember(
         self, content: str, quote: str, category: str = DEFAULT_CATEGORY
@@ -432,6 +455,8 @@ class MemoryToolSpec(BaseToolSpec):
         self, extractor: Extractor, quote: str
     ) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
         """Return the last lines of the session, and the results of tools, oldest first."""
+        if not self.in_session:
+            return [Utterance(0, "user", quote)], ()
         return await extractor.recent()
 
     def _describe(self, fact: Fact, characters: int = SHORT_ID_CHARACTERS) -> str:
@@ -447,7 +472,7 @@ class MemoryToolSpec(BaseToolSpec):
             )
 
 
-def line_of(node: NodeWithScore) -> str:
+def _line_of(node: NodeWithScore) -> str:
     """Return a node of the retriever as an element that a model reads."""
     metadata = node.node.metadata
     kind = metadata["kind"]

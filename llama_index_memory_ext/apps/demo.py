@@ -20,6 +20,7 @@ from llama_index.core.agent.workflow import (
 from llama_index.core.memory import Memory
 
 import llama_index_memory_ext as ext
+from llama_index_memory_ext import OfflineModel, SettingError, body_of
 from llama_index_memory_ext.apps.cli import (
     TIMEOUT,
     model_host,
@@ -27,10 +28,6 @@ from llama_index_memory_ext.apps.cli import (
     plain,
     pluralize,
 )
-from llama_index_memory_ext.errors import SettingError
-from llama_index_memory_ext.models.ask import Usage
-from llama_index_memory_ext.models.offline import OfflineModel
-from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,10 +114,7 @@ def choose_model() -> FunctionCallingLLM:
         "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
         "timeout": float(seconds),
     }
-    # Imported here: OpenAI's library takes a second to start.
-    from llama_index_memory_ext.models.caching_openai import AnyOpenAI
-
-    return AnyOpenAI(max_retries=1, **options)
+    return ext.AnyOpenAI(max_retries=1, **options)
 
 
 def describe_model(model: FunctionCallingLLM) -> str:
@@ -137,7 +131,7 @@ class _Side:
     ``sent``, ``received``: tokens of the prompts and of the replies.
     ``cached``: tokens of the prompts that OpenAI's cache finds.
     ``answered``: for each question, whether the model answered it from the prompt.
-    ``learning``: the tokens of the calls that learn facts.
+    ``learning``: the price of the calls that learn facts, in millionths of a dollar.
     """
 
     name: str
@@ -148,7 +142,7 @@ class _Side:
     received: int = 0
     last_prompt: str = ""
     answered: list[bool] = field(default_factory=list)
-    learning: Usage = field(default_factory=Usage)
+    learning: float = 0.0
 
     def add_call(self, prompt: str, reply: ChatMessage) -> None:
         """Add a call of the model. The cache finds the beginning that the prompt shares with the last prompt."""
@@ -232,7 +226,10 @@ async def _compare(
             for side in sides:
                 await _ask(agent, side, question)
             await ours.facts_block.await_jobs("demo")
-        sides[1].learning = (await ours.astats()).usage["facts"]
+        usage = (await ours.astats()).usage["facts"]
+        sides[1].learning = (
+            usage.prompt_tokens * _INPUT_PRICE + usage.completion_tokens * _OUTPUT_PRICE
+        )
     return sides
 
 
@@ -280,10 +277,6 @@ def _print_table(sides: Sequence[_Side], turns: int) -> None:
         ]
     ]
     for side in sides:
-        learning = (
-            side.learning.prompt_tokens * _INPUT_PRICE
-            + side.learning.completion_tokens * _OUTPUT_PRICE
-        )
         talking = (
             side.sent * _INPUT_PRICE
             - side.cached * _CACHE_DISCOUNT
@@ -296,8 +289,8 @@ def _print_table(sides: Sequence[_Side], turns: int) -> None:
                 f"{sum(side.answered)} of {len(_QUESTIONS)}",
                 f"{side.sent / side.calls:,.0f}",
                 f"{side.cached / side.sent:.0%}",
-                f"{(talking + learning) * scale:.0f} cents",
-                f"{learning * scale:.0f} cents",
+                f"{(talking + side.learning) * scale:.0f} cents",
+                f"{side.learning * scale:.0f} cents",
             ]
         )
     print("\n")

@@ -5,7 +5,7 @@ import hmac
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import date
 from difflib import get_close_matches
 from functools import wraps
@@ -17,22 +17,17 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field, ValidationError
 
-from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
-from llama_index_memory_ext.agents.tools import (
-    EMPTY_QUERY,
-    NOTHING_FOUND,
-    REFUSALS,
+from llama_index_memory_ext import (
+    FactError,
+    MemoryExtError,
+    MemoryRetriever,
     MemoryToolSpec,
-    line_of,
 )
-from llama_index_memory_ext.errors import FactError, MemoryExtError
-from llama_index_memory_ext.text.messages import Utterance
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from llama_index_memory_ext.learning.extractor import Extractor
-    from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+    from llama_index_memory_ext import CondensedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -64,21 +59,6 @@ _Id = Annotated[
     str | None, Field(description="Facts behind the fact with this id.", min_length=8)
 ]
 _EXAMPLE = re.compile(r"Example:\s+(\w+\(.*?\))$", re.MULTILINE | re.DOTALL)
-
-
-class _ToolsWithoutSession(MemoryToolSpec):
-    """Tools for a client that hands over no conversation: its quotes are taken as words of the user."""
-
-    _in_session = False
-    _how_to_forget_everything = (
-        "without a session (--session) the server cannot see that the user agrees to everything. "
-        "Ask the user to name each fact."
-    )
-
-    async def _recent_lines(
-        self, extractor: "Extractor", quote: str
-    ) -> tuple[Sequence[Utterance], Sequence[Utterance]]:
-        return [Utterance(0, "user", quote)], ()
 
 
 class _Server(MCPServer):
@@ -150,7 +130,8 @@ class _Readers:
                 self._memory, messages=False, token_limit=_MOST_TOKENS, **wanted
             )
         answer = await self._spec.search_with(retriever, query)
-        if answer.startswith((NOTHING_FOUND, EMPTY_QUERY)):
+        # Each result is an element.
+        if not answer.startswith("<"):
             return f"{answer} list_memories shows the facts."
         return answer
 
@@ -169,8 +150,7 @@ class _Readers:
         Example: list_memories(limit=20, since="2026-11-01")
         """
         wanted = _filters(since, until, category, tag)
-        with store_errors("The memory could not be listed", self._memory.session_id):
-            facts = await self._memory.facts.alist(**wanted)
+        facts = await self._memory.facts.alist(**wanted)
         start = offset
         if after:
             ids = [fact.id[: len(after)] for fact in facts]
@@ -179,11 +159,8 @@ class _Readers:
                     "after is the id of no listed fact. Begin again without after, as in list_memories(limit=20)."
                 )
             start += ids.index(after) + 1
-        nodes = [
-            self._spec.retriever.fact_node(fact, fact.confidence)
-            for fact in facts[start : start + limit]
-        ]
-        return "".join(map(line_of, nodes)) + f"{len(facts)} facts in all."
+        page = self._spec.describe(facts[start : start + limit])
+        return f"{page}{len(facts)} facts in all."
 
     async def read_facts(self) -> str:
         """Return the newest facts about the user."""
@@ -218,8 +195,7 @@ def memory_server(
     write. The resources ``memory://facts`` and ``memory://facts/{category}`` are the
     newest 100 facts.
     """
-    spec_type = MemoryToolSpec if in_session else _ToolsWithoutSession
-    spec = spec_type(memory, token_limit=_MOST_TOKENS)
+    spec = MemoryToolSpec(memory, token_limit=_MOST_TOKENS, in_session=in_session)
     readers = _Readers(spec)
     limits = {}
     categories = memory.facts.categories
@@ -306,15 +282,16 @@ def _guarded(
     async def guarded(**arguments: Any) -> str:
         try:
             answer = await tool(**arguments)
-        except MemoryExtError as error:
-            raise ToolError(str(error)) from None
         except Exception as error:  # noqa: BLE001 - the client goes on after any failure
-            name = type(error).__name__
+            # Only an error of the database has a cause, and it may quote stored texts.
+            if isinstance(error, MemoryExtError) and error.__cause__ is None:
+                raise ToolError(str(error)) from None
+            name = type(error.__cause__ or error).__name__
             logger.warning("A tool failed (%s).", name)
             raise ToolError(
                 f"The memory cannot be used ({name}). That does not mean that nothing is known."
             ) from None
-        if answer.startswith(REFUSALS):
+        if MemoryToolSpec.is_refusal(answer):
             raise ToolError(answer)
         return answer
 

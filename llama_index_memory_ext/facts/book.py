@@ -386,6 +386,19 @@ class FactBook:
             fact_ids, lambda fact, _, now: [retire(fact, reason, now, by="rejected")]
         )
 
+    async def afind(self, content: str) -> Fact | None:
+        """Return the fact with the same content that holds, has ended or is pending; None if there is none.
+
+        Case, punctuation and spaces make no difference.
+        """
+        now = utc_now()
+        key = duplicate_key(content)
+        for fact in await self._all():
+            is_over = fact.retired or fact.expired(now)
+            if not is_over and duplicate_key(fact.content) == key:
+                return fact
+        return None
+
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """Return a fact with the facts before and after it in a chain of replacements, oldest first.
 
@@ -564,21 +577,11 @@ class FactBook:
     restore = in_sync(arestore)
     approve = in_sync(aapprove)
     reject = in_sync(areject)
+    find = in_sync(afind)
     history = in_sync(ahistory)
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
-
-
-async def known_as(book: FactBook, text: str) -> Fact | None:
-    """Return the fact of a book with the same content that holds, has ended or is pending; None for none."""
-    now = utc_now()
-    content = duplicate_key(text)
-    for fact in await book.alist(state="all"):
-        is_over = fact.retired or fact.expired(now)
-        if not is_over and duplicate_key(fact.content) == content:
-            return fact
-    return None
 
 
 def _warn_of_length(characters: int) -> None:

@@ -79,7 +79,6 @@ from llama_index_memory_ext.settings import (
 from llama_index_memory_ext.store import (
     DEFAULT_TABLE_NAME,
     MemoryStore,
-    reader_of,
     warn_of_unused,
 )
 from llama_index_memory_ext.store.tables import (
@@ -467,7 +466,7 @@ class CondensedMemory(Memory):
             )
         facts_store = store
         if temporary:
-            facts_store = reader_of(store)
+            facts_store = store.read_only()
             store = MemoryStore()
             settings = {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)

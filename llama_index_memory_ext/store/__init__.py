@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
@@ -43,11 +44,13 @@ from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ALL_STATUSES,
     LAST_ID,
+    LogRow,
     Readers,
     Row,
     Transaction,
     display_name,
     messages_of,
+    namespace_of_session,
     reads,
     writes_session,
     written_at,
@@ -84,7 +87,8 @@ class SessionInfo:
     users who have written to it, sorted. It is the session's id if a memory had no
     ``user_id``, and empty if only a plain ``Memory`` has written. ``first_at``,
     ``last_at``: the times (UTC) of writing of the oldest and the newest message; None
-    if unknown.
+    if unknown. ``namespaces``: the owners of its facts, in the order of ``user_ids``,
+    for a ``FactBook``.
     """
 
     session_id: str
@@ -92,6 +96,12 @@ class SessionInfo:
     user_ids: tuple[str, ...]
     first_at: datetime | None
     last_at: datetime | None
+    namespaces: tuple[str, ...] = ()
+
+    @property
+    def own_namespace(self) -> str:
+        """The owner of its facts if it has no user, which no ``user_id`` can be."""
+        return namespace_of_session(self.session_id)
 
 
 _SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
@@ -471,19 +481,86 @@ class MemoryStore(SQLAlchemyChatStore):
             selection = {"keys": list(keys)}
             select_sessions = _SELECT_SESSIONS_BY_KEY
             select_owners = _SELECT_OWNERS_BY_KEY
-        users: dict[str, list[str]] = {}
+        owners: dict[str, list[str]] = {}
         for owner in tx.execute(select_owners, **selection):
-            users.setdefault(owner.key, []).append(display_name(owner.user_id))
-        return [
-            SessionInfo(
-                session_id=session.key,
-                messages=session.messages,
-                user_ids=tuple(sorted(users.get(session.key, ()))),
-                first_at=written_at(session.first_written),
-                last_at=written_at(session.last_written),
+            owners.setdefault(owner.key, []).append(owner.user_id)
+        infos = []
+        for session in tx.execute(select_sessions, **selection):
+            namespaces = sorted(owners.get(session.key, ()), key=display_name)
+            infos.append(
+                SessionInfo(
+                    session_id=session.key,
+                    messages=session.messages,
+                    user_ids=tuple(map(display_name, namespaces)),
+                    first_at=written_at(session.first_written),
+                    last_at=written_at(session.last_written),
+                    namespaces=tuple(namespaces),
+                )
             )
-            for session in tx.execute(select_sessions, **selection)
-        ]
+        return infos
+
+    async def rows(
+        self,
+        session_id: str,
+        *,
+        ids: Sequence[int] | None = None,
+        limit: int = LAST_ID,
+        offset: int = 0,
+    ) -> list[LogRow]:
+        """Return messages of a session with their rows, oldest first, active messages too; [] if there are none.
+
+        ``ids``: only the rows with these ids, such as ``Fact.message_ids``, without
+        ``limit`` and ``offset``. A row that cannot be decrypted is marked as damaged.
+        """
+        if ids is not None:
+            return await self.readers.rows(session_id, ids)
+        return await self.readers.find(session_id, limit=limit, offset=offset)
+
+    async def count_facts(self) -> dict[str, int]:
+        """Return the number of facts of each namespace that has facts, retired facts too."""
+        return await self.facts.count_by_user()
+
+    async def check_writes(self) -> None:
+        """Raise a StoreError if no row can be written; missing tables are made, and nothing else is stored."""
+        await self.database.run(lambda tx: tx.rollback(), sessions=["check_writes"])
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the database is lost when the store is closed."""
+        return self.database.in_memory
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None for a server, a database in memory, or an address with ``uri``."""
+        url = self.database.url
+        is_file = self.database.backend == "sqlite" and "uri" not in url.query
+        return Path(str(url.database)) if is_file and not self.is_in_memory else None
+
+    def read_only(self) -> MemoryStore:
+        """Return a store on the same database that refuses each write; its tables must have this package's version.
+
+        Raises:
+            StoreError: There is no such database yet, or it is a private one in memory.
+        """
+        database = self.database
+        if is_missing(database.url):
+            raise StoreError(
+                f"A read-only store needs the address of an existing database; {self!r} is in memory, or was not used "
+                "yet. Pass async_database_uri, or put a message into a memory that is not temporary first."
+            )
+        reader = MemoryStore(
+            database.url.render_as_string(hide_password=False),
+            self.table_name,
+            db_schema=self.db_schema,
+            operation_timeout=self.operation_timeout,
+            pool_size=self.pool_size,
+        )
+        # With the keys.
+        reader.database.tables = database.tables
+        reader.database.set_up = "SET default_transaction_read_only = on"
+        if database.backend == "sqlite":
+            reader.database.set_up = "PRAGMA query_only = ON"
+        return reader
 
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session: its messages with their embeddings, and the cursors of its readers.
@@ -691,31 +768,3 @@ def _is_due(
     if info.messages > most:
         return True
     return info.first_at is not None and info.first_at.timestamp() * 1e9 < since
-
-
-def reader_of(store: MemoryStore) -> MemoryStore:
-    """Return a store on the same database that refuses each write; its tables must have this package's version.
-
-    Raises:
-        StoreError: There is no such database yet, or it is a private one in memory.
-    """
-    database = store.database
-    if is_missing(database.url):
-        raise StoreError(
-            f"temporary=True needs the address of an existing database, to read its facts; {store!r} is in memory, or "
-            "was not used yet. Pass async_database_uri, or put a message into a memory that is not temporary first."
-        )
-    uri = database.url.render_as_string(hide_password=False)
-    reader = MemoryStore(
-        uri,
-        store.table_name,
-        db_schema=store.db_schema,
-        operation_timeout=store.operation_timeout,
-        pool_size=store.pool_size,
-    )
-    # With the keys.
-    reader.database.tables = database.tables
-    reader.database.set_up = "SET default_transaction_read_only = on"
-    if database.backend == "sqlite":
-        reader.database.set_up = "PRAGMA query_only = ON"
-    return reader

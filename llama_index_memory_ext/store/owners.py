@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
-_SELECT_ANONYMOUS = (
-    "SELECT user_id FROM {owners} WHERE kind = 'nobody' AND key {in_keys}"
-)
 _PUT_OWNER = """
 INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
 ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
@@ -184,11 +181,6 @@ class Owners:
     def users_of_session(self, tx: Transaction, key: str) -> list[str]:
         """Return the users who own a session; [] for a session without a user."""
         return _users_in(self.kinds_within(tx, key))
-
-    @reads
-    def anonymous_namespaces(self, tx: Transaction, keys: Collection[str]) -> list[str]:
-        """Return the namespaces of the given sessions that were begun without a user."""
-        return tx.scalars(_SELECT_ANONYMOUS, keys=list(keys))
 
     def facts_readers_within(
         self, tx: Transaction, key: str, user_id: str | None = None

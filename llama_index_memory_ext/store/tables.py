@@ -325,8 +325,9 @@ def namespace_of_session(key: str) -> str:
 def display_name(namespace: str) -> str:
     """Return the user of a namespace, as people read it; for a session without a user, the session's id.
 
-    >>> display_name(namespace_of_session("chat-17")), display_name("ann")
-    ('chat-17', 'ann')
+    Examples:
+        >>> display_name(namespace_of_session("chat-17")), display_name("ann")
+        ('chat-17', 'ann')
     """
     return namespace.removeprefix(ANONYMOUS)
 

@@ -15,7 +15,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     RelevantFactsBlock,
 )
-from llama_index_memory_ext.facts.book import FactBook, known_as
+from llama_index_memory_ext.facts.book import FactBook
 from tests.facts.test_many import FACTS, little_in_the_event_loop
 
 NOON, DAY = datetime(2026, 3, 10, 12, tzinfo=timezone.utc), timedelta(days=1)
@@ -200,12 +200,11 @@ async def test_what_is_known_already_holds_has_ended_or_is_pending(
         ("Likes rain", "rain"),
         ("Likes jazz", "jazz"),
     ):
-        known = await known_as(book, text)
+        known = await book.afind(text)
         assert known is not None
         assert known.id == fact_id
     await book.aretire("tea")
     await book.aupdate("chess", expires_at=NOON + 3 * DAY)
     assert [
-        await known_as(book, text)
-        for text in ("Likes tea", "Likes milk", "Likes chess")
+        await book.afind(text) for text in ("Likes tea", "Likes milk", "Likes chess")
     ] == [None] * 3

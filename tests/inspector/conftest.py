@@ -14,7 +14,6 @@ import pytest
 from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.apps.inspector.server import Inspector
-from llama_index_memory_ext.store import reader_of
 from tests.cli.conftest import command, without
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.inspector.example import fill
@@ -76,7 +75,7 @@ async def inspect() -> AsyncIterator[Callable[..., object]]:
             )
             store = MemoryStore(uri)
             stack.push_async_callback(store.aclose)
-            reader = await stack.enter_async_context(aclosing(reader_of(store)))
+            reader = await stack.enter_async_context(aclosing(store.read_only()))
             inspector = Inspector(reader, store, limits or {}, Access(writes))
             return await stack.enter_async_context(Inspected(inspector))
 

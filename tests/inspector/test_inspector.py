@@ -18,16 +18,17 @@ import httpx
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
-from llama_index_memory_ext.apps.inspector.actions import Action
-from llama_index_memory_ext.apps.inspector.pages import Access
-from llama_index_memory_ext.apps.inspector.views import (
+from llama_index_memory_ext import (
+    CondensedMemory,
+    Fact,
+    MemoryStore,
     PromptPreview,
     PromptPreviewer,
-    read_subject,
+    StoreError,
 )
+from llama_index_memory_ext.apps.inspector.actions import Action
+from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.fact import ALL
-from llama_index_memory_ext.store import reader_of
 from llama_index_memory_ext.store.tables import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
@@ -58,8 +59,8 @@ localhost,evil.com //localhost http://localhost localhost?x localhost#x localhos
 async def preview_prompt(
     store: MemoryStore, session_id: str, user: str, question: str, limits: Any
 ) -> PromptPreview:
-    subject = await read_subject(store, session_id, user)
-    return await PromptPreviewer(store, subject, limits).prompt(question)
+    previewer = await PromptPreviewer.open(store, session_id, user, limits)
+    return await previewer.prompt(question)
 
 
 def bytes_of(file: Path) -> bytes:
@@ -244,7 +245,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
 ) -> None:
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
-    async with aclosing(reader_of(store)) as reader:
+    async with aclosing(store.read_only()) as reader:
         seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(

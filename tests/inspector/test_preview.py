@@ -16,14 +16,13 @@ import pytest
 from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.apps.inspector.views import (
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryStore,
     PromptPreview,
     PromptPreviewer,
-    Views,
-    read_subject,
 )
-from llama_index_memory_ext.store import reader_of
+from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.text.messages import body_of
 from tests.conversation import assistant, calling, result, user
 from tests.inspector.conftest import Inspected
@@ -110,7 +109,7 @@ async def test_each_page_shows_the_prompt_of_a_new_memory_though_indexes_are_kep
     for i in range(calls):
         turn.append(calling((f"c{i}", "find_trains", {"page": i})))
         turn.append(result(f"c{i}", f"Page {i}: the rail pass number {i} costs much."))
-    async with memory, aclosing(reader_of(store)) as reader:
+    async with memory, aclosing(store.read_only()) as reader:
         views = Views(reader, LIMITS)
         await look_and_compare(views, filled)
         # A turn without an answer yet, and then with its answer.
@@ -131,7 +130,7 @@ async def test_each_page_shows_the_prompt_of_a_new_memory_after_deletions(
 ) -> None:
     async with (
         open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
-        aclosing(reader_of(store)) as reader,
+        aclosing(store.read_only()) as reader,
     ):
         views = Views(reader, LIMITS)
         await memory.aput_messages([user("I need a rail pass."), assistant("Why?")])
@@ -154,7 +153,7 @@ async def test_a_page_analyzes_no_message_and_no_fact_again(
         counted.append(text)
         return text.split()
 
-    async with aclosing(reader_of(store)) as reader:
+    async with aclosing(store.read_only()) as reader:
         views = Views(reader, {**LIMITS, "tokenizer_fn": count})
         await look(views)
         first = len(counted)
@@ -223,7 +222,7 @@ async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
 ) -> None:
     memory = memory_on(store)
     fact = await memory.facts.aadd("Has seen a quetzal")
-    async with aclosing(reader_of(store)) as reader:
+    async with aclosing(store.read_only()) as reader:
         views = Views(reader, LIMITS)
         await look(views)
         async with views._lock:
@@ -235,7 +234,7 @@ async def test_a_page_that_waited_shows_no_fact_that_was_deleted_meanwhile(
                     break
             await memory.facts.aforget(fact.id)
         preview = await page
-        assert fact.id not in {entry.fact.id for entry in preview.all_facts}
+        assert fact.id not in [stored.id for stored in preview.all_facts]
         assert fact.content not in texts_from(views)
 
 
@@ -244,14 +243,13 @@ async def test_a_preview_keeps_no_fact_that_was_deleted_since_the_last(
 ) -> None:
     memory = memory_on(store)
     fact = await memory.facts.aadd("Has seen a quetzal")
-    async with aclosing(reader_of(store)) as reader:
-        subject = await read_subject(reader, SESSION, "mia")
-        previewer = PromptPreviewer(reader, subject, LIMITS)
+    async with aclosing(store.read_only()) as reader:
+        previewer = await PromptPreviewer.open(reader, SESSION, "mia", LIMITS)
         first = await previewer.prompt("")
         await memory.facts.aforget(fact.id)
         second = await previewer.prompt("")
-    ids = {entry.fact.id for entry in second.all_facts}
-    assert ids == {entry.fact.id for entry in first.all_facts} - {fact.id}
+    ids = {stored.id for stored in second.all_facts}
+    assert ids == {stored.id for stored in first.all_facts} - {fact.id}
 
 
 async def test_vectors_are_read_from_the_store_and_none_is_written(
@@ -259,7 +257,7 @@ async def test_vectors_are_read_from_the_store_and_none_is_written(
 ) -> None:
     """Nor does a log complain that the store takes none."""
     before = bytes_of(filled)
-    async with aclosing(reader_of(store)) as reader:
+    async with aclosing(store.read_only()) as reader:
         views = Views(reader, {**LIMITS, "embed_model": Meanings()})
         with caplog.at_level(logging.WARNING):
             for question in QUESTIONS:
@@ -298,7 +296,7 @@ async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
         ]
     async with (
         open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
-        aclosing(reader_of(store)) as reader,
+        aclosing(store.read_only()) as reader,
     ):
         await memory.aput_messages(turn)
         preview = await look(Views(reader, LIMITS))

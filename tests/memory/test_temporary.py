@@ -136,6 +136,6 @@ def test_without_a_database_it_says_what_is_missing(
     place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match="temporary=True needs the address"):
+    with pytest.raises(StoreError, match="needs the address of an existing database"):
         CondensedMemory.from_defaults("now", temporary=True, **place)
     assert list(tmp_path.iterdir()) == []

@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.errors import (
-    MemoryExtError,
-    is_no_answer,
-    is_timeout,
-    status_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -29,6 +23,9 @@ _UNSAFE = re.compile(
 PACKAGE = "llama-index-memory-ext"
 # Seconds for an answer of the model.
 TIMEOUT = 30.0
+# Errors of OpenAI's library and of httpx, which is not imported for them.
+_TIMEOUTS = {"APITimeoutError", "TimeoutException"}
+_NO_ANSWERS = {"APIConnectionError", "TransportError"}
 # The values that an option takes, by the name of the value in its help.
 _RIGHT_VALUES = {
     "0..1": "a number from 0 to 1 such as 0.9",
@@ -96,7 +93,7 @@ def open_store(db: str, **place: Any) -> ext.MemoryStore:
     # Arguments of a command can be seen by all users of the machine, variables cannot.
     keys = os.environ.get("LLAMA_INDEX_MEMORY_KEY", "").split()
     store = ext.MemoryStore(db, encryption_key=keys or None, **place)
-    if store.database.in_memory:
+    if store.is_in_memory:
         raise UsageError(
             "a database in memory is gone when the command ends. Pass a file or a server to --db."
         )
@@ -109,7 +106,7 @@ def describe_error(error: BaseException) -> str:
     usage_of_typer = getattr(error, "format_message", None)
     if usage_of_typer is not None:
         return str(usage_of_typer()).replace("Value error, ", "")
-    if isinstance(error, (TerminalError, MemoryExtError)):
+    if isinstance(error, (TerminalError, ext.MemoryExtError)):
         return _redacted(text, longest=900)
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
         problem = _problem_of_server(error)
@@ -151,16 +148,17 @@ def _value_in(arguments: Sequence[str], options: Collection[str]) -> str | None:
 def _problem_of_server(error: BaseException) -> str:
     """Return the failure of the model's server; "" if the error is of another kind."""
     host = model_host()
-    status = status_of(error)
+    status = getattr(error, "status_code", None)
     if status is not None:
         message: object = error
         body = getattr(error, "body", None)
         if isinstance(body, dict):
             message = body.get("message")
         return f"{host} answers with status {status}: {_redacted(str(message))}"
-    if is_timeout(error):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _TIMEOUTS:
         return f"{host} has not answered in time. OPENAI_TIMEOUT gives it more seconds."
-    if is_no_answer(error):
+    if kinds & _NO_ANSWERS:
         return f"there is no connection to {host}."
     return ""
 

@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.console import Console, RenderableType
@@ -29,12 +30,9 @@ from llama_index_memory_ext.apps.cli import (
     open_store,
     plain,
 )
-from llama_index_memory_ext.settings import checked_zone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-
-    from llama_index_memory_ext.facts.book import FactBook
 
 # From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
@@ -62,6 +60,15 @@ def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
     return str(command.epilog)
 
 
+def time_zone_of(name: str) -> ZoneInfo:
+    """Return a time zone by its name; raise a ValueError, which Typer reports, if there is none."""
+    try:
+        return ZoneInfo(name)
+    # A name may also be a folder of the database.
+    except (ZoneInfoNotFoundError, OSError) as error:
+        raise ValueError(str(error)) from None
+
+
 Db = Annotated[
     str | None,
     option(
@@ -83,7 +90,7 @@ TimeZone = Annotated[
         "--time-zone ZONE",
         "The zone of days, such as Europe/Paris.",
         envvar="LLAMA_INDEX_MEMORY_TIME_ZONE",
-        parser=checked_zone,
+        parser=time_zone_of,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
@@ -159,14 +166,6 @@ def find_store(db: str | None) -> ext.MemoryStore:
     return open_store(str(default_file()) if db is None else db, **_tables.get())
 
 
-def file_of(store: ext.MemoryStore) -> Path | None:
-    """Return the SQLite file of a store; None for a server, or if the address is a URI."""
-    url = store.database.url
-    if store.database.backend == "sqlite" and "uri" not in url.query:
-        return Path(str(url.database))
-    return None
-
-
 async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
     """Raise a TerminalError if the store has no tables of this package.
 
@@ -174,7 +173,7 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
     Then the folder of the default file is created too, but no other folder.
     """
     version = await store.read_schema_version()
-    file = file_of(store)
+    file = store.file
     if create:
         if file == default_file():
             # Only the user may read it.
@@ -186,11 +185,6 @@ async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
             "`facts add` and `import` create a memory. The messages of LlamaIndex's own Memory are taken over by a "
             "program that opens the database with CondensedMemory."
         )
-
-
-async def try_writing(store: ext.MemoryStore) -> None:
-    """Raise an error if no row can be written; create missing tables, and roll the write back."""
-    await store.database.run(lambda conn: conn.rollback(), sessions=["doctor"])
 
 
 class Output(NamedTuple):
@@ -267,7 +261,7 @@ def _check(name: str, check: Callable[[], str]) -> dict[str, str]:
 
 async def _check_database(store: ext.MemoryStore) -> str:
     """Return the place of the database and the version of its tables; raise an error if it cannot be used."""
-    file = file_of(store)
+    file = store.file
     tables = "no tables of this package yet; the first conversation creates them"
     # The folder of the default file is created with the file.
     if file and file != default_file() and not file.parent.is_dir():
@@ -277,7 +271,7 @@ async def _check_database(store: ext.MemoryStore) -> str:
     async with aclosing(store):
         schema = await store.read_schema_version()
         if schema is not None:
-            await try_writing(store)
+            await store.check_writes()
             tables = f"version {schema} of the tables, and rows can be written"
     return f"{file or store.address}: {tables}"
 
@@ -306,15 +300,12 @@ def memory_on(
     )
 
 
-def book_of(memory: ext.CondensedMemory) -> FactBook:
+def book_of(memory: ext.CondensedMemory) -> ext.FactBook:
     """Return the facts that the memory's agent sees; for a memory without an agent, the facts of all agents."""
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.facts.book import FactBook
-
     book = memory.facts
     if memory.facts_block.agent_id is not None:
         return book
-    return FactBook(
+    return ext.FactBook(
         memory.sql_store,
         book.namespace,
         scope="all",

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import TerminalError, plain, pluralize
@@ -62,7 +62,7 @@ async def write_copy(store: ext.MemoryStore, user: str, folder: Path) -> Output:
         _make_folder(folder)
         (folder / _FACTS).write_bytes(facts.encode())
         for number, info in enumerate(infos, 1):
-            rows = await store.readers.find(info.session_id)
+            rows = await store.rows(info.session_id)
             # Any text may name a session, but not a file.
             name = f"session-{number}.json"
             text = ext.messages_to_json([row.moved for row in rows])
@@ -134,15 +134,12 @@ async def import_session(
     If the messages name speakers, the session is shared by them and the user, who
     speaks for the ``renamed`` user.
     """
-    from llama_index_memory_ext.formats import moved_from_json
-    from llama_index_memory_ext.text.messages import SPEAKER_KEY, speaker_of
-
-    messages = moved_from_json(content, show_progress=sys.stderr.isatty())
-    speakers = set()
-    for message in messages:
-        if renamed is not None and speaker_of(message) == renamed:
-            message.additional_kwargs[SPEAKER_KEY] = user
-        speakers.add(speaker_of(message))
+    messages = ext.messages_from_json(content)
+    speakers = {message.additional_kwargs.get("user_id") for message in messages}
+    source: Any = content
+    if renamed is not None and renamed in speakers:
+        source = _with_speaker(content, renamed, user)
+        speakers = (speakers - {renamed}) | {user}
     if user is None:
         # Otherwise, all words would belong to the next user.
         user = min(filter(None, speakers), default=None)
@@ -155,4 +152,14 @@ async def import_session(
     )
     # LlamaIndex may have stored an id that ``from_defaults`` does not accept.
     memory.session_id = session
-    return await memory.aimport(messages)
+    return await memory.aimport(source, show_progress=sys.stderr.isatty())
+
+
+def _with_speaker(content: bytes, old: str, new: str | None) -> list[dict[str, Any]]:
+    """Return the messages of a copy, in which one user speaks for another."""
+    messages: list[dict[str, Any]] = json.loads(content)
+    for message in messages:
+        names = message["additional_kwargs"]
+        if names.get("user_id") == old:
+            names["user_id"] = new
+    return messages

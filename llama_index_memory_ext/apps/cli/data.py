@@ -37,8 +37,6 @@ from llama_index_memory_ext.apps.cli.copies import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from llama_index_memory_ext.store import SessionInfo
-
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
@@ -140,7 +138,7 @@ def export(
         if session is None:
             text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
         else:
-            rows = await store.readers.find(session)
+            rows = await store.rows(session)
             if not rows:
                 raise _no_session(session)
             messages = [row.moved for row in rows if not row.is_damaged]
@@ -226,7 +224,7 @@ class _StoredData(NamedTuple):
     ``users``: the namespaces whose facts are deleted.
     """
 
-    sessions: Sequence[SessionInfo]
+    sessions: Sequence[ext.SessionInfo]
     users: list[str]
     facts: list[ext.Fact]
 
@@ -377,17 +375,16 @@ def encrypt(*, db: Db = None, json: Json = False) -> None:
 async def _read_stored(
     store: ext.MemoryStore, user: str | None, session: str | None
 ) -> _StoredData:
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.facts.book import FactBook
-
     infos = await store.sessions(user, session_ids=[] if session is None else [session])
     # A session without a user owns its facts.
-    users = await store.owners.anonymous_namespaces([info.session_id for info in infos])
+    users = [
+        info.own_namespace for info in infos if info.own_namespace in info.namespaces
+    ]
     if user is not None:
         users = list(dict.fromkeys([user, *users]))
     facts = []
     for namespace in users:
-        facts += await FactBook(store, namespace, scope="all").alist(state="all")
+        facts += await ext.FactBook(store, namespace, scope="all").alist(state="all")
     return _StoredData(infos, users, facts)
 
 
@@ -396,7 +393,7 @@ async def _delete(
 ) -> Output:
     """Delete the data, rewrite the file with ``vacuum``, and search the file for the deleted texts."""
     session_ids = stored.session_ids
-    file = cli.file_of(store)
+    file = store.file
     texts = set()
     if file:
         texts = await _texts(store, session_ids, stored.facts)

@@ -31,7 +31,6 @@ from llama_index_memory_ext.apps.cli.app import (
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory, Fact, RelevantFactsBlock
-    from llama_index_memory_ext.facts.ranking import Explanation
 
 # The first parameter is the memory with the facts. The other parameters are the
 # arguments and options of the command.
@@ -269,21 +268,18 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 async def _preview(memory: "CondensedMemory", question: str) -> "RelevantFactsBlock":
     """Return the facts block of a prompt for the question, of which nothing is stored."""
     # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext.apps.inspector.views import (
-        PromptPreviewer,
-        read_subject,
-    )
+    from llama_index_memory_ext import PromptPreviewer
 
     block = memory.facts_block
     store = memory.sql_store
     namespace = block.namespace_of(memory.session_id)
-    subject = await read_subject(store, memory.session_id, namespace)
     limits = {
         "agent_id": block.agent_id,
         "embed_model": block.embed_model,
         "time_zone": block.zone,
     }
-    preview = await PromptPreviewer(store, subject, limits).prompt(question)
+    previewer = await PromptPreviewer.open(store, memory.session_id, namespace, limits)
+    preview = await previewer.prompt(question)
     return preview.memory.facts_block
 
 
@@ -318,9 +314,7 @@ async def add(
 
     A database that does not exist is created.
     """
-    from llama_index_memory_ext.facts.book import known_as
-
-    same_fact = await known_as(memory.facts, text)
+    same_fact = await memory.facts.afind(text)
     if same_fact:
         return _changed("Known already, as", same_fact)
     lifetime = None if ttl is None else timedelta(days=ttl)
@@ -467,7 +461,7 @@ def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
     return cli.table(columns, rows, empty=f"No facts of {owner}.")
 
 
-def explanation_table(explanation: "Explanation", owner: str) -> RenderableType:
+def explanation_table(explanation: Any, owner: str) -> RenderableType:
     """Return a table of the facts, with the reason for which each is shown or not."""
     ids = short_ids(explained.fact.id for explained in explanation.facts)
     rows = []

@@ -24,7 +24,6 @@ from llama_index_memory_ext.apps.cli.app import (
     Session,
     TimeZone,
     User,
-    file_of,
     find_store,
 )
 from llama_index_memory_ext.apps.cli.facts import check_whose
@@ -103,8 +102,7 @@ def inspect(
 
         from llama_index_memory_ext.apps.inspector.pages import Access
         from llama_index_memory_ext.apps.inspector.server import Inspector
-        from llama_index_memory_ext.apps.inspector.views import memory_on, report
-        from llama_index_memory_ext.store import reader_of
+        from llama_index_memory_ext.apps.inspector.views import report
     options = {
         "token_limit": token_limit,
         "condensed_token_limit": condensed_token_limit,
@@ -117,10 +115,10 @@ def inspect(
     }
     limits = {name: value for name, value in options.items() if value is not None}
     # Raises an error at once for limits that do not fit together.
-    memory_on(ext.MemoryStore(), "", limits)
+    ext.CondensedMemory.from_defaults(extract_facts=False, **limits)
 
     async def show(store: ext.MemoryStore) -> None:
-        async with aclosing(reader_of(store)) as reader:
+        async with aclosing(store.read_only()) as reader:
             if html is not None:
                 page = await report(reader, str(session), question, limits)
                 html.write(page.encode())
@@ -234,7 +232,7 @@ def _print_config(
     program: _Program, store: ext.MemoryStore, options: dict[str, str | None]
 ) -> None:
     """Print the configuration that starts the command, with absolute paths; print its place on stderr."""
-    file = file_of(store)
+    file = store.file
     arguments = _mcp_arguments(store, options)
     if program == "claude-code":
         command = ["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]
@@ -264,7 +262,7 @@ def _mcp_arguments(store: ext.MemoryStore, options: dict[str, str | None]) -> li
     for name, value in options.items():
         if value is not None:
             arguments += filter(None, (name, value))
-    file = file_of(store)
+    file = store.file
     if file:
         arguments += ["--db", str(file)]
     return arguments

@@ -5,15 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.book import FactBook, known_as
-from llama_index_memory_ext.store.tables import namespace_of_session
+from llama_index_memory_ext import Fact, FactBook, FactError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext import MemoryStore
 
 # The fields of a form that adds or edits a fact.
 _FIELDS = ("content", "category", "confidence", "tags")
@@ -61,19 +58,25 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
     if action.name == "add":
         book = FactBook(store, action.user, scope="all")
         fields = _fields_in(form)
-        if not await known_as(book, fields.get("content", "")):
+        if not await book.afind(fields.get("content", "")):
             await book.aadd(Fact(**fields))
     elif action.name == "forget-user":
         await store.forget_user(action.user, vacuum=False)
-    elif action.name != "forget-session":
-        await _change_fact(store, action, form)
-    elif await store.owners.anonymous_namespaces([action.item]):
-        # A session without a user owns its facts.
-        await store.forget_user(namespace_of_session(action.item), vacuum=False)
+    elif action.name == "forget-session":
+        await _forget_session(store, action.item)
     else:
-        await store.forget(action.item)
+        await _change_fact(store, action, form)
     if action.name.startswith("forget"):
         await store.vacuum()
+
+
+async def _forget_session(store: MemoryStore, session_id: str) -> None:
+    """Delete a session, and its facts if no user owns them."""
+    for info in await store.sessions(session_ids=[session_id]):
+        if info.own_namespace in info.namespaces:
+            await store.forget_user(info.own_namespace, vacuum=False)
+        else:
+            await store.forget(session_id)
 
 
 def _fields_in(form: Mapping[str, str]) -> dict[str, Any]:

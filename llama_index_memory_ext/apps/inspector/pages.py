@@ -18,14 +18,12 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
-from llama_index_memory_ext.errors import MemoryExtError
-from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.text.messages import body_of, in_zone
+from llama_index_memory_ext import MemoryExtError, body_of, display_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext import Fact
 
 
 class NotFoundError(MemoryExtError):
@@ -104,7 +102,7 @@ HEADERS = {
 def _time(context: Mapping[str, Any], value: datetime | None) -> str:
     if value is None:
         return "unknown"
-    return f"{in_zone(value, context['zone']):%Y-%m-%d %H:%M}"
+    return f"{value.astimezone(context['zone']):%Y-%m-%d %H:%M}"
 
 
 def _said(fact: Fact) -> str:

@@ -16,6 +16,7 @@ from starlette.responses import (
     Response,
 )
 
+from llama_index_memory_ext import FactError, MemoryExtError
 from llama_index_memory_ext.apps.inspector.actions import Action, do, target_of
 from llama_index_memory_ext.apps.inspector.pages import (
     HEADERS,
@@ -24,14 +25,13 @@ from llama_index_memory_ext.apps.inspector.pages import (
     Pages,
 )
 from llama_index_memory_ext.apps.inspector.views import Views
-from llama_index_memory_ext.errors import FactError, MemoryExtError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.types import Receive, Scope, Send
 
-    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext import MemoryStore
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,358 @@
+"""The prompt that a session would send for a question, made without storing anything."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from time import time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
+
+from llama_index_memory_ext.fact import ALL, AgentView, Fact, SetAside
+from llama_index_memory_ext.learning.extractor import progress_of
+from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+from llama_index_memory_ext.store.cache import StoreCache
+from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
+    LAST_ID,
+    LogRow,
+    Readers,
+    ReadPosition,
+    Snapshot,
+    display_name,
+)
+from llama_index_memory_ext.text.messages import body_of, storable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from llama_index_memory_ext.facts.ranking import (
+        ExplainedFact,
+        Explanation,
+        RankedFact,
+    )
+    from llama_index_memory_ext.record.window import Window
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.text.tokens import TokenCounter
+
+# The most facts outside the prompt that a preview explains.
+_MOST_EXPLAINED = 1_000
+
+# The kind of the part that begins with this line.
+_KINDS = {
+    "<condensed_memory>": "record",
+    "<relevant_facts>": "facts",
+    "</memory>": "question",
+}
+_PROFILE_START = "<memory>\n<user_profile>\n"
+# Without a profile, the part of the record begins with the line "<memory>".
+_PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)(?<!^<memory>\n)", re.MULTILINE)
+
+
+class Part(NamedTuple):
+    """A part of the prompt.
+
+    ``kind``: "profile", "record", "facts", "question", or "turn" for a further message
+    of the turn.
+    ``role``: the role of the message.
+    ``text``, ``tokens``: the text, and its tokens.
+    """
+
+    kind: str
+    role: str
+    text: str
+    tokens: int
+
+
+class ReaderProgress(NamedTuple):
+    """The progress of a reader that learns facts from a session.
+
+    ``name``: the reader and the owner of its facts.
+    ``unread``: the number of messages that it has not read.
+    ``set_aside``: turns from which no facts could be learned.
+    ``days``: of each day the calls, the tokens sent and the tokens received.
+    ``rejected``: of each rejected statement the day, the reason, and the first and last
+    row.
+    """
+
+    name: str
+    unread: int
+    set_aside: tuple[SetAside, ...]
+    days: list[tuple[Any, ...]]
+    rejected: list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class PromptPreview:
+    """The prompt that the model would get for a question.
+
+    ``question``: the question, "" before the first.
+    ``window``: the record before the question.
+    ``left``: the number of messages that had left the record before the question.
+    ``explanation``: why each fact is in the prompt, or not.
+    ``facts``: the explained facts; facts of the prompt come first, in its order.
+    ``runs``: the parts in the order of the prompt, grouped by kind and role.
+    ``tokens``: tokens by kind, in the order of the prompt.
+    ``all_facts``: all facts of the owner.
+    ``active``: the number of messages of the current turn.
+    ``readers``: the progress of each reader that learns facts from the session.
+    ``memory``: the memory with the limits.
+    """
+
+    question: str
+    window: Window | None
+    left: int
+    explanation: Explanation
+    facts: list[ExplainedFact]
+    runs: list[list[Part]]
+    tokens: Counter[str]
+    all_facts: list[Fact]
+    active: int
+    readers: list[ReaderProgress]
+    memory: CondensedMemory
+
+
+class PreviewReaders(Readers):
+    """Reads a session as if a question were put; a cursor moves in this object, and not in the store.
+
+    ``question``: the row of the question. It ends the turn before it, which is then in
+    the log of each snapshot.
+    """
+
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
+        self.question: LogRow | None = None
+        self._positions: dict[str, int] = {}
+
+    async def read_snapshot(self, key: str, reader: str, *request: Any) -> Snapshot:
+        """Return the state of the session with the question. The session is open to a preview."""
+        snapshot = await super().read_snapshot(key, reader, *request)
+        position = self._positions.get(reader, snapshot.position)
+        snapshot = snapshot._replace(position=position, is_closed=False)
+        if self.question:
+            log = snapshot.log + snapshot.active
+            snapshot = snapshot._replace(active=(self.question,), log=log)
+        return snapshot
+
+    async def move(self, key: str, reader: str, *, new: int, **_: Any) -> bool:
+        """Move a cursor in this object; True."""
+        self._positions[reader] = new
+        return True
+
+
+class PreviewFacts(Facts):
+    """Reads the facts of a user, and remembers the facts of all agents.
+
+    ``by_id``: all facts that were read and not deleted since, by their ids.
+    """
+
+    def __init__(self, database: Any, readers: Readers) -> None:
+        super().__init__(database, readers)
+        self.by_id: dict[str, Fact] = {}
+
+    async def read(
+        self,
+        namespace: str,
+        seen: FactChanges = NOTHING_READ,
+        *,
+        view: AgentView = ALL,
+    ) -> FactChanges:
+        """Return the facts of a view that changed since ``seen``, as ``Facts``."""
+        changes = await super().read(namespace, seen, view=ALL)
+        if not changes.fresh:
+            self.by_id = {}
+        self.by_id |= {fact.id: fact for fact in changes.facts}
+        visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
+        return changes._replace(facts=visible)
+
+
+class _Subject(NamedTuple):
+    """A session and an owner of facts, with their epochs, which change when messages or facts are deleted."""
+
+    session_id: str
+    namespace: str
+    epoch: int
+    facts_epoch: int
+
+    @classmethod
+    async def read(
+        cls, store: MemoryStore, session_id: str, namespace: str
+    ) -> _Subject:
+        page = await store.readers.page(
+            session_id, "", ReadPosition(), limit=1, watch=namespace
+        )
+        return cls(session_id, namespace, page.epoch, page.facts.epoch)
+
+
+class PromptPreviewer:
+    """Makes the prompts that a session would send for questions. Nothing is stored, and no model is asked.
+
+    It keeps the indexes of one prompt for the next. ``open`` makes it.
+
+    ``session_id``, ``namespace``: the session, and the owner of the facts, such as an
+    entry of ``SessionInfo.namespaces``.
+    """
+
+    def __init__(
+        self, store: MemoryStore, subject: _Subject, limits: Mapping[str, Any]
+    ) -> None:
+        self.session_id = subject.session_id
+        self.namespace = subject.namespace
+        self._subject = subject
+        self._store = store
+        self._facts = PreviewFacts(store.database, store.readers)
+        # A preview stores nothing, so it must not share the cache of memories that do.
+        parts = {"facts": self._facts, "cache": StoreCache()}
+        options: Any = {"extract_facts": False, **limits}
+        self._memory = CondensedMemory.from_defaults(
+            "preview", chat_store=store.model_copy(update=parts), **options
+        )
+        # The host may have stored an id that ``from_defaults`` does not accept.
+        self._memory.session_id = subject.session_id
+        self._memory.facts_block.belong_to(subject.namespace)
+
+    @classmethod
+    async def open(
+        cls,
+        store: MemoryStore,
+        session_id: str,
+        namespace: str,
+        limits: Mapping[str, Any],
+    ) -> PromptPreviewer:
+        """Return a previewer of a session.
+
+        Args:
+            store: The store, which may be read-only.
+            session_id: The session.
+            namespace: The owner of the facts.
+            limits: Arguments of ``CondensedMemory.from_defaults``, such as
+                ``token_limit``; {} for the defaults.
+
+        Raises:
+            LimitError: The limits do not fit together.
+        """
+        return cls(store, await _Subject.read(store, session_id, namespace), limits)
+
+    async def is_current(self) -> bool:
+        """Return whether no messages and no facts were deleted since ``open``, which the indexes would still have."""
+        subject = await _Subject.read(self._store, self.session_id, self.namespace)
+        return subject == self._subject
+
+    async def prompt(self, question: str) -> PromptPreview:
+        """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
+        memory = self._memory
+        # A new object for each prompt: other processes may have moved the cursors since.
+        readers = PreviewReaders(self._store.database)
+        memory.sql_store.readers = readers
+        # Reading the record makes older messages leave it.
+        prompt = await memory.aget()
+        # The jobs index all older messages, and take the time of the next page for it.
+        await self._store.jobs.stop()
+        window = memory.condensed_block.window(memory.session_id)
+        left = await readers.count_messages(
+            memory.session_id,
+            status=ARCHIVED,
+            last=window.seen.position if window else 0,
+        )
+        if question:
+            data = storable(ChatMessage(question))
+            readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
+            prompt = await self._ask()
+        parts: list[Part] = []
+        for message in prompt:
+            parts += _parts(message, memory.tokenizer_fn)
+        tokens = Counter[str]()
+        for part in parts:
+            tokens[part.kind] += part.tokens
+        facts_block = memory.facts_block
+        latest = facts_block.last_question
+        # After the prompt, so that the explanation knows the record in it.
+        explanation = await facts_block.aexplain(
+            latest.text, context=latest.context, most=_MOST_EXPLAINED
+        )
+        return PromptPreview(
+            question=latest.text,
+            window=window,
+            left=left,
+            explanation=explanation,
+            facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
+            runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
+            tokens=tokens,
+            all_facts=list(self._facts.by_id.values()),
+            active=await readers.count_messages(memory.session_id, status=ACTIVE),
+            readers=await self._read_progress(),
+            memory=memory,
+        )
+
+    async def _read_progress(self) -> list[ReaderProgress]:
+        readers = self._store.readers
+        progresses = []
+        for reader in await readers.names(self.session_id):
+            block, of, namespace = reader.partition(" of ")
+            if not reader.startswith(f"{self._memory.facts_block.name} "):
+                continue
+            _, state = await readers.state(self.session_id, reader)
+            progress = progress_of(state)
+            days = [(day, *counts) for day, counts in progress.days.items()]
+            progresses.append(
+                ReaderProgress(
+                    name=f"{block}{of}{display_name(namespace)}",
+                    unread=await readers.count_messages(self.session_id, reader=reader),
+                    set_aside=progress.set_aside,
+                    days=days,
+                    rejected=[tuple(entry) for entry in progress.rejected],
+                )
+            )
+        return progresses
+
+    async def _ask(self) -> list[ChatMessage]:
+        """Return the prompt for the question.
+
+        The turn before the question may still change, so the index has the turn for this
+        prompt alone.
+        """
+        memory = self._memory
+        index = memory.condensed_block.index(memory.session_id)
+        if index is None:
+            prompt = await memory.aget()
+            # The first prompt from which messages have left begins the index.
+            index = memory.condensed_block.index(memory.session_id)
+            if index is None:
+                return prompt
+        turn = await self._store.readers.find(memory.session_id, [ACTIVE])
+        with index.extended(turn):
+            prompt = await memory.aget()
+            await self._store.jobs.stop()
+        return prompt
+
+
+def _sort_as_in_prompt(
+    facts: Iterable[ExplainedFact], used_facts: Iterable[RankedFact]
+) -> list[ExplainedFact]:
+    """Return the facts of the prompt first, in its order, and then the further facts."""
+    places = {used.fact.id: i for i, used in enumerate(used_facts)}
+    return sorted(facts, key=lambda entry: places.get(entry.fact.id, len(places)))
+
+
+def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
+    """Yield the parts of a message: of the memory's message several, of any other message a single one."""
+    role = message.role.value
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    if not texts or not texts[0].startswith("<memory>\n"):
+        kind = "question" if role == "user" else "turn"
+        text = body_of(message)
+        yield Part(kind, role, text, counter.count(text))
+        return
+    kind = "profile" if texts[0].startswith(_PROFILE_START) else "record"
+    for block_text in texts:
+        for text in filter(None, _PART_START.split(block_text)):
+            # The question is last; a line of it may look like the start of a part.
+            if kind != "question":
+                kind = _KINDS.get(text.partition("\n")[0], kind)
+            yield Part(kind, role, text, counter.count(text))
