@@ -710,10 +710,12 @@ class Extractor:
     async def _extracted(self, batch: Batch) -> Extracted:
         """Return the facts that a batch changes, checked and not yet stored."""
         started = perf_counter()
+        llm = self.block.chosen_llm()
         related = await self._related_facts(batch)
-        reply = await self._report(batch, related)
-        has_tools = can_call(self.block.chosen_llm())
-        if related and not (reply.retired or has_tools):
+        # A model without tools ends no fact of a list, so its request has none.
+        reply = await self._report(batch, related if can_call(llm) else ())
+        # The request may have shown that the model calls no tools.
+        if related and not (reply.retired or can_call(llm)):
             retired = await self._endings(batch, reply, related)
             reply = reply.model_copy(update={"retired": retired})
         validate = partial(validate_reply, reply, batch.lines, context=batch.before)

@@ -116,7 +116,7 @@ class RequestBudget(NamedTuple):
     """The most tokens of a request: messages, known facts, and the answer."""
 
     batch: int = 8_000
-    facts: int = 800
+    facts: int = 300
     answer: int = 4_000
 
 
@@ -129,7 +129,7 @@ def request_budget(
     the whole budget. ``answer``: the most tokens that the settings of the model allow.
 
     >>> request_budget(8_192, 1_000)
-    RequestBudget(batch=3726, facts=372, answer=1863)
+    RequestBudget(batch=3878, facts=145, answer=1939)
     """
     budget = RequestBudget()
     if answer:

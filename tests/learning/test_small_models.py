@@ -174,7 +174,7 @@ async def test_of_a_reply_that_loops_nothing_is_stored_that_nobody_said(
 async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
     learns: Learns,
 ) -> None:
-    """Each answer is paid for, and so is the question whether the known fact still holds."""
+    """Each answer is paid for, and so is the question whether the known fact still holds: only this one names it."""
     memory, server = learns(in_text, client=Small)
     for word in ("tea", "rain"):
         await memory.aput_messages(talk(word))
@@ -182,6 +182,8 @@ async def test_a_server_that_leaves_the_tool_out_is_asked_in_text_from_then_on(
     assert await contents(memory) == ["I like rain", "I like tea"]
     assert ["tools" in body for body in server.bodies] == [True, False, False, False]
     assert (await memory.astats()).usage["facts"].calls == 4
+    naming = ["I like tea" in str(body["messages"]) for body in server.bodies]
+    assert naming == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
