@@ -55,10 +55,8 @@ from llama_index_memory_ext.facts.ranking import (
     rank,
 )
 from llama_index_memory_ext.record.recall import (
-    LENGTH_WEIGHT,
-    SATURATION,
+    NEIGHBOUR_SHARES,
     favour_answers,
-    neighbours,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
@@ -203,23 +201,25 @@ def turns_by_similarity(
     **ranker_options: Any,
 ) -> Order:
     """The turns, each also found by the turns around it."""
-    texts, days = [item["text"] for item in items], [item["time"] for item in items]
-    around = [
-        neighbours(i, texts, days) if with_neighbours else () for i in range(len(items))
-    ]
     documents = (
-        Document(item["id"], item["text"], around[i], item["time"])
-        for i, item in enumerate(items)
+        Document(
+            item["id"],
+            item["text"],
+            date=item["time"],
+            sequence=day_of(item["time"]).toordinal(),
+        )
+        for item in items
     )
     ranker = ranker_of(
         documents,
         conversation,
-        length_weight=LENGTH_WEIGHT,
-        saturation=SATURATION,
+        neighbour_shares=NEIGHBOUR_SHARES if with_neighbours else (),
         **ranker_options,
     )
     ids = [item["id"] for item in items]
-    questions = np.array([text.rstrip().endswith("?") for text in texts])
+    questions = np.array(
+        [text.rstrip().endswith("?") for text in (item["text"] for item in items)]
+    )
 
     def order(question: str) -> list[str]:
         similarities = values_of(ranker.similarities(question), ids)
