@@ -2,7 +2,8 @@
 
 The file is LoCoMo's own ``locomo10.json``, of which the first five conversations are taken, or holds them in the form
 in which they are used here, as ``conversations -> pools -> turns``. The first speaker is the user, the second the
-assistant. A text is as a memory stores it: without the name of its speaker in front.
+assistant. A text is as a memory stores it: without the name of its speaker in front. A question is asked as the user
+asks it: the names of the speakers are "I" and "you". ``named`` keeps the question with the names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ DEFAULT_FOLDER = Path("../shared/recall")
 FILES = ("locomo_dev.json", "locomo10.json")
 CONVERSATIONS = 5
 ADVERSARIAL = 5
+
+# The forms of a verb behind a name, and before "I" and "you".
+VERBS = {
+    "does": ("do", "do"),
+    "has": ("have", "have"),
+    "is": ("am", "are"),
+    "was": ("was", "were"),
+}
+BEFORE_OBJECTS = "about|after|between|by|for|from|help|like|of|than|to|with"
 
 Conversation = dict[str, Any]
 
@@ -56,12 +66,40 @@ def conversations_in(file: Path) -> list[Conversation]:
     """The conversations of a file in one of the two forms."""
     content = json.loads(file.read_text(encoding="utf-8"))
     if isinstance(content, list):
-        return [converted(one) for one in content[:CONVERSATIONS]]
-    conversations: list[Conversation] = content["conversations"]
+        conversations = [converted(one) for one in content[:CONVERSATIONS]]
+    else:
+        conversations = content["conversations"]
+        for conversation in conversations:
+            for turn in conversation["pools"]["turns"]:
+                turn["text"] = turn["text"].removeprefix(f"{turn['speaker']}: ")
     for conversation in conversations:
-        for turn in conversation["pools"]["turns"]:
-            turn["text"] = turn["text"].removeprefix(f"{turn['speaker']}: ")
+        for question in conversation["questions"]:
+            question["named"] = question["text"]
+            question["text"] = asked_as_user(question["text"], conversation["speakers"])
     return conversations
+
+
+def asked_as_user(question: str, speakers: Sequence[str]) -> str:
+    """The question with "I" for the first speaker, who asks it, and "you" for the second.
+
+    >>> asked_as_user("When did Ann visit Ben's farm?", ("Ann", "Ben"))
+    'When did I visit your farm?'
+    >>> asked_as_user("What is Ben planning with Ann?", ("Ann", "Ben"))
+    'What are you planning with me?'
+    """
+    pronouns = (("I", "me", "my"), ("you", "you", "your"))
+    for place, name in enumerate(map(re.escape, speakers)):
+        subject, thing, own = pronouns[place]
+        question = re.sub(rf"\b{name}['\u2019]s?\b", own, question)
+        for verb, forms in VERBS.items():
+            pair = rf"\b{verb} {name}\b", f"{forms[place]} {subject}"
+            question = re.sub(*pair, question, flags=re.IGNORECASE)
+            question = re.sub(
+                rf"\b{name} {verb}\b", f"{subject} {forms[place]}", question
+            )
+        question = re.sub(rf"\b({BEFORE_OBJECTS}) {name}\b", rf"\1 {thing}", question)
+        question = re.sub(rf"\b{name}\b", subject, question)
+    return question[:1].upper() + question[1:]
 
 
 def converted(one: dict[str, Any]) -> Conversation:

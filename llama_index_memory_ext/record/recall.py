@@ -80,11 +80,7 @@ _EARLIER_WEIGHT = 0.1
 _ENOUGH_TERMS = 6
 # The weights of the words of the messages before and after a message, at distance 1, 2
 # and 3: the messages that answer a question seldom stand alone.
-_NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
-_REACH = len(_NEIGHBOUR_SHARES)
-# b and k1 of BM25 for messages, which are longer than facts.
-LENGTH_WEIGHT = 0.7
-SATURATION = 0.6
+NEIGHBOUR_SHARES = (0.2, 0.1, 0.05)
 # A message that ends with a question mark seldom answers a question, and the message
 # behind it often does: the first keeps this share of its similarity, and the second
 # gains this share of it.
@@ -181,8 +177,8 @@ class MessageIndex:
     """The messages of one session, indexed for questions. A call and its results are one message.
 
     A message is found by its own words, its speaker and its day. The words of the
-    messages around it on the same day have less weight. So the last messages are
-    indexed again when others follow. Threads may call at the same time.
+    messages around it on the same day have less weight. Threads may call at the same
+    time.
 
     Attributes:
         epoch: The epoch of the log.
@@ -214,7 +210,8 @@ class MessageIndex:
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(
-            length_weight=LENGTH_WEIGHT, saturation=SATURATION, languages=languages
+            neighbour_shares=NEIGHBOUR_SHARES,
+            languages=languages,
         )
         self.embeddings: EmbeddingRanker | None = None
         self.is_partial = False
@@ -233,8 +230,7 @@ class MessageIndex:
         self._of_user = array("b")
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
-        # The last messages, whose neighbours may still come, and the neighbours before
-        # them.
+        # The last message, whose results may still come; [] before the first.
         self._units: list[_Unit] = []
         self._is_echo = False
         self._lock = thread_lock()
@@ -257,25 +253,31 @@ class MessageIndex:
             new = [row for row in rows if row.id > self.newest]
             if not new:
                 return
-            first_changed = max(len(self._units) - _REACH - 1, 0)
+            indexed = [*self._units]
             for row in new:
                 self._add_to_units(row)
-            self._index_units(first_changed)
+            if self._units[:1] == indexed:
+                self._index_units(self._units[len(indexed) :])
+            else:
+                self._index_units(self._units)
             self.newest = new[-1].id
-            del self._units[: -2 * _REACH - 1]
+            del self._units[:-1]
 
     @contextmanager
     def extended(self, rows: Iterable[LogRow]) -> Iterator[None]:
         """Index rows behind all others until the context ends."""
         with self._lock:
-            before = (self.newest, self.turns, [*self._units], self._is_echo)
+            before = (self.newest, self.turns, self._is_echo, self._offset)
+            units = [*self._units]
             self.take(rows)
         try:
             yield
         finally:
             with self._lock:
-                self.newest, self.turns, self._units, self._is_echo = before
-                self._index_units(max(len(self._units) - _REACH - 1, 0))
+                self.newest, self.turns, self._is_echo, self._offset = before
+                self._units = units
+                self.ranker.remove(self._remove_messages(self.newest + 1))
+                self._index_units(self._units)
 
     def _add_to_units(self, row: LogRow) -> None:
         message = row.message
@@ -302,39 +304,45 @@ class MessageIndex:
     def _count(self, row: LogRow) -> int:
         return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
 
-    def _index_units(self, first: int) -> None:
-        """Index the units from the place ``first`` on, again if they were indexed with fewer neighbours."""
-        removed_ids = self._remove_messages(self._units[first:])
-        texts = ["\n".join(unit.words) for unit in self._units]
-        times = times_of([unit.rows[0] for unit in self._units], self._time_zone)
-        if times and times[-1]:
+    def _index_units(self, units: Sequence[_Unit]) -> None:
+        """Index the last units. The last message is indexed again when its results follow."""
+        if not units:
+            return
+        # The ranker keeps the embedding of a message that is indexed again.
+        removed_ids = self._remove_messages(units[0].rows[0].id)
+        times = times_of(
+            [unit.rows[0] for unit in units], self._time_zone, self._offset
+        )
+        if times[-1]:
             self._offset = times[-1].tzinfo
-        days = [*map(day_of, times)]
         documents: list[tfidf.Document] = []
-        for i, unit in enumerate(self._units[first:], first):
+        for unit, day in zip(units, map(day_of, times), strict=True):
             tokens = sum(unit.tokens)
             if not tokens:
                 continue
-            row_ids = tuple(row.id for row in unit.rows)
-            document_id = str(row_ids[0])
-            self._messages.append(IndexedMessage(row_ids, days[i]))
+            first = unit.rows[0]
+            text = "\n".join(unit.words)
+            self._messages.append(
+                IndexedMessage(tuple(row.id for row in unit.rows), day)
+            )
             self._tokens.append(tokens)
-            self._questions.append(texts[i].rstrip().endswith(_QUESTION_MARKS))
-            self._of_user.append(unit.rows[0].role == MessageRole.USER.value)
-            self._ids.append(document_id)
-            day = date_words(date.fromisoformat(days[i])) if days[i] else ""
-            context = neighbours(i, texts, days)
-            words = f"{unit.rows[0].speaker} {day}"
-            documents.append(tfidf.Document(document_id, texts[i], context, words))
+            self._questions.append(text.rstrip().endswith(_QUESTION_MARKS))
+            self._of_user.append(first.role == MessageRole.USER.value)
+            self._ids.append(str(first.id))
+            words = first.speaker
+            number = 0
+            if day:
+                said_on = date.fromisoformat(day)
+                words += f" {date_words(said_on)}"
+                number = said_on.toordinal()
+            documents.append(
+                tfidf.Document(self._ids[-1], text, date=words, sequence=number)
+            )
         self.ranker.remove(removed_ids - {document.id for document in documents})
         self.ranker.add(documents)
 
-    def _remove_messages(self, units: Sequence[_Unit]) -> set[str]:
-        """Remove all messages from the first of these units on from the end of the index, and return their ids.
-
-        They stay in the ranker, which replaces most of them.
-        """
-        first_row = units[0].rows[0].id if units else 0
+    def _remove_messages(self, first_row: int) -> set[str]:
+        """Remove the messages from a row on, and return their ids, which stay in the ranker."""
         removed_ids = set()
         while self._messages and self._messages[-1].row_ids[0] >= first_row:
             removed_ids.add(self._ids[-1])
@@ -482,20 +490,6 @@ class MessageIndex:
         if fits and all(entry.body.strip() for entry in entries):
             return entries
         return []
-
-
-def neighbours(
-    place: int, texts: Sequence[str], days: Sequence[str]
-) -> tuple[tuple[str, float], ...]:
-    """Return the texts around the text at a place, of the same day, each with its weight."""
-    around: list[tuple[str, float]] = []
-    for distance, share in enumerate(_NEIGHBOUR_SHARES, 1):
-        around += [
-            (texts[i][:_NEIGHBOUR_CHARACTERS], share)
-            for i in (place - distance, place + distance)
-            if 0 <= i < len(texts) and days[i] == days[place]
-        ]
-    return tuple(around)
 
 
 def favour_answers(

@@ -40,9 +40,9 @@ Group: TypeAlias = tuple[str, ...]
 SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
-# b and k1 of BM25, for facts.
-LENGTH_WEIGHT = 0.4
-SATURATION = 1.0
+# b and k1 of BM25.
+LENGTH_WEIGHT = 0.7
+SATURATION = 0.6
 # All words that are related to a word of a query have this share of its weight. A query
 # with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
@@ -70,12 +70,15 @@ class Document(NamedTuple):
         context: Other texts whose words find the document too, each with a weight in
             0..1.
         date: Further words, such as "Ann 8 May, 2023", with the weight 1.
+        sequence: Documents with the same number that are added one after the other are
+            neighbours.
     """
 
     id: str
     text: str
     context: tuple[tuple[str, float], ...] = ()
     date: str = ""
+    sequence: int = 0
 
 
 class Similar(Protocol):
@@ -240,10 +243,11 @@ class Similarities(Mapping[str, float]):
 
 
 class _Analysis(NamedTuple):
-    """The words of a document and its contexts, and the weight of each term."""
+    """The words of a document and its contexts, the weight of each term, and the document's sequence."""
 
     weights: Mapping[str, float]
     words: tuple[Word, ...]
+    sequence: int
 
 
 class _Occurrences(NamedTuple):
@@ -253,13 +257,27 @@ class _Occurrences(NamedTuple):
     counts: NDArray[Any]
 
 
+def _sum_by_row(parts: Sequence[_Occurrences]) -> _Occurrences:
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return _Occurrences(np.empty(0, np.intc), np.empty(0))
+    # Faster than sorting the rows.
+    by_row = np.bincount(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.counts for part in parts]),
+    )
+    rows = np.flatnonzero(by_row > 0)
+    return _Occurrences(rows, by_row[rows])
+
+
 class TfidfRanker:
     """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
     The score of a document adds up, for each term of the query,
     ``(1 + ln(n)) * idf * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
     length))``. The query has the term ``n`` times, and the document ``w`` times,
-    contexts included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
+    contexts and neighbours included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
     equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
     2009. The idf is smoothed as in scikit-learn, ``idf = 1 + ln((1 + documents) / (1 +
     documents with the term))``.
@@ -271,6 +289,8 @@ class TfidfRanker:
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         saturation: Above 0; the lower, the less a term counts that is repeated.
+        neighbour_shares: The weights of the words of the documents before and after a
+            document in its sequence, the nearest first.
         vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
             preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
             weights, norms and other limits have no effect. A SettingError for anything
@@ -293,6 +313,7 @@ class TfidfRanker:
         *,
         length_weight: float = LENGTH_WEIGHT,
         saturation: float = SATURATION,
+        neighbour_shares: Sequence[float] = (),
         vectorizer: Any = None,
         languages: Sequence[str] | None = None,
     ) -> None:
@@ -312,6 +333,7 @@ class TfidfRanker:
         self._among = checked_languages(languages)
         self._length_weight = length_weight
         self._saturation = saturation
+        self._neighbour_shares = neighbour_shares
         self._lock = thread_lock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
         # By row, with gaps where documents were removed.
@@ -319,6 +341,7 @@ class TfidfRanker:
         # Tuples of different words: sets would take ten times the memory.
         self._row_words: list[tuple[Word, ...]] = []
         self._lengths = array("d")
+        self._sequences = array("i")
         # The number of documents with each word.
         self._documents: Counter[Word] = Counter()
         # The words by their stems, for each language of a query so far. Words without a
@@ -327,6 +350,7 @@ class TfidfRanker:
         self._prepared_documents = 0
         # Caches until a document changes.
         self._cached_norms: Values | None = None
+        self._cached_near_rows: dict[int, NDArray[np.bool_]] = {}
         self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -358,6 +382,7 @@ class TfidfRanker:
             self._remove_from_postings(rows)
             for row in rows:
                 self._empty_row(row)
+            self._drop_last_rows()
             if len(self._row_words) - len(places) > max(_MOST_GAPS, len(places)):
                 self._close_gaps()
 
@@ -380,7 +405,7 @@ class TfidfRanker:
             context_counts = Counter(word.term for word in context_words)
             for term, count in context_counts.items():
                 weights[term] += share * (1 + log(count))
-        return _Analysis(weights, tuple(dict.fromkeys(words)))
+        return _Analysis(weights, tuple(dict.fromkeys(words)), document.sequence)
 
     def _append_row(self, document_id: str, analysis: _Analysis) -> None:
         row = len(self._row_words)
@@ -391,6 +416,7 @@ class TfidfRanker:
         new = [word for word in analysis.words if word not in self._documents]
         self._add_forms(new, self._by_stem)
         self._documents.update(analysis.words)
+        self._sequences.append(analysis.sequence)
         self._places.rows[document_id] = row
         self._places.ids.append(document_id)
         self._row_words.append(analysis.words)
@@ -416,8 +442,16 @@ class TfidfRanker:
         self._row_words[row] = ()
         self._lengths[row] = 0.0
 
+    def _drop_last_rows(self) -> None:
+        """Drop the removed rows at the end, so that the documents around them are neighbours."""
+        ids = self._places.ids
+        while ids and self._places.rows.get(ids[-1]) != len(ids) - 1:
+            for values in (ids, self._row_words, self._lengths, self._sequences):
+                values.pop()
+
     def _forget_answers(self) -> None:
         self._cached_norms = None
+        self._cached_near_rows = {}
         self._answers = Recent(_CACHED_ANSWERS)
 
     def _compute_similarities(self, query: str) -> Similarities:
@@ -494,7 +528,7 @@ class TfidfRanker:
         # Term by term: in a new process, arrays of all terms together come from the system
         # for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
-            occurrences = self._occurrences(group)
+            occurrences = self._with_neighbours(self._occurrences(group))
             factor = weight * self._idf(len(occurrences.rows)) * (self._saturation + 1)
             divisors = norms.take(occurrences.rows)
             divisors += occurrences.counts
@@ -505,18 +539,33 @@ class TfidfRanker:
         return scores
 
     def _occurrences(self, group: Group) -> _Occurrences:
-        postings = [self._postings[term] for term in group if term in self._postings]
-        if len(postings) == 1:
-            return _Occurrences(view(postings[0].rows), view(postings[0].counts))
-        if not postings:
-            return _Occurrences(np.empty(0, np.intc), np.empty(0))
-        # Faster than sorting the rows.
-        by_row = np.bincount(
-            np.concatenate([view(posting.rows) for posting in postings]),
-            np.concatenate([view(posting.counts) for posting in postings]),
-        )
-        rows = np.flatnonzero(by_row > 0)
-        return _Occurrences(rows, by_row[rows])
+        parts = []
+        for term in group:
+            if term in self._postings:
+                posting = self._postings[term]
+                parts.append(_Occurrences(view(posting.rows), view(posting.counts)))
+        return _sum_by_row(parts)
+
+    def _with_neighbours(self, occurrences: _Occurrences) -> _Occurrences:
+        """Return the occurrences with a share of those in the rows around each row."""
+        rows, counts = occurrences
+        parts = [occurrences]
+        for step, is_near in self._near_rows().items():
+            near = is_near.take(rows)
+            share = self._neighbour_shares[abs(step) - 1]
+            parts.append(_Occurrences(rows[near] + step, share * counts[near]))
+        return _sum_by_row(parts)
+
+    def _near_rows(self) -> dict[int, NDArray[np.bool_]]:
+        """Return for each distance, negative for rows before, which rows have a neighbour there."""
+        if not self._cached_near_rows:
+            sequences = view(self._sequences)
+            for distance in range(1, len(self._neighbour_shares) + 1):
+                same = sequences[distance:] == sequences[:-distance]
+                end = np.zeros(len(sequences) - len(same), bool)
+                self._cached_near_rows[distance] = np.append(same, end)
+                self._cached_near_rows[-distance] = np.append(end, same)
+        return self._cached_near_rows
 
     def _frequency(self, term: str) -> int:
         if term in self._postings:
@@ -529,7 +578,11 @@ class TfidfRanker:
     def _norms(self) -> Values:
         """Return ``k1 * (1 - b + b * length / mean length)`` of each row."""
         if self._cached_norms is None:
-            lengths = view(self._lengths)
+            rows = np.arange(len(self._lengths))
+            own = _Occurrences(rows, view(self._lengths))
+            around = self._with_neighbours(own)
+            lengths = np.zeros(len(rows))
+            lengths[around.rows] = around.counts
             mean = lengths.sum() / max(len(self._places.rows), 1)
             relative = lengths / mean if mean else lengths
             self._cached_norms = self._saturation * (
@@ -546,6 +599,7 @@ class TfidfRanker:
             posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
         self._places = _Places(self._places.ids[row] for row in rows)
         self._row_words = [self._row_words[row] for row in rows]
+        self._sequences = array("i", (self._sequences[row] for row in rows))
         self._lengths = array("d", (self._lengths[row] for row in rows))
 
 

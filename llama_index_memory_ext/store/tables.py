@@ -732,15 +732,15 @@ def written_at(timestamp: int | None) -> datetime | None:
 
 
 def times_of(
-    rows: Iterable[LogRow], zone: tzinfo | None = None
+    rows: Iterable[LogRow], zone: tzinfo | None = None, offset: tzinfo | None = None
 ) -> list[datetime | None]:
     """Return when the message of each row was said, in the time zone.
 
     Without a zone, a time has its own offset. A time in UTC has the offset of the
-    message before it.
+    message before it; ``offset`` is that of the message before the first.
     """
     times = []
-    offset = zone
+    offset = zone or offset
     for row in rows:
         said_at = row.said_at(zone)
         if said_at and zone is None and said_at.utcoffset():

@@ -62,7 +62,7 @@ def by_formula(texts: Sequence[str], query: str) -> list[float]:
     )
     counted = np.asarray(counts.transform(texts).todense(), dtype=float)
     lengths = counted.sum(1, keepdims=True)
-    weights = counted * 2 / (counted + 0.6 + 0.4 * lengths / lengths.mean())
+    weights = counted * 1.6 / (counted + 0.6 * (0.3 + 0.7 * lengths / lengths.mean()))
     asked = np.asarray(counts.transform([query]).todense(), dtype=float)[0]
     times = np.where(asked > 0, 1 + np.log(np.maximum(asked, 1)), 0)
     scores = weights @ (vectorizer.idf_ * times)
@@ -100,6 +100,24 @@ def test_documents_with_the_same_words_are_equally_similar_whatever_came_in_betw
     ranker.remove(map(str, removed))
     found = ranker.similarities(query)
     assert found.get("first") == found.get("last")
+
+
+def test_a_document_has_a_share_of_the_words_of_its_neighbours() -> None:
+    """In any number of steps: a document that is added anew at the end leaves no gap."""
+    texts = ["tea", "docker", "printer", "zebra", "lisbon"]
+    documents = [Document(text, text, sequence=i // 4) for i, text in enumerate(texts)]
+    ranker = TfidfRanker(neighbour_shares=(0.2, 0.1))
+    ranker.add(documents[:3])
+    ranker.add(documents[2:4])
+    ranker.remove(["zebra"])
+    ranker.add(documents[3:])
+    found = ranker.similarities("zebra")
+    assert list(found) == ["docker", "printer", "zebra"]
+    assert found["docker"] < found["printer"] < found["zebra"] == 1
+    assert dict(ranker.similarities("lisbon")) == {"lisbon": 1}
+    at_once = TfidfRanker(neighbour_shares=(0.2, 0.1))
+    at_once.add(documents)
+    assert dict(at_once.similarities("zebra tea")) == ranker.similarities("zebra tea")
 
 
 def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
