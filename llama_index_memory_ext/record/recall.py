@@ -57,7 +57,12 @@ from llama_index_memory_ext.text.messages import (
     tokens_of,
     turns_in,
 )
-from llama_index_memory_ext.words.asking import asks, is_statement
+from llama_index_memory_ext.words.asking import (
+    asks,
+    asks_about_now,
+    change_words,
+    is_statement,
+)
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
@@ -100,6 +105,10 @@ _LENGTH_POWER = 0.4
 _MOST_RANKED = 1_000
 # A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0
+# A message with a word of a change, such as "moved" for "live", gains this share of the
+# best similarity. A question about now takes this share from the oldest message.
+_CHANGE_SHARE = 0.15
+_AGE_SHARE = 0.3
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
@@ -387,6 +396,14 @@ class MessageIndex:
         codes = languages_of(question, self._languages)
         speaker = speaker_asked_for(question, codes)
         similarity = favour_speaker(of_user, speaker, similarity)
+        changes = change_words(question)
+        if changes:
+            changed = tfidf.values_of(self.ranker.similarities(changes), ids)
+            similarity += _CHANGE_SHARE * tfidf.divided_by_best(changed)
+        if asks_about_now(question):
+            age = np.linspace(1.0, 0.0, end)
+            similarity *= 1 - _AGE_SHARE * age
+        similarity = tfidf.divided_by_best(similarity)
         periods = list(relative_periods(question.casefold(), self.today))
         if periods:
             similarity = tfidf.divided_by_best(

@@ -9,6 +9,7 @@ from llama_index_memory_ext.words import (
     ends_of,
     pattern,
     phrases,
+    word_lists,
     words_of_section,
 )
 
@@ -40,6 +41,32 @@ def asks(text: str) -> bool:
     return any(map(phrases("clauses", "asks").search, sentences))
 
 
+def asks_about_now(text: str) -> bool:
+    """Return whether a text names the present.
+
+    >>> asks_about_now("Where do I live now?"), asks_about_now("Where did I live?")
+    (True, False)
+    """
+    return phrases("asking", "now").search(ends_of(text, _END)) is not None
+
+
+def change_words(text: str) -> str:
+    """Return the words of a change of what a text names, in its language; "" for none.
+
+    >>> change_words("Where do I live?")
+    'moved move moving relocated'
+    """
+    plain = ends_of(text, _END).casefold()
+    # The Chinese and Japanese words of the list are single characters.
+    words = {*_words_in(plain), *plain}
+    changes: list[str] = []
+    for line in word_lists("asking")["changes"]:
+        bar = line.index("|")
+        if not words.isdisjoint(line[:bar]):
+            changes += line[bar + 1 :]
+    return " ".join(changes)
+
+
 def is_statement(text: str) -> bool:
     """Return whether a text only tells something: it asks for nothing, and goes on with nothing.
 
@@ -49,7 +76,7 @@ def is_statement(text: str) -> bool:
     (True, False)
     """
     plain = ends_of(text, _END).casefold()
-    words = re.findall(r"[^\W\d_]+", plain)
+    words = _words_in(plain)
     references = sum(word in _REFERENCES for word in words)
     if pattern(_CHINESE_OR_JAPANESE).search(plain):
         in_characters = phrases("asking", "references_in_characters")
@@ -57,6 +84,10 @@ def is_statement(text: str) -> bool:
     elif not _are_read(words):
         return False
     return not (references > _MOST_REFERENCES or asks(text) or _requests(plain))
+
+
+def _words_in(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", text)
 
 
 def _are_read(words: list[str]) -> bool:

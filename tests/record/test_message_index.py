@@ -94,6 +94,19 @@ def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     assert places(messages, "Berlin") == [(1,), (2,), (0,), (3,)]
 
 
+def test_a_question_about_now_prefers_the_newest_of_what_is_alike() -> None:
+    """Also if an older message is a little more like the question."""
+    messages = [
+        user("I read the book Emma."),
+        assistant("I see."),
+        user("The weather is fine."),
+        assistant("It is."),
+        user("I read the book Middlemarch with my sister."),
+    ]
+    assert places(messages, "Which book do I read?")[0] == (0,)
+    assert places(messages, "Which book do I read now?")[0] == (4,)
+
+
 def test_a_message_is_found_by_the_day_on_which_it_was_written() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, *range(5)))
