@@ -1,8 +1,7 @@
-"""The offline model: answers from the prompt alone, by rules, without a network."""
+"""The offline model: answers by rules from the prompt alone, without a network."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from contextlib import suppress
@@ -25,7 +24,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index_memory_ext.text.messages import body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from llama_index.core.tools import BaseTool
 
@@ -34,22 +33,21 @@ ABOUT = "I answer by rules: sums with calculator tools, what you said about your
 NOT_SEEN = "I cannot see that in what I was shown."
 NO_CALL = "I called no tool for that. I answered from what I was shown."
 
-_OPERATIONS = {
-    ast.Add: "add",
-    ast.Sub: "subtract",
-    ast.Mult: "multiply",
-    ast.Div: "divide",
-}
+_TOOLS = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 _SUM = re.compile(
     r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_PRODUCT = re.compile(rf"{_NUMBER} *([*/]) *{_NUMBER}")
+_ADDITION = re.compile(rf"{_NUMBER} *([+-]) *{_NUMBER}")
+_INNERMOST = re.compile(r"\(([^()]*)\)")
+_NUMBER_IN_PARENTHESES = re.compile(rf"\({_NUMBER}\)")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # Recalled messages have no end tag.
 _ELEMENT = re.compile(
-    r'^<(?:message role="(\w+)"|fact )([^>]*)>(.*?)</(?:message|fact)>$'
-    r"|^<message (user|assistant|tool)\b([^>]*)>(.*?)(?=\n<(?:message|/earlier_messages)\b)",
+    r'^<(?:message role="(?P<role>\w+)"|fact )(?P<attributes>[^>]*)>(?P<body>.*?)</(?:message|fact)>$'
+    r"|^<message (?P<earlier>user|assistant|tool)\b(?P<more>[^>]*)>(?P<text>.*?)(?=\n<(?:message|/earlier_messages)\b)",
     re.MULTILINE | re.DOTALL,
 )
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -67,6 +65,7 @@ class _Topic(NamedTuple):
     ``category``: the category of the fact.
     ``question``: how the user asks for it, a regular expression.
     ``single``: whether only the last statement is true.
+    ``warns``: whether a question that names a value gets a warning.
     """
 
     statement: str
@@ -75,6 +74,7 @@ class _Topic(NamedTuple):
     category: str
     question: str
     single: bool = False
+    warns: bool = False
 
 
 _TOPICS_FILE = Path(__file__).with_name("offline_topics.json")
@@ -87,6 +87,15 @@ class _Entry(NamedTuple):
     role: str
     text: str
     call_id: str = ""
+
+
+class _Prompt(NamedTuple):
+    """The last question, the entries ``before`` it, the entries of the ``turn`` that it begins, and the tools."""
+
+    question: str
+    before: Sequence[_Entry]
+    turn: Sequence[_Entry]
+    tools: Collection[str]
 
 
 class _Call(NamedTuple):
@@ -107,7 +116,7 @@ class _Statement(NamedTuple):
 def reply(
     messages: Iterable[ChatMessage], tool_names: Collection[str] = ()
 ) -> ChatMessage:
-    """Return the answer to messages, by the first rule that fits: a text, or a tool call.
+    """Return the answer of the first rule that fits, a text or a tool call.
 
     The past is read from the messages, and from the record and the facts within
     ``<memory>``; the question follows ``</memory>``. The tools ``add``, ``subtract``,
@@ -119,48 +128,29 @@ def reply(
     'Noted: your name is Logan.'
     """
     entries: list[_Entry] = []
+    question = ""
+    start = 0
     for message in messages:
         entries += _entries(message)
-    question = ""
-    start = len(entries)
-    for i, entry in enumerate(entries):
-        if entry.role == "user":
-            question = entry.text
-            start = i
-    answer = _answer(question, entries[:start], entries[start:], tool_names)
+        if message.role == "user":
+            start = len(entries) - 1
+            question = entries[start].text
+    prompt = _Prompt(question, entries[:start], entries[start:], tool_names)
+    answer = next(filter(None, (rule(prompt) for rule in _RULES)))
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
 
 
-def _answer(
-    question: str,
-    past: Sequence[_Entry],
-    turn: Sequence[_Entry],
-    tool_names: Collection[str],
-) -> str | ToolCallBlock:
-    if "report_facts" in tool_names:
-        facts = _facts_in(question)
-        return ToolCallBlock(
-            tool_call_id="call_1", tool_name="report_facts", tool_kwargs=facts
-        )
-    summary_so_far = _SUMMARY_SO_FAR.search(question)
-    if summary_so_far:
-        return _summarize(summary_so_far[1], question)
-    if "how did you" in question.casefold():
-        return _tell_calls(question, past)
-    answer = _calculate(_longest_sum(question), _calls(turn), tool_names)
-    return answer or _tell_topic(question, past)
-
-
-def _entries(message: ChatMessage) -> Iterator[_Entry]:
-    """Yield the entries of the memory in a message, and then the message with its calls in the record's form."""
+def _entries(message: ChatMessage) -> list[_Entry]:
+    """Return the entries of the memory in a message, and then the message with its calls in the record's form."""
     text = body_of(message)
+    entries = []
     if message.role in ("system", "user"):
         memory, _, text = text.rpartition("</memory>")
-        yield from _elements(memory)
+        entries = _elements(memory)
     call_id = message.additional_kwargs.get("tool_call_id") or ""
-    yield _Entry(message.role.value, text.strip(), call_id)
+    return [*entries, _Entry(message.role.value, text.strip(), call_id)]
 
 
 def _elements(text: str) -> list[_Entry]:
@@ -168,14 +158,12 @@ def _elements(text: str) -> list[_Entry]:
     recalled = []
     listed = []
     for match in _ELEMENT.finditer(text):
-        role, attributes, body, recalled_role, recalled_attributes, recalled_body = (
-            part or "" for part in match.groups()
-        )
-        call_id = "".join(_CALL_ID.findall(attributes + recalled_attributes))
-        if recalled_role:
-            recalled.append(_Entry(recalled_role, recalled_body.strip(), call_id))
+        call_id = "".join(_CALL_ID.findall(match["attributes"] or match["more"] or ""))
+        if match["earlier"]:
+            recalled.append(_Entry(match["earlier"], match["text"].strip(), call_id))
         else:
-            listed.append(_Entry(role or "fact", body.strip(), call_id))
+            role = match["role"] or "fact"
+            listed.append(_Entry(role, match["body"].strip(), call_id))
     return recalled + listed
 
 
@@ -196,7 +184,7 @@ def _calls(entries: Sequence[_Entry]) -> list[_Call]:
     return calls
 
 
-def _statements(topic: _Topic, text: str, *, latest_only: bool) -> list[_Statement]:
+def _statements(topic: _Topic, text: str) -> list[_Statement]:
     """Return the statements of a text about a topic, each up to the next topic; questions are left out."""
     pattern = (
         rf"\b((?i:{topic.statement})\s+(.+?))"
@@ -206,112 +194,76 @@ def _statements(topic: _Topic, text: str, *, latest_only: bool) -> list[_Stateme
     for sentence in _SENTENCE_END.split(text):
         if not sentence.endswith("?"):
             statements += map(_Statement._make, re.findall(pattern, sentence))
-    return statements[-1:] if latest_only else statements
+    return statements
 
 
-def _facts_in(question: str) -> dict[str, Any]:
-    """Return the reply to an extraction: the facts of the transcript, each with the known fact that it contradicts."""
-    known_facts, _, transcript = question.partition("<transcript>")
-    messages = _NUMBERED_MESSAGE.findall(transcript)
+def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
+    """Report the facts of a transcript, each with the number of the known fact that it contradicts."""
+    if "report_facts" not in prompt.tools:
+        return None
+    known_facts, _, transcript = prompt.question.partition("<transcript>")
     facts: list[dict[str, Any]] = []
     for topic in _TOPICS:
         of_topic = []
-        for number, text in messages:
-            for quote, value in _statements(topic, text, latest_only=False):
-                content = f"{topic.fact} {value}"
+        for number, text in _NUMBERED_MESSAGE.findall(transcript):
+            for quote, value in _statements(topic, text):
                 fact = {
                     "message": int(number),
                     "quote": quote,
-                    "fact": content,
+                    "fact": f"{topic.fact} {value}",
                     "category": topic.category,
-                    "ends": _contradicted(topic, content, known_facts),
+                    "ends": _contradicted(topic, value, known_facts),
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
-    return {"facts": facts}
+    return _call(1, "report_facts", {"facts": facts})
 
 
-def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
-    """Return the number of the known fact that a new fact contradicts; 0 if there is none."""
-    if topic.single:
-        for number, fact in _KNOWN_FACT.findall(known_facts):
-            if fact.startswith(topic.fact) and fact.casefold() != content.casefold():
-                return int(number)
+def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
+    """Return the number of the known fact that another value contradicts; 0 if there is none."""
+    for number, fact in _KNOWN_FACT.findall(known_facts):
+        is_about_topic = topic.single and fact.startswith(topic.fact)
+        if is_about_topic and fact.casefold() != f"{topic.fact} {value}".casefold():
+            return int(number)
     return 0
 
 
-def _summarize(summary_so_far: str, request: str) -> str:
+def _call(number: int, tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
+    return ToolCallBlock(
+        tool_call_id=f"call_{number}", tool_name=tool, tool_kwargs=arguments
+    )
+
+
+def _summarize(prompt: _Prompt) -> str:
     """Return the summary so far, and the first sentence of each message in the request."""
-    lines = [summary_so_far.replace("(none)", "")]
-    for entry in _elements(request):
+    summary_so_far = _SUMMARY_SO_FAR.search(prompt.question)
+    if summary_so_far is None:
+        return ""
+    lines = [summary_so_far[1].replace("(none)", "")]
+    for entry in _elements(prompt.question):
         if entry.role in {"user", "assistant"} and not _calls([entry]):
             sentence = _SENTENCE_END.split(entry.text)[0].strip()
             lines.append(f"The {entry.role}: {sentence}")
     return "\n".join(filter(None, lines))
 
 
-def _longest_sum(question: str) -> str:
-    matches = filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(question)))
-    return max((match[1].strip() for match in matches), key=len, default="")
-
-
-def _calculate(
-    written: str, calls: Sequence[_Call], tools: Collection[str]
-) -> str | ToolCallBlock:
-    """Return the next tool call of a sum, inner operations first, and at last its value; "" for any other text."""
-    results = {(call.name, *call.arguments.values()): call.result for call in calls}
-
-    # The nodes of a syntax tree have no common type with these fields.
-    def value_of(node: Any) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.UnaryOp):
-            return -value_of(node.operand)
-        operation = _OPERATIONS.get(type(node.op), "power")
-        # Raises a KeyError at the first operation without a result, and a ValueError if
-        # the result is the text of an error.
-        return json.loads(results[operation, value_of(node.left), value_of(node.right)])
-
-    try:
-        tree = ast.parse(written, mode="eval").body
-        if not isinstance(tree, ast.BinOp):
-            return ""
-        value = value_of(tree)
-    except (SyntaxError, AttributeError):
+def _tell_calls(prompt: _Prompt) -> str:
+    """Describe the calls of the last turn whose question has the numbers of this question."""
+    if "how did you" not in prompt.question.casefold():
         return ""
-    except ValueError:
-        return f"A tool could not do it: {calls[-1].result}"
-    except KeyError as missing:
-        tool, a, b = missing.args[0]
-    else:
-        return f"{written} = {_as_number(value)}"
-    if tool not in tools:
-        return f"I work out sums with tools only, and there is none named {tool!r}."
-    return ToolCallBlock(
-        tool_call_id=f"call_{len(calls) + 1}",
-        tool_name=tool,
-        tool_kwargs={"a": a, "b": b},
-    )
-
-
-def _as_number(value: object) -> str:
-    """Return a number without a fraction that is zero, and any other value as it is."""
-    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
-
-
-def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
-    """Describe the calls of the last turn whose question has the numbers of this question.
-
-    Without numbers, describe the calls of the last turn.
-    """
-    turns = _turns(past)
-    numbers = set(_NUMBER.findall(question))
-    if numbers:
-        turns = [turn for turn in turns if _asks_with(numbers, turn[0].text)]
-    if not turns:
+    numbers = set(re.findall(_NUMBER, prompt.question))
+    turn: list[_Entry] = []
+    matching_turn = None
+    for entry in prompt.before:
+        if entry.role == "user":
+            turn = []
+            if numbers <= set(re.findall(_NUMBER, entry.text)):
+                matching_turn = turn
+        turn.append(entry)
+    if matching_turn is None:
         return NOT_SEEN
     descriptions = []
-    for call in _calls(turns[-1]):
+    for call in _calls(matching_turn):
         items = call.arguments.items()
         arguments = ", ".join(f"{name}={_as_number(value)}" for name, value in items)
         result = _as_number(call.result)
@@ -321,54 +273,78 @@ def _tell_calls(question: str, past: Sequence[_Entry]) -> str:
     return f"I called {', then '.join(descriptions)}."
 
 
-def _turns(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    turns = []
-    for entry in entries:
-        if entry.role == "user":
-            turns.append([entry])
-        elif turns:
-            turns[-1].append(entry)
-    return turns
+def _calculate(prompt: _Prompt) -> str | ToolCallBlock:
+    """Call the tool for the next step of a sum; at last, tell its value."""
+    matches = filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(prompt.question)))
+    written = max((match[1].strip() for match in matches), key=len, default="")
+    text = written
+    step = _next_step(text)
+    if step is None:
+        return ""
+    calls = _calls(prompt.turn)
+    for call in calls:
+        if not re.fullmatch(_NUMBER, call.result):
+            return f"A tool could not do it: {call.result}"
+        if step:
+            text = f"{text[: step.start()]}{call.result}{text[step.end() :]}"
+            text = _NUMBER_IN_PARENTHESES.sub(r"\1", text)
+            step = _next_step(text)
+    if step is None:
+        return f"{written} = {_as_number(text)}"
+    tool = _TOOLS[step[2]]
+    if tool not in prompt.tools:
+        return f"I work out sums with tools only, and there is none named {tool!r}."
+    numbers = {"a": json.loads(step[1]), "b": json.loads(step[3])}
+    return _call(len(calls) + 1, tool, numbers)
 
 
-def _asks_with(numbers: set[str], question: str) -> bool:
-    if "how did you" in question.casefold():
-        return False
-    return numbers <= set(_NUMBER.findall(question))
+def _next_step(text: str) -> re.Match[str] | None:
+    """Return the operation of a sum that is done next, in the innermost parentheses; None for a number."""
+    inner = _INNERMOST.search(text)
+    start = inner.start(1) if inner else 0
+    end = inner.end(1) if inner else len(text)
+    product = _PRODUCT.search(text, start, end)
+    return product or _ADDITION.search(text, start, end)
 
 
-def _tell_topic(question: str, past: Sequence[_Entry]) -> str:
+def _as_number(value: object) -> str:
+    """Return a number without a fraction that is zero, and any other value as it is."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
+
+
+def _tell_topic(prompt: _Prompt) -> str:
     """Answer from the user's last statement, else from a fact; note new statements of the question."""
-    text = "\n".join([*_texts_of("user", past), question])
-    facts = _texts_of("fact", past)
+    question = prompt.question
+    text = "\n".join([*_texts_of("user", prompt.before), question])
+    facts = _texts_of("fact", prompt.before)
     notes = []
     for topic in _TOPICS:
-        values = _values(topic, text, facts)
+        statements = _statements(topic, text)
+        values = [statement.value for statement in reversed(statements)]
+        values += [
+            fact[len(topic.fact) :].strip()
+            for fact in facts
+            if fact.startswith(topic.fact)
+        ]
         if re.search(topic.question, question, re.IGNORECASE):
             return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
-        if topic.fact == "Is allergic to" and question.endswith("?"):
-            for value in values:
-                if value.casefold().removesuffix("s") in question.casefold():
-                    return f"Take care: {topic.answer} {value}."
-        statements = _statements(topic, question, latest_only=topic.single)
-        notes += [f"{topic.answer} {statement.value}" for statement in statements]
+        for value in values if topic.warns and question.endswith("?") else ():
+            if value.casefold().removesuffix("s") in question.casefold():
+                return f"Take care: {topic.answer} {value}."
+        notes += [f"{topic.answer} {new.value}" for new in _statements(topic, question)]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
 
 
-def _values(topic: _Topic, text: str, facts: Iterable[str]) -> list[str]:
-    """Return the values of a topic: from the text, the last statement first, and then from the facts."""
-    statements = _statements(topic, text, latest_only=False)
-    values = [statement.value for statement in reversed(statements)]
-    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
-    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
-    return values
+# The first rule with an answer counts.
+_RULES = (_report_facts, _summarize, _tell_calls, _calculate, _tell_topic)
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
-    """A LlamaIndex model for a first try, without a network, a key or a state between calls.
+    """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
-    It answers by the rules of ``reply``, from the messages of the call. A stream has
-    one part.
+    The rules know a dozen topics (names, places, allergies, likes, work), sums with
+    calculator tools, and what was said and called before. They report facts and write
+    summaries, too. A stream has one part.
     """
 
     @property
