@@ -45,7 +45,10 @@ _STORE = (
     "store/log.py",
     "store/owners.py",
     "store/deletion.py",
+    "store/readers.py",
+    "store/rows.py",
     "store/database.py",
+    "store/transaction.py",
     "store/tables.py",
 )
 _TURN = (

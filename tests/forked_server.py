@@ -76,7 +76,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
     import_module("llama_index_memory_ext.text.tokens").TokenCounter().count("warm")
-    loading = import_module("llama_index_memory_ext.background.loop")
+    loading = import_module("llama_index_memory_ext.background.loading")
     loading.start_loading()
     asyncio.run(loading.wait_until_loaded())
     gc.collect()

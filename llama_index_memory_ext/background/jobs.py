@@ -9,16 +9,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, finalize
 
-from llama_index_memory_ext.background.loop import (
-    Recent,
-    other_loop,
-    owners_not_waited_for,
-    running_jobs,
-    spawn,
-)
+from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork
+from llama_index_memory_ext.background.loop import other_loop, spawn
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import NoModelError, WorkError
 from llama_index_memory_ext.events import (
     JobFailedEvent,
@@ -33,6 +29,39 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
+
+# The tasks of jobs in this process, in any event loop, that have neither ended nor
+# failed, each with the owner of its result and its session.
+running_jobs: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
+# The owners whose last job has failed, or took longer than a question waits: no
+# question waits until a job has succeeded.
+owners_not_waited_for: Recent[tuple[str, ...], bool] = Recent(1_000)
+
+# No job of the parent ends in its child.
+at_fork(after_in_child=running_jobs.clear)
+
+
+async def wait_for_owner(
+    owner: tuple[str, ...], seconds: float, *, except_session: str | None = None
+) -> None:
+    """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
+
+    The wait takes at most so many ``seconds``. After a job that has failed, or that
+    took longer, no call waits until a job has succeeded.
+    """
+    tasks = [
+        task
+        for task, (whose, session_id) in list(running_jobs.items())
+        if whose == owner and session_id != except_session
+    ]
+    end = time.monotonic() + seconds
+    while any(task in running_jobs for task in tasks) and not owners_not_waited_for.get(
+        owner
+    ):
+        if time.monotonic() >= end:
+            owners_not_waited_for.put(owner, value=True)
+        await asyncio.sleep(LOOK_SECONDS)
+
 
 Work: TypeAlias = Callable[[], Awaitable[object]]
 

@@ -15,8 +15,9 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loop import Recent, start_loading, wait_for_owner
+from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
+from llama_index_memory_ext.background.loading import start_loading
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
@@ -59,13 +60,10 @@ from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.rows import LogPage, LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.tables import (
     LAST_ID,
     PROFILE_READER,
-    LogPage,
-    LogRow,
-    ReadPosition,
-    Snapshot,
     display_name,
     namespace_of_session,
 )

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.background.jobs import Jobs
-    from llama_index_memory_ext.store.tables import Snapshot
+    from llama_index_memory_ext.store.rows import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
 _MAX_RECALL_TOKENS = 2_000

@@ -7,7 +7,8 @@ from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.background.loop import Recent, thread_lock
+from llama_index_memory_ext.background.locks import thread_lock
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.fact import AgentView, Fact, past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.tables import Readers
+    from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.text.tokens import CountedText
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
 
-    from llama_index_memory_ext.store.tables import Readers
+    from llama_index_memory_ext.store.readers import Readers
 
 
 Numbers: TypeAlias = NDArray[np.float64]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 
-from llama_index_memory_ext.background.loop import wait_until_loaded
+from llama_index_memory_ext.background.loading import wait_until_loaded
 from llama_index_memory_ext.errors import (
     Blame,
     StoreError,
@@ -79,16 +79,14 @@ from llama_index_memory_ext.models.ask import (
     usage_of,
     was_truncated,
 )
-from llama_index_memory_ext.store.tables import (
-    ROWS,
+from llama_index_memory_ext.store.rows import (
     LogPage,
     LogRow,
     ReadPosition,
     SessionAccess,
-    display_name,
-    namespace_of_session,
     times_of,
 )
+from llama_index_memory_ext.store.tables import ROWS, display_name, namespace_of_session
 from llama_index_memory_ext.text.messages import (
     OTHER_ROLE,
     Json,

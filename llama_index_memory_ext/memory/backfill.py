@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.loop import lock_for
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
 
 if TYPE_CHECKING:

@@ -31,12 +31,8 @@ from pydantic import AfterValidator
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.loop import (
-    in_sync,
-    is_running,
-    lock_for,
-    single_run,
-)
+from llama_index_memory_ext.background.locks import is_running, lock_for, single_run
+from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -81,7 +77,7 @@ from llama_index_memory_ext.store import (
     MemoryStore,
     warn_of_unused,
 )
-from llama_index_memory_ext.store.tables import (
+from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
     SessionAccess,

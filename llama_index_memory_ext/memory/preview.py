@@ -17,16 +17,9 @@ from llama_index_memory_ext.learning.extractor import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
-    LAST_ID,
-    LogRow,
-    Readers,
-    ReadPosition,
-    Snapshot,
-    display_name,
-)
+from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
 from llama_index_memory_ext.text.messages import body_of, storable
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loop import lock_for, thread_lock
+from llama_index_memory_ext.background.locks import lock_for, thread_lock
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
     EARLIER_CLOSING,
@@ -35,7 +35,7 @@ from llama_index_memory_ext.record.window import (
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import (
+from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
     Snapshot,

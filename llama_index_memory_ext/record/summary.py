@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
     from llama_index_memory_ext.record.window import RecordReader, Window
-    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 

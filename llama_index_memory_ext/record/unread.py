@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.record.recall import MessageIndex
-from llama_index_memory_ext.store.tables import day_of, times_of
+from llama_index_memory_ext.store.rows import day_of, times_of
 from llama_index_memory_ext.text.messages import escape_tags, spoken
 from llama_index_memory_ext.text.tokens import CountedText, fit_tokens
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext.store.tables import LogRow
+    from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 # A message may have this part of the limit.

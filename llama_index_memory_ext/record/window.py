@@ -30,7 +30,7 @@ from llama_index_memory_ext.record.text import (
     summary_element,
 )
 from llama_index_memory_ext.settings import Switch
-from llama_index_memory_ext.store.tables import (
+from llama_index_memory_ext.store.rows import (
     LogPage,
     LogRow,
     ReadPosition,

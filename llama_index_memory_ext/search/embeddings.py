@@ -13,7 +13,9 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.jobs import BackOff
-from llama_index_memory_ext.background.loop import Recent, lock_for, spawn, thread_lock
+from llama_index_memory_ext.background.locks import lock_for, thread_lock
+from llama_index_memory_ext.background.loop import spawn
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.search.tfidf import (
     Document,

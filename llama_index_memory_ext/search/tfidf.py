@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.background.loop import Recent, thread_lock
+from llama_index_memory_ext.background.locks import thread_lock
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value

@@ -18,7 +18,8 @@ from llama_index.core.storage.chat_store.sql import (
 )
 
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.background.loop import run, start_loading, wait_until_loaded
+from llama_index_memory_ext.background.loading import start_loading, wait_until_loaded
+from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
@@ -40,21 +41,21 @@ from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextF
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.owners import Owners
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
+from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.rows import (
     ALL_STATUSES,
-    LAST_ID,
     LogRow,
-    Readers,
-    Row,
-    Transaction,
-    display_name,
     messages_of,
-    namespace_of_session,
-    reads,
-    writes_session,
     written_at,
 )
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    LAST_ID,
+    Row,
+    display_name,
+    namespace_of_session,
+)
+from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:

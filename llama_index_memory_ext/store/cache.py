@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from llama_index_memory_ext.background.loop import thread_lock
+from llama_index_memory_ext.background.locks import thread_lock
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable

@@ -17,20 +17,19 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
-from llama_index_memory_ext.background.loop import (
+from llama_index_memory_ext.background.locks import (
     FORK_SECONDS,
     LOOK_SECONDS,
-    Job,
-    Recent,
     lock_for,
-    pending,
     thread_lock,
-    threads_for,
 )
+from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.threads import Job, pending, threads_for
 from llama_index_memory_ext.errors import EncryptionError, StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address
 from llama_index_memory_ext.store.encryption import MARK
-from llama_index_memory_ext.store.tables import Row, Tables, Transaction, tables_for
+from llama_index_memory_ext.store.tables import Row, Tables, tables_for
+from llama_index_memory_ext.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator

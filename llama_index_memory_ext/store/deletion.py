@@ -14,8 +14,6 @@ from llama_index_memory_ext.store.tables import (
     LAST_ID,
     OF_NOBODY,
     PROFILE_READER,
-    Readers,
-    Transaction,
     vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import spoken
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.facts import Facts
     from llama_index_memory_ext.store.log import Log
     from llama_index_memory_ext.store.owners import Owners
+    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 

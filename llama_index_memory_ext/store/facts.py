@@ -22,16 +22,9 @@ from llama_index_memory_ext.fact import (
     utc_now,
     without_reasons,
 )
-from llama_index_memory_ext.store.tables import (
-    FactsVersion,
-    LogPage,
-    Readers,
-    Transaction,
-    display_name,
-    reads,
-    vectors_namespace,
-    writes_user,
-)
+from llama_index_memory_ext.store.rows import FactsVersion, LogPage
+from llama_index_memory_ext.store.tables import display_name, vectors_namespace
+from llama_index_memory_ext.store.transaction import Transaction, reads, writes_user
 from llama_index_memory_ext.text.messages import spoken
 from llama_index_memory_ext.words import visible
 
@@ -39,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]

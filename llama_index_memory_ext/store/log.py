@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.errors import EncryptionError, MessageError
+from llama_index_memory_ext.store.rows import (
+    ALL_STATUSES,
+    LogRow,
+    SessionAccess,
+    messages_of,
+)
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    ALL_STATUSES,
     ARCHIVED,
     ROWS,
-    LogRow,
-    Readers,
     Row,
-    SessionAccess,
-    Transaction,
-    messages_of,
     vectors_namespace,
-    writes_session,
 )
+from llama_index_memory_ext.store.transaction import Transaction, writes_session
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
     SPEAKER_KEY,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.readers import Readers
 
     # ``Owners.claim_within``.
     Claim = Callable[

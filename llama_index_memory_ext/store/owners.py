@@ -12,13 +12,9 @@ from llama_index_memory_ext.store.tables import (
     OWN,
     ROWS,
     SHARED,
-    Readers,
-    SessionAccess,
-    Transaction,
     namespace_of_session,
-    reads,
-    writes_session,
 )
+from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
 from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 
 if TYPE_CHECKING:
@@ -26,6 +22,8 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.facts import Facts
+    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.rows import SessionAccess
 
 _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _PUT_OWNER = """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
-from llama_index_memory_ext.background.loop import at_fork
+from llama_index_memory_ext.background.locks import at_fork
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.background.loop import thread_lock
+from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.words import (
     CHARACTER,
     FUNCTION_WORDS,

@@ -250,7 +250,7 @@ async def test_a_pickle_names_only_modules_that_stay_where_they_are(
         if name.startswith(f"{PACKAGE}.")
     }
     assert modules <= {
-        "background.loop",
+        "background.recent",
         "fact",
         "blocks.facts",
         "memory.condensed_memory",

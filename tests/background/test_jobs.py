@@ -16,8 +16,8 @@ from llama_index_memory_ext.background.jobs import (
     JobKey,
     JobRegistry,
     Jobs,
+    wait_for_owner,
 )
-from llama_index_memory_ext.background.loop import wait_for_owner
 from llama_index_memory_ext.blocks import LogBlock
 from tests.conversation import assistant, user
 from tests.openai_server import Message

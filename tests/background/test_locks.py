@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from llama_index_memory_ext.background.loop import Recent, lock_for
+from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.recent import Recent
 from tests.forked import run_forked
 
 
@@ -90,7 +91,7 @@ def test_threads_can_share_a_cache() -> None:
 
 FORKED = """
 import os, threading, warnings
-from llama_index_memory_ext.background.loop import thread_lock
+from llama_index_memory_ext.background.locks import thread_lock
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 # Two threads take both in another order.

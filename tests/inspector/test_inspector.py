@@ -29,7 +29,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.apps.inspector.actions import Action
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.fact import ALL
-from llama_index_memory_ext.store.tables import ReadPosition
+from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
 from tests.inspector.conftest import Inspected

@@ -15,7 +15,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.background import loop as loading
+from llama_index_memory_ext.background import loading
 from llama_index_memory_ext.store.facts import Facts
 from tests.conversation import assistant, sent_text, user
 from tests.learning.learning import Learns, learner, shown, talk
@@ -201,7 +201,7 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 PROGRAM = """
 import asyncio, os
-from llama_index_memory_ext.background import loop as loading
+from llama_index_memory_ext.background import loading
 loading.start_loading()
 child = os.fork()
 if not child:

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.tables import Transaction
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
 from tests.learning.learning import as_report

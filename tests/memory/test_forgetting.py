@@ -23,7 +23,8 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Transaction
+from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown

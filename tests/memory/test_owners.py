@@ -20,7 +20,7 @@ from llama_index_memory_ext import (
     SettingError,
 )
 from llama_index_memory_ext.blocks import LogBlock
-from llama_index_memory_ext.store.tables import SessionAccess
+from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.memories import OpenPlainMemory

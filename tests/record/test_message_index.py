@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.recall import MessageIndex, RecallBudget
 from llama_index_memory_ext.record.text import DAY_HEADING, earlier_element
-from llama_index_memory_ext.store.tables import LogRow
+from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import storable
 from tests.conversation import assistant, calling, result, user
 

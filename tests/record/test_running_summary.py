@@ -21,7 +21,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.record.summary import summary_room
-from llama_index_memory_ext.store.tables import ReadPosition
+from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import (
     assistant,
     calling,

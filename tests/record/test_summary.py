@@ -23,7 +23,7 @@ from llama_index_memory_ext.record.summary import (
     checked_summary,
     summary_prompt,
 )
-from llama_index_memory_ext.store.tables import LogRow
+from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import (
     Entry,
     entry_of,

@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.window import Window
-from llama_index_memory_ext.store.tables import ReadPosition
+from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import (
     Entry,

@@ -204,7 +204,7 @@ async def test_processes_of_a_pool_lose_nothing(database_uri: str, method: str) 
 
 
 LONG_CALL = """
-from llama_index_memory_ext.background import loop as threads
+from llama_index_memory_ext.background import threads
 
 # Less than two seconds are enough for a call that does not end.
 threads.FORK_SECONDS = 0.05

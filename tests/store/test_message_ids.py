@@ -9,7 +9,8 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, MessageError
-from llama_index_memory_ext.store.tables import SessionAccess, Transaction
+from llama_index_memory_ext.store.rows import SessionAccess
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.openai_server import say

@@ -14,7 +14,8 @@ from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 import llama_index_memory_ext
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.store.tables import Tables, Transaction
+from llama_index_memory_ext.store.tables import Tables
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import user
 from tests.databases import OpenStore, ask
 
@@ -33,7 +34,7 @@ WHOLE_TABLE = {
     "store/database.py _SELECT_VERSION": "its table has one row",
     "store/database.py _INSERT_VERSION": "its table has one row",
     "store/database.py _DELETE_EARLIER": "its table has one row",
-    "store/tables.py _SELECT_MARK": "its table has one row",
+    "store/transaction.py _SELECT_MARK": "its table has one row",
     "store/database.py _SET_MARK": "its table has one row",
 }
 

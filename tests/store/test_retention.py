@@ -11,7 +11,7 @@ from llama_index.core.llms import ChatMessage
 from sqlalchemy import update
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
-from llama_index_memory_ext.store.tables import Transaction
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import contents, learner, likes, talk

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.store.tables import SessionAccess
+from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore, ask
 

@@ -21,7 +21,8 @@ from sqlalchemy.pool import Pool
 from llama_index_memory_ext import MemoryStore, StoreError
 from llama_index_memory_ext.store.database import encrypt_within
 from llama_index_memory_ext.store.facts import KeptVectors
-from llama_index_memory_ext.store.tables import ReadPosition, SessionAccess, Transaction
+from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 

@@ -21,7 +21,7 @@ from llama_index_memory_ext import (
     StoreTimeoutError,
 )
 from llama_index_memory_ext.models.offline import OfflineModel
-from llama_index_memory_ext.store.tables import Transaction
+from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.store.frozen import OwnServer, holding, own_server

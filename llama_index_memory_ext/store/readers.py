@@ -1,0 +1,495 @@
+"""The readers of sessions: they read rows, and keep the cursors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.store.rows import (
+    ALL_STATUSES,
+    CursorState,
+    FactsVersion,
+    LogPage,
+    LogRow,
+    ReadPosition,
+    SessionAccess,
+    Snapshot,
+    readable,
+)
+from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
+from llama_index_memory_ext.store.transaction import Transaction, reads
+from llama_index_memory_ext.text.messages import Json, spoken
+from llama_index_memory_ext.words import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+logger = logging.getLogger(__name__)
+
+_SELECT_ROWS = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key AND status IN :statuses AND id > :after
+ORDER BY id LIMIT :limit OFFSET :offset
+"""
+_SELECT_ROWS_BY_ID = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key AND id {in_row_ids}
+ORDER BY id
+"""
+_SELECT_CURSOR = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, cursors.position, cursors.state
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+"""
+# The newest rows of the log behind a cursor, or one row with the cursor alone. LlamaIndex
+# without this package deletes rows, and the epoch stays. So the query also returns the
+# row that the reader has read last, without its message, if that row still exists.
+# ``id`` has a single lower bound: for two, SQLite may walk through all rows of a status.
+_SELECT_PAGE = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
+       COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
+       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+LEFT JOIN {users} AS users ON users.namespace = :watch
+LEFT JOIN (
+    SELECT id, role, timestamp, status, user_id, CASE WHEN id <> :last_id THEN data END AS data
+    FROM {rows}
+    WHERE key = :key AND status = 'archived' AND id <= :newest AND id >= (
+        SELECT MAX(first_id) FROM (
+            SELECT :last_id AS first_id
+            UNION ALL SELECT position + 1 FROM {cursors} WHERE key = :key AND reader = :reader
+        ) AS bounds
+    )
+    ORDER BY id DESC LIMIT :limit
+) AS message ON 1 = 1
+ORDER BY message.id
+"""
+# A prompt reads at most 40 rows of the log in one query. For more rows, a reader asks
+# for pages that fit its limit. The active rows and the log are two queries, each along
+# the index: SQLite reads the whole session for one with an OR. ``other_owners``: how
+# many other users close the session. A session is open to two users if both share it.
+_SELECT_SNAPSHOT = """
+SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
+       COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
+       (SELECT MAX(id) FROM {rows} WHERE key = :key AND status = 'archived') AS newest,
+       (SELECT COUNT(*) FROM {owners}
+        WHERE key = :key AND user_id <> :user_id AND kind IN ('own', :closed)) AS other_owners,
+       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
+LEFT JOIN {users} AS users ON users.namespace = :watch
+LEFT JOIN (
+    SELECT id, role, data, timestamp, status, user_id FROM {rows}
+    WHERE key = :key AND status = 'active'
+    UNION ALL
+    SELECT id, role, CASE WHEN id <> :last_id THEN data END AS data, timestamp, status, user_id
+    FROM {rows}
+    WHERE key = :key AND status = 'archived' AND id >= :last_id AND id > COALESCE((
+        SELECT id FROM {rows} WHERE key = :key AND status = 'archived'
+        ORDER BY id DESC LIMIT 1 OFFSET 40
+    ), 0)
+) AS message ON 1 = 1
+ORDER BY message.id
+"""
+_SELECT_READERS = "SELECT reader FROM {cursors} WHERE key = :key ORDER BY reader"
+_SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
+_SELECT_SESSIONS_OF_READER = "SELECT key FROM {cursors} WHERE reader = :reader"
+_SELECT_UNREAD_SESSIONS_OF_READER = """
+SELECT key FROM {cursors} AS cursors
+WHERE reader = :reader
+  AND EXISTS (SELECT 1 FROM {rows} AS rows WHERE rows.key = cursors.key AND rows.id > cursors.position)
+"""
+# A session of several owners is left out: its words may be another user's.
+_SELECT_UNREAD_ELSEWHERE = """
+SELECT rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
+FROM {cursors} AS cursors JOIN {rows} AS rows ON rows.key = cursors.key AND rows.id > cursors.position
+WHERE cursors.reader = :reader AND cursors.key <> :key AND rows.role = 'user'
+  AND NOT EXISTS (
+    SELECT 1 FROM {owners} AS owners WHERE owners.key = cursors.key AND owners.user_id <> :user_id
+  )
+ORDER BY rows.id DESC LIMIT :limit
+"""
+_MOST_UNREAD_ELSEWHERE = 200
+_COUNT_UNREAD = """
+SELECT COUNT(*) AS messages FROM {rows}
+WHERE key = :key AND status IN :statuses AND id > :after AND id <= :last
+  AND id > COALESCE((SELECT position FROM {cursors} WHERE key = :key AND reader = :reader), 0)
+"""
+_HAS_SESSION = """
+SELECT EXISTS (SELECT 1 FROM {sessions} WHERE key = :key) OR EXISTS (SELECT 1 FROM {rows} WHERE key = :key)
+"""
+_PUT_CURSOR = """
+INSERT INTO {cursors} (key, reader, position, state) VALUES (:key, :reader, :position, :state)
+ON CONFLICT (key, reader) DO UPDATE SET position = excluded.position, state = excluded.state
+"""
+_REGISTER_READER = """
+INSERT INTO {cursors} (key, reader, position) VALUES (:key, :reader, 0)
+ON CONFLICT (key, reader) DO NOTHING
+"""
+_RENEW_SESSION = "UPDATE {sessions} SET epoch = :epoch WHERE key = :key"
+
+
+class Readers:
+    """Reads the rows of sessions for the readers of a store, and keeps their cursors.
+
+    The log of a session is its rows with the status ``archived``: they have left
+    short-term memory. A reader of any name begins at the first row. Methods named
+    ``..._within`` work in a transaction that has locked the session.
+    """
+
+    def __init__(self, database: Any) -> None:
+        self.database = database
+
+    # ---- rows ----
+
+    def find_within(
+        self,
+        tx: Transaction,
+        key: str,
+        statuses: Sequence[str] = ALL_STATUSES,
+        after: int = 0,
+        *,
+        limit: int = LAST_ID,
+        offset: int = 0,
+    ) -> list[LogRow]:
+        """Return the oldest rows of a session with these statuses, oldest first."""
+        result = tx.execute(
+            _SELECT_ROWS,
+            key=key,
+            statuses=statuses,
+            after=after,
+            limit=limit,
+            offset=offset,
+        )
+        return [LogRow.from_query(tx, key, row) for row in result.all()]
+
+    find = reads(find_within)
+
+    def rows_within(
+        self, tx: Transaction, key: str, ids: Sequence[int]
+    ) -> list[LogRow]:
+        """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
+        result = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
+        return [LogRow.from_query(tx, key, row) for row in result.all()]
+
+    rows = reads(rows_within)
+
+    @reads
+    def rows_in(
+        self, tx: Transaction, key: str, ids: Sequence[int], epoch: int
+    ) -> list[LogRow] | None:
+        """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
+        rows = self.rows_within(tx, key, ids)
+        if self._cursor_of(tx, key, "").epoch == epoch:
+            return rows
+        return None
+
+    def sessions_within(self, tx: Transaction, user_id: str) -> list[str]:
+        """Return the sessions of a user, also those without a message."""
+        return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
+
+    def lines_within(self, tx: Transaction, key: str) -> frozenset[str]:
+        """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
+        lines = set()
+        for row in self.find_within(tx, key):
+            lines.update(visible(spoken(row.message)).splitlines())
+        return frozenset(lines)
+
+    @reads
+    def read_snapshot(
+        self,
+        tx: Transaction,
+        key: str,
+        reader: str,
+        last_id: int,
+        watch: str,
+        access: SessionAccess,
+    ) -> Snapshot:
+        """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
+
+        Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
+        the earlier rows needs no other query for a prompt. ``watch`` is the namespace of
+        the facts whose version is read.
+        """
+        result = tx.execute(
+            _SELECT_SNAPSHOT,
+            key=key,
+            reader=reader,
+            watch=watch,
+            last_id=last_id or LAST_ID,
+            user_id=access.user_in(key),
+            closed=OWN if access.shared else SHARED,
+        ).all()
+        session = result[0]
+        active = []
+        log = []
+        for row in result:
+            if row.id is None:
+                continue
+            log_row = LogRow.from_query(tx, key, row)
+            if log_row.is_active:
+                active.append(log_row)
+            else:
+                log.append(log_row)
+        return Snapshot(
+            epoch=session.epoch,
+            position=session.position,
+            facts=FactsVersion(session.facts_epoch, session.facts_change),
+            is_empty=session.newest is None,
+            is_closed=bool(session.other_owners),
+            active=tuple(readable(active)),
+            log=tuple(log),
+        )
+
+    @reads
+    def page(
+        self,
+        tx: Transaction,
+        key: str,
+        reader: str,
+        seen: ReadPosition,
+        *,
+        before: int | None = None,
+        limit: int,
+        watch: str = "",
+    ) -> LogPage:
+        """Return the newest rows of the log behind the reader's cursor that it has not read, at most ``limit``.
+
+        ``before`` turns the page: only rows with a smaller id. ``watch`` is a namespace
+        of facts: the page has the version of its facts, which saves a query.
+        """
+        last_id = seen.last_id
+        result = tx.execute(
+            _SELECT_PAGE,
+            key=key,
+            reader=reader,
+            watch=watch,
+            last_id=last_id,
+            newest=LAST_ID if before is None else before - 1,
+            limit=limit + 1,
+        ).all()
+        session = result[0]
+        rows = [
+            LogRow.from_query(tx, key, row)
+            for row in result
+            if row.id not in (None, last_id)
+        ]
+        has_more = len(rows) > limit
+        # The row that the reader has read last is the oldest of the result, if it exists.
+        is_last_stored = session.id == last_id
+        is_whole = is_last_stored or has_more or last_id <= session.position
+        is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
+        return LogPage(
+            position=session.position,
+            epoch=session.epoch,
+            rows=rows[-limit:] if is_fresh else [],
+            fresh=is_fresh,
+            more=is_fresh and has_more,
+            facts=FactsVersion(session.facts_epoch, session.facts_change),
+        )
+
+    @reads
+    def unread(
+        self,
+        tx: Transaction,
+        key: str,
+        reader: str,
+        *,
+        with_active: bool = False,
+        after: int | None = None,
+        limit: int = LAST_ID,
+    ) -> LogPage:
+        """Return the oldest rows of the log behind the reader's cursor, or behind the row ``after``.
+
+        ``with_active`` adds the active rows.
+        """
+        page = self._cursor_of(tx, key, reader)
+        if after is None:
+            after = page.position
+        statuses = ALL_STATUSES if with_active else [ARCHIVED]
+        rows = self.find_within(tx, key, statuses, after, limit=limit)
+        return replace(page, rows=rows)
+
+    # ---- cursors ----
+
+    def _cursor_of(self, tx: Transaction, key: str, reader: str) -> LogPage:
+        """Return a page without rows, and with the state of the cursor."""
+        cursor = tx.execute(_SELECT_CURSOR, key=key, reader=reader).one()
+        return LogPage(
+            position=cursor.position or 0,
+            epoch=cursor.epoch,
+            rows=[],
+            registered=cursor.position is not None,
+            state=tx.read(cursor.state, f"The state of {reader!r} in session {key!r}"),
+        )
+
+    @reads
+    def state(self, tx: Transaction, key: str, reader: str) -> CursorState:
+        """Return the position of a cursor, and the state that was stored with it."""
+        page = self._cursor_of(tx, key, reader)
+        return CursorState(page.position, page.state)
+
+    async def move(
+        self,
+        key: str,
+        reader: str,
+        *,
+        epoch: int,
+        old: int,
+        new: int,
+        state: Json = None,
+    ) -> bool:
+        """Move a reader's cursor from ``old`` to ``new``, the last row that is processed, for every process.
+
+        ``epoch`` is the session's epoch at the time of the reading. ``state`` is the
+        reader's result for the rows before, as JSON. It replaces the earlier state. If
+        one of these rows is deleted, the reader begins again without a state.
+
+        Two kinds of cursors only move back to a row that remains: cursors without a
+        state, and cursors whose state has the key ``ROWS``. This key holds a list of
+        ``[first row, last row, ...]``, from which the deletion takes the deleted rows.
+
+        False if another process has moved the cursor, rows were deleted meanwhile, or
+        the database is busy.
+        """
+        try:
+            moved: bool = await self.database.run(
+                self.move_within,
+                key,
+                reader,
+                epoch=epoch,
+                old=old,
+                new=new,
+                state=state,
+                sessions=[key],
+            )
+        except StoreError as error:
+            logger.warning(
+                "The cursor of %s was not moved (%s); it is tried again.",
+                reader,
+                type(error).__name__,
+            )
+            return False
+        return moved
+
+    def move_within(
+        self,
+        tx: Transaction,
+        key: str,
+        reader: str,
+        *,
+        epoch: int,
+        old: int,
+        new: int,
+        state: Json = None,
+    ) -> bool:
+        """As ``move``; the transaction is rolled back where it is False."""
+        if not self.is_current_within(tx, key, epoch, reader, old):
+            tx.rollback()
+            return False
+        self.put_cursor_within(tx, key, reader, new, state)
+        return True
+
+    def put_cursor_within(
+        self, tx: Transaction, key: str, reader: str, position: int, state: Json
+    ) -> None:
+        """Store the cursor of a reader."""
+        tx.execute(_PUT_CURSOR, key=key, reader=reader, position=position, state=state)
+
+    def register_within(
+        self, tx: Transaction, key: str, readers: Sequence[str]
+    ) -> None:
+        """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
+        if readers:
+            cursors = [{"key": key, "reader": reader} for reader in readers]
+            tx.execute(_REGISTER_READER, cursors)
+
+    def renew_within(self, tx: Transaction, key: str) -> None:
+        """Give a session a new epoch, so that its readers read it again."""
+        tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
+        tx.epochs.pop(key, None)
+
+    def is_current_within(
+        self, tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
+    ) -> bool:
+        """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
+        cursor = self._cursor_of(tx, key, reader)
+        is_same = cursor.epoch == epoch
+        if epoch == 0 and not is_same:
+            # A log that only LlamaIndex has written got its epoch by the lock of this
+            # transaction.
+            is_same = bool(self.find_within(tx, key, limit=1))
+        return is_same and cursor.position == position
+
+    # ---- names and counts ----
+
+    def names_within(self, tx: Transaction, key: str) -> list[str]:
+        """Return the names of the readers of a session, sorted."""
+        return tx.scalars(_SELECT_READERS, key=key)
+
+    names = reads(names_within)
+
+    @reads
+    def sessions_of_reader(
+        self, tx: Transaction, reader: str, *, pending: bool = False
+    ) -> list[str]:
+        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
+        query = _SELECT_SESSIONS_OF_READER
+        if pending:
+            query = _SELECT_UNREAD_SESSIONS_OF_READER
+        return tx.scalars(query, reader=reader)
+
+    @reads
+    def unread_elsewhere(
+        self, tx: Transaction, key: str, reader: str, user_id: str
+    ) -> list[LogRow]:
+        """Return the newest 200 messages that the reader has not read in other sessions of the user, oldest first.
+
+        They are the user's words, in sessions without another owner.
+        """
+        result = tx.execute(
+            _SELECT_UNREAD_ELSEWHERE,
+            key=key,
+            reader=reader,
+            user_id=user_id,
+            limit=_MOST_UNREAD_ELSEWHERE,
+        )
+        return [LogRow.from_query(tx, key, row) for row in result.all()][::-1]
+
+    @reads
+    def has_session(self, tx: Transaction, key: str) -> bool:
+        """Return whether a message was ever stored in a session."""
+        return bool(tx.execute(_HAS_SESSION, key=key).scalar())
+
+    @reads
+    def count_messages(
+        self,
+        tx: Transaction,
+        key: str,
+        *,
+        status: str | None = None,
+        reader: str = "",
+        after: int = 0,
+        last: int = LAST_ID,
+    ) -> int:
+        """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
+
+        Without a ``status``, messages of any status count.
+        """
+        count: int = tx.execute(
+            _COUNT_UNREAD,
+            key=key,
+            reader=reader,
+            statuses=[status] if status else ALL_STATUSES,
+            after=after,
+            last=last,
+        ).scalar_one()
+        return count

@@ -1,0 +1,167 @@
+"""A transaction on the tables of a store, and methods that run in one."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from llama_index_memory_ext.errors import EncryptionError
+from llama_index_memory_ext.settings import without_second
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+
+    import sqlalchemy as sa
+
+    from llama_index_memory_ext.store.tables import Row, Tables
+
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Part = TypeVar("Part")
+
+_SELECT_MARK = "SELECT encryption FROM {schema}"
+# A row that is set to its own value stays locked until the transaction ends, also if it
+# is new.
+_LOCK_SESSION = """
+INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
+ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
+"""
+if sqlite3.sqlite_version_info >= (3, 35):
+    # This also reads the epoch and the mark, which older versions of SQLite cannot do.
+    _LOCK_SESSION += "RETURNING epoch, (SELECT encryption FROM {schema}) AS mark"
+_LOCK_USER = """
+INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
+ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
+"""
+
+
+class Transaction:
+    """A connection within ``Database.run``, for the statements of the store.
+
+    ``epochs``: the epochs of the sessions that are locked.
+    ``claims``: the claims of owners that are stored with the transaction.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, tables: Tables, claims: list[Hashable]
+    ) -> None:
+        self.connection = connection
+        self.tables = tables
+        self.epochs: dict[str, int] = {}
+        self.claims = claims
+        self._results: list[sa.CursorResult[Any]] = []
+
+    def execute(
+        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
+    ) -> sa.CursorResult[Any]:
+        """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``.
+
+        Texts and vectors among the parameters are encrypted if the store has a key.
+        """
+        if isinstance(statement, str):
+            statement = self.tables.sql(statement)
+        if self.tables.cipher.is_set:
+            rows = [self._encrypted(row) for row in rows or ()]
+            parameters = self._encrypted(parameters)
+        result = self.connection.execute(statement, rows or parameters)
+        self._results.append(result)
+        return result
+
+    def close(self) -> None:
+        """Close the results that an error has left open: SQLite vacuums no file that a statement is reading."""
+        for result in self._results:
+            result.close()
+
+    def check_key(self) -> bool:
+        """Return whether the database is marked as encrypted; an EncryptionError for another key, or for no key."""
+        mark = self.execute(_SELECT_MARK).scalar()
+        self.tables.cipher.check_mark(mark)
+        return mark is not None
+
+    def read(self, value: Any, place: str) -> Any:
+        """Return a value of a query; None if it cannot be read, and a warning that names its place.
+
+        Raises:
+            EncryptionError: The store has not the key of the database.
+        """
+        if not isinstance(value, EncryptionError):
+            return value
+        self.check_key()
+        logger.warning("%s cannot be read, and is left out: %s", place, value)
+        return None
+
+    def _encrypted(self, row: Row) -> Row:
+        """Return the parameters of a statement with encrypted texts and vectors."""
+        columns = self.tables.encrypted_columns
+        names = [name for name in columns if row.get(name) is not None]
+        if not names:
+            return row
+        encrypted = dict(row)
+        for name in names:
+            encrypted[name] = columns[name].encrypt(row[name])
+        return encrypted
+
+    def scalars(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement, and return the first column of its rows."""
+        return list(self.execute(statement, **parameters).scalars())
+
+    def rollback(self) -> None:
+        """Undo all changes; the function of ``Database.run`` can still return a result."""
+        self.connection.rollback()
+
+    def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
+        """Lock sessions before users, each in order, so that no two writers wait for each other."""
+        epoch = time.time_ns()
+        for key in sorted(sessions):
+            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
+            if result.returns_rows:
+                row = result.one()
+                self.tables.cipher.check_mark(row.mark)
+                self.epochs[key] = row.epoch
+        for namespace in sorted(users):
+            self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
+
+
+def _run_by(
+    locks: str,
+) -> Callable[
+    [Callable[Concatenate[Part, Transaction, P], T]],
+    Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
+]:
+    """Return a decorator for methods that take a transaction: the database of the object runs them.
+
+    ``locks``: "sessions" or "users", to which the method writes; "" if it only reads.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[Part, Transaction, P], T],
+    ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]:
+        signature = without_second(method)
+
+        @wraps(method)
+        async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            access: Any = {"writes": False}
+            if locks:
+                name = args[0] if args else kwargs[[*signature.parameters][1]]
+                access = {locks: [name]}
+            bound = cast("Any", method).__get__(part)
+            result = await part.database.run(bound, *args, **access, **kwargs)
+            return cast("T", result)
+
+        vars(run)["__signature__"] = signature
+        return run
+
+    return decorate
+
+
+# For a method that reads.
+reads = _run_by("")
+# For methods that write to the session or the user that is their first argument.
+writes_session = _run_by("sessions")
+writes_user = _run_by("users")
