@@ -208,7 +208,10 @@ class Views:
                 matching_facts.append(entry)
         matching_facts.sort(key=lambda entry: entry.fact.created_at, reverse=True)
         page = ListPage.of(query.get("page", ""), len(matching_facts))
+        memory = memory_on(self.store, "", self.limits)
+        facts_block = memory.facts_block.belong_to(user)
         return {
+            "unread": await facts_block.count_unread(""),
             "user": user,
             "state": state,
             "q": part,
