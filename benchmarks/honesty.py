@@ -12,11 +12,11 @@ timed. The results hold counts and the names of classes only: the texts are not 
   altered as models alter them (see ``altered_quotes.py``), each only where there is something to alter; with the
   one sentence that has most words of the fact; and with the quote of another turn, where a stored fact is the mistake.
 - True facts, hard: numbers, dates and names in other forms, other languages, short answers. Lost is what is not stored.
-- Falsehoods, LoCoMo: the same facts made false in thirteen ways (see ``honesty_falsehoods.py``), each labelled truly,
-  with a tenth of the labels wrong, and always as stated by the user. The rules were chosen on the first two
-  conversations; the others are reported apart. Of each conversation every fifth fact is taken.
-- False replies, with the labels that a model gives to such words: stored is one of whose facts any is, as if it held
-  now, or by which a fact is retired if that is what it asks for. How many are stored without any label is counted, too.
+- Falsehoods, LoCoMo: the same facts made false in thirteen ways (see ``honesty_falsehoods.py``). Stored is one whose
+  statement is; the user's own words, stored in its place, say what was said. The rules were chosen on the first two
+  conversations; the others are reported apart. Of all facts every fifth is taken.
+- False replies: stored is one of whose statements any is, as if it held now, or by which a fact is retired if that is
+  what it asks for.
 - Corrections: kept is one whose old fact is retired and whose new one, if it names one, is stored.
 - Malformed replies: read is one of which as many facts are stored as it has whole ones, from a text or from calls.
 - Summaries: none of the answers is one. Taken is one after which the stored summary is not the one before. The messages
@@ -29,7 +29,6 @@ timed. The results hold counts and the names of classes only: the texts are not 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,10 +44,12 @@ from benchmarks.honesty_cases import (
     Outcome,
     cases_of,
     check,
+    closest_sentence,
     corrections_of,
     locomo_cases,
+    quote_of,
 )
-from benchmarks.honesty_falsehoods import FALSEHOODS, falsehoods_of, labelled
+from benchmarks.honesty_falsehoods import FALSEHOODS, falsehoods_of
 from benchmarks.honesty_replies import (
     attacks_that_change,
     malformed_read,
@@ -73,18 +74,6 @@ NEVER = {
     "secret": False,
     "empty content": False,
 }
-# Of what a model would tell that labels truly, by the class of a false reply.
-TRUE_LABELS = {
-    "": ("stated", "user"),
-    "negation flipped": ("denied", "user"),
-    "wrong person": ("stated", "other"),
-    "hypothetical, question, quoted text or joke": ("supposed", "user"),
-    "content of a tool result, page or pasted document": ("quoted", "user"),
-    "assistant's suggestion as the user's": ("quoted", "user"),
-    "echo of what was shown": ("quoted", "user"),
-    "temporal": ("past", "user"),
-    "not about anybody": ("stated", "other"),
-}
 # What is stored on purpose as any other fact, and what says nothing of a new one.
 ON_PURPOSE = (
     "permission",
@@ -93,10 +82,15 @@ ON_PURPOSE = (
     "duplicate",
     "retires",
 )
+# Of which no statement may be stored: the words show that nobody states it.
+NEVER_STATED = (
+    '"if"',
+    '"do you think"',
+    "pasted with quotation marks",
+    "pasted without quotation marks",
+)
 # So many conversations were looked at when the rules were chosen; and of each so many facts make falsehoods.
 CHOSEN_ON, EVERY = 2, 5
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_WORD = re.compile(r"\w+")
 
 
 @dataclass
@@ -162,21 +156,6 @@ def altered_quote(case: Case, alteration: Alteration, random: Random) -> str:
     return alteration(quote_of(case), random)
 
 
-def quote_of(case: Case) -> str:
-    """The quote of the first new fact."""
-    quote: str = case.reply["new_facts"][0]["quote"]
-    return quote
-
-
-def closest_sentence(case: Case) -> str:
-    """The sentence of the quote that has most words of the fact, of several the first."""
-    words = set(_WORD.findall(case.reply["new_facts"][0]["content"].casefold()))
-    return max(
-        _SENTENCE_END.split(quote_of(case)),
-        key=lambda part: len(words & set(_WORD.findall(part.casefold()))),
-    )
-
-
 def foreign(cases: Sequence[Case]) -> list[Case]:
     """Each case with the quote of another turn, half of all cases further on."""
     half = len(cases) // 2
@@ -227,29 +206,22 @@ def report_locomo(report: Report, cases: Sequence[Case]) -> list[Outcome]:
 
 
 def report_falsehoods(report: Report, conversations: Sequence[Conversation]) -> None:
-    """Facts of LoCoMo made false that are stored, by how well they are labelled, and where the rules were chosen."""
-    limits = {"truly": 3.0, "a tenth wrongly": 12.0, "always stated": 100.0}
+    """Facts of LoCoMo made false that are stored as statements, by where the rules were chosen."""
     for name, some in (
         ("chosen on", conversations[:CHOSEN_ON]),
         ("elsewhere", conversations[CHOSEN_ON:]),
     ):
         cases = list(locomo_cases(some))[::EVERY]
-        for labels, limit in limits.items():
-            stored, of = 0, 0
-            for kind, make in shown(
-                FALSEHOODS.items(), f"falsehoods {name}, labelled {labels}"
-            ):
-                false = falsehoods_of(cases, make, labels, Random(SEED))
-                found = sum(one.is_changed for one in report.look(map(check, false)))
-                report.count(
-                    f"falsehoods stored, {name}, labelled {labels}: {kind}",
-                    found,
-                    len(false),
-                )
-                stored, of = stored + found, of + len(false)
-            report.share(
-                f"falsehoods stored, {name}, labelled {labels}", stored, of, limit
-            )
+        stored, of = 0, 0
+        for kind, make in shown(FALSEHOODS.items(), f"falsehoods {name}"):
+            false = falsehoods_of(cases, make)
+            found = sum(one.is_changed for one in report.look(map(check, false)))
+            what = f"falsehoods stored, {name}: {kind}"
+            if kind in NEVER_STATED:
+                report.promises.append(Promise(what, 0, found, f"of {len(false)}"))
+            report.count(what, found, len(false))
+            stored, of = stored + found, of + len(false)
+        report.share(f"falsehoods stored, {name}", stored, of, 5)
 
 
 def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
@@ -258,16 +230,7 @@ def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Out
     lost = report.by_class("hard set, true facts lost", hard, lambda one: one.is_lost)
     report.share("hard set, true facts lost: all", lost, len(hard), 8)
     replies = cases_of(folder, "false_acceptances")
-    unlabelled = sum(check(case).is_changed for case in replies)
-    report.count(
-        "false replies stored: all, from a model that tells nothing of how they were said",
-        unlabelled,
-        len(replies),
-    )
-    truly = (
-        labelled(case, *TRUE_LABELS.get(case.kind, TRUE_LABELS[""])) for case in replies
-    )
-    false = report.look(map(check, truly))
+    false = report.look(map(check, replies))
     stored = report.by_class("false replies stored", false, is_kept_falsely)
     report.share("false replies stored: all", stored, len(false), 35)
     meant = [one for one in false if not one.case.kind.startswith(ON_PURPOSE)]
@@ -296,12 +259,9 @@ def report_folder(report: Report, folder: Path) -> tuple[list[Outcome], list[Out
 
 
 def is_kept_falsely(outcome: Outcome) -> bool:
-    """Tell whether a reply has changed what is known; what is stored as a plan, or as over, says nothing of now."""
+    """Tell whether a reply has changed what is known; what is stored as over says nothing of now."""
     now = outcome.case.now
-    held = any(
-        one.said_as != "planned" and one.state(now) == "present"
-        for one in outcome.statements
-    )
+    held = any(one.state(now) == "present" for one in outcome.statements)
     return bool(outcome.valid.retired) if outcome.case.reply["retired"] else held
 
 

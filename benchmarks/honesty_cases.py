@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from typing import Any
 
 from benchmarks.locomo import Conversation
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.fact import duplicate_key
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import (
@@ -24,6 +24,8 @@ SAID_AT = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
 NOTHING = "nothing to store"
 # What joins signs of some scripts, and emoji.
 _JOINERS = "\u200c\u200d"
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case. ``reason`` is that of the first rejection; ``is_known``: the very fact was known."""
+    """What became of a case. ``reason`` is that of the first rejection."""
 
     case: Case
     valid: ValidatedReply
-    is_known: bool
 
     @property
     def is_lost(self) -> bool:
         """Whether a fact was neither stored nor known already."""
-        return not (self.valid.accepted or self.is_known)
+        return not (self.valid.accepted or self.reason == "duplicate")
 
     @property
     def statements(self) -> list[Fact]:
@@ -93,12 +94,7 @@ def check(case: Case, active: Sequence[Fact] = ()) -> Outcome:
     reply = ExtractionReply.model_validate(case.reply)
     facts = [*case.known, *active]
     valid = validate_reply(reply, case.lines, case.known, now=case.now, active=facts)
-    contents = {duplicate_key(fact.content) for fact in facts}
-    return Outcome(
-        case,
-        valid,
-        any(duplicate_key(new.content) in contents for new in reply.new_facts),
-    )
+    return Outcome(case, valid)
 
 
 def has_invisible(text: str) -> bool:
@@ -176,6 +172,25 @@ def locomo_cases(conversations: Sequence[Conversation]) -> Iterator[Case]:
             )
             reply = {"new_facts": [fact], "retired": []}
             yield Case("LoCoMo", _lines(lines), reply, now=now, conversation=number)
+
+
+def quote_of(case: Case) -> str:
+    """The quote of the first new fact."""
+    return str(case.reply["new_facts"][0]["quote"])
+
+
+def content_of(case: Case) -> str:
+    """The statement of the first new fact."""
+    return str(case.reply["new_facts"][0]["content"])
+
+
+def closest_sentence(case: Case) -> str:
+    """The sentence of the quote that has most words of the fact, of several the first."""
+    words = set(_WORD.findall(content_of(case).casefold()))
+    return max(
+        _SENTENCE_END.split(quote_of(case)),
+        key=lambda part: len(words & set(_WORD.findall(part.casefold()))),
+    )
 
 
 def said_in(turn: str) -> str:

@@ -743,6 +743,14 @@ class RelevantFactsBlock(LogBlock):
                 self._start(name, needed=True)
             await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts)
 
+    async def count_unread(self, session_id: str) -> int:
+        """Return the number of messages in all sessions of the user from which no facts were learned yet."""
+        reader = self.reader_of(session_id)
+        count = 0
+        for name in await self._unread_sessions(session_id):
+            count += await self._store.readers.count_messages(name, reader=reader)
+        return count
+
     async def _unread_sessions(self, session_id: str) -> list[str]:
         """Return the sessions of the user with unread messages."""
         names = await self._store.readers.sessions_of_reader(

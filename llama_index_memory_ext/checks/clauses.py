@@ -399,7 +399,9 @@ def _is_stated(statement: str, text: str) -> bool:
             continue
         if _is_question(sentence):
             # "I have two kids, how much tax do I pay?" asks only in its last clause.
-            clauses += phrases("clauses", "clause_end").split(sentence)[:-1]
+            parts = phrases("clauses", "clause_end").split(sentence)
+            if not _matches("asks", parts[0]):
+                clauses += parts[:-1]
         else:
             clauses.append(sentence)
     return overlaps(keywords(statement), keywords(" ".join(clauses)))

@@ -67,6 +67,29 @@ def talk(
     asyncio.run(hold())
 
 
+def test_commands_without_a_model_say_how_much_was_not_read_for_facts(
+    cli: Here, database: Path
+) -> None:
+    async def hold() -> None:
+        uri = f"sqlite+aiosqlite:///{database}"
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", async_database_uri=uri
+        ) as memory:
+            await memory.aput(ChatMessage(role="user", content="I have a cat."))
+            await memory.aput(ChatMessage(role="assistant", content="Noted."))
+
+    add(cli, "Likes tea")
+    unread = "Not yet read for facts: 2 messages."
+    calls = (("list",), ("search", "tea"), ("explain", "tea"))
+    for call in calls:
+        assert unread not in cli("facts", *call, *ANN).stdout
+    asyncio.run(hold())
+    for call in calls:
+        assert unread in cli("facts", *call, *ANN).stdout
+        assert unread not in cli("facts", *call, "--user", "bob").stdout
+        assert unread not in cli("facts", *call, *ANN, "--json").stdout
+
+
 def dump(database: Path) -> list[str]:
     """All rows of a database."""
     with closing(sqlite3.connect(database)) as connection:

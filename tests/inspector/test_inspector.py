@@ -643,6 +643,8 @@ async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected
                 else:
                     await memory.aput_messages([user("And now?"), assistant("Yes.")])
     client = await inspect(tmp_path / "memory.db")
+    facts_page = (await client.get("facts", params={"user": "ann"})).text
+    assert "not yet read for facts: 2 messages" in facts_page
     page = (await client.get("session", params={"id": "s"})).text
     labels = {label for _, label in numbers_in(page)}
     assert {

@@ -193,7 +193,8 @@ async def list_(memory: "CondensedMemory", **options: Any) -> Output:
         raise UsageError("--since must not be after --until.")
     if "after" in filters:
         filters["after"] = (await _find(memory, filters["after"])).id
-    return _listed(memory, await cli.book_of(memory).alist(**filters))
+    facts = await cli.book_of(memory).alist(**filters)
+    return await _with_unread(memory, _listed(memory, facts))
 
 
 @command("pending")
@@ -234,7 +235,8 @@ async def search(memory: "CondensedMemory", question: _Question) -> Output:
     matches = await memory.facts_block.asearch(question)
     result = [_with_numbers(match, "score", "similarity") for match in matches]
     owner = f"{cli.whose(memory)} that share a word with it"
-    return Output(result, facts_table([match.fact for match in matches], owner))
+    table = facts_table([match.fact for match in matches], owner)
+    return await _with_unread(memory, Output(result, table))
 
 
 @command("explain", '"Where do I live?"', embed=Embed)
@@ -262,7 +264,17 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
         "token_limit": explanation.limit,
         "facts": facts,
     }
-    return Output(result, explanation_table(explanation, cli.whose(memory)))
+    table = explanation_table(explanation, cli.whose(memory))
+    return await _with_unread(memory, Output(result, table))
+
+
+async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
+    """Return an output that says how many messages are unread: a command has no model to learn from them."""
+    count = await memory.facts_block.count_unread(memory.session_id)
+    if not count:
+        return output
+    note = f"Not yet read for facts: {pluralize(count, 'message')}. The next question to a memory of the user reads them."
+    return output._replace(text=Group(output.text, note))
 
 
 async def _preview(memory: "CondensedMemory", question: str) -> "RelevantFactsBlock":

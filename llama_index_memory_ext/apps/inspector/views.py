@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext import (
+    CondensedMemory,
     Fact,
     FactBook,
     FactError,
@@ -178,7 +179,11 @@ class Views:
                 matching_facts.append(entry)
         matching_facts.sort(key=lambda entry: entry.fact.created_at, reverse=True)
         page = ListPage.of(query.get("page", ""), len(matching_facts))
+        options: dict[str, Any] = {"extract_facts": False, **self.limits}
+        memory = CondensedMemory.from_defaults(chat_store=self.store, **options)
+        facts_block = memory.facts_block.belong_to(user)
         return {
+            "unread": await facts_block.count_unread(memory.session_id),
             "user": user,
             "state": state,
             "q": part,
