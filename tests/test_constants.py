@@ -1,4 +1,4 @@
-"""docs/ranking.md lists each tuned constant once, with the value that it has."""
+"""CONTRIBUTING.md lists each tuned constant once, with the value that it has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
-PAGE = Path(__file__).parents[1] / "docs" / "ranking.md"
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 # Files of which each fraction is a tuned constant, apart from those about time and memory.
 TUNED_FILES = (
     "fact.py",
@@ -38,7 +38,7 @@ class Constant(NamedTuple):
 def table() -> str:
     """Return the last section of the page."""
     page = PAGE.read_text(encoding="utf-8")
-    return page.split("\n## For contributors: the constants\n")[1]
+    return page.split("\n## Tuned constants\n")[1]
 
 
 def constants() -> list[Constant]:

@@ -65,7 +65,7 @@ FIRST_SHARE = 0.25
 _FLOOR = 0.1
 _MOST_GENERAL = 12
 # Behind a record with a profile, a fact with less than this share does not concern a
-# question; chosen on LoCoMo, see docs/ranking.md.
+# question; chosen on LoCoMo, see CONTRIBUTING.md.
 FLOOR_BEHIND_RECORD = 0.3
 # The same for a text that only tells something.
 FLOOR_FOR_STATEMENT = 0.5
@@ -74,7 +74,7 @@ IN_PROFILE = "profile"
 # The element around the facts in front of the record.
 PROFILE_NAME = "user_profile"
 FOR_QUESTION = "question"
-# Constants of ``min_similarity``, chosen on exact_facts; see docs/ranking.md. The most
+# Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The most
 # that a question weighs, as a multiple of a word that a single fact has.
 _MOST_ASKED = 2
 # The weights of a word that no fact has, of a related word, and of an earlier turn.

@@ -14,7 +14,7 @@ from llama_index_memory_ext.words import (
 )
 
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
-# users of RealMem and three conversations of LoCoMo; see docs/ranking.md.
+# users of RealMem and three conversations of LoCoMo; see CONTRIBUTING.md.
 _MOST_REFERENCES = 2
 # At least this share of the words of a text are function words of its language.
 _LEAST_FUNCTION_WORDS = 0.3
