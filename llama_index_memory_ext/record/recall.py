@@ -124,8 +124,10 @@ _CURRENT_SHARE = 0.35
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
 _IN_RECORD_SHARE = 0.3
-# The share for a text that only tells something.
+# The share for a text that only tells something, without an embedding model.
 _TOLD_SHARE = 0.25
+# The weight of the words of such a text with an embedding model.
+_STATEMENT_WEIGHT = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
 _FIRST_ROWS = 2_000
@@ -722,6 +724,7 @@ class MessageSearch:
                 limit,
                 self.reader.room - window.tokens - tags,
                 recall_when=self.reader.recall_when,
+                by_meaning=index.embeddings is not None,
             ),
             index.epoch,
             index.newest,
@@ -908,7 +911,12 @@ class MessageSearch:
             keeper = KeptVectors.of_messages(
                 reader.store.readers, session_id, epoch, model_key(model)
             )
-            ranker = EmbeddingRanker(model, lexical=index.ranker, keeper=keeper)
+            ranker = EmbeddingRanker(
+                model,
+                lexical=index.ranker,
+                keeper=keeper,
+                statement_weight=_STATEMENT_WEIGHT,
+            )
             index.ranker = ranker
             index.embeddings = ranker
             reader.store.jobs.watch(ranker)
@@ -925,13 +933,18 @@ class MessageSearch:
 
 
 def recall_budget(
-    question: str, limit: int, free: int, *, recall_when: RecallWhen
+    question: str,
+    limit: int,
+    free: int,
+    *,
+    recall_when: RecallWhen,
+    by_meaning: bool,
 ) -> RecallBudget:
     """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
 
     A question may have four tenths more where they are free. Unless ``recall_when`` is
-    "always", a text that asks for nothing has a quarter, and messages of the record
-    count.
+    "always", a text that asks for nothing has a quarter if words alone find messages,
+    and messages of the record count.
     """
     is_question = asks(question)
     most = limit
@@ -941,7 +954,7 @@ def recall_budget(
         return RecallBudget(limit, most)
     if is_question:
         return RecallBudget(limit, most, _CURRENT_SHARE, _IN_RECORD_SHARE)
-    if is_statement(question):
+    if is_statement(question) and not by_meaning:
         limit = int(limit * _TOLD_SHARE)
     return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
 

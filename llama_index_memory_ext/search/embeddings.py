@@ -24,6 +24,7 @@ from llama_index_memory_ext.search.tfidf import (
     divided_by_best,
     values_of,
 )
+from llama_index_memory_ext.words.asking import is_statement
 from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class EmbeddingRanker:
             embedding continues in the background.
         retry_seconds: The pause after a failure of the model; it doubles with each
             further failure.
+        statement_weight: The weight of the words of a query that only tells something.
     """
 
     def __init__(
@@ -155,10 +157,12 @@ class EmbeddingRanker:
         keeper: VectorKeeper | None = None,
         wait_seconds: float = 3.0,
         retry_seconds: float = 10.0,
+        statement_weight: float = 1.0,
     ) -> None:
         self._model = embed_model
         self._keeper = keeper
         self._wait_seconds = wait_seconds
+        self._statement_weight = statement_weight
         if lexical is None:
             self._lexical: FactRanker = TfidfRanker()
         else:
@@ -221,7 +225,8 @@ class EmbeddingRanker:
         by_words = divided_by_best(values_of(lexical, ids))
         # The embedded documents come first.
         by_meaning[len(cosines) :] = by_words[len(cosines) :]
-        total = (by_meaning + by_words) / 2
+        weight = self._statement_weight if is_statement(query) else 1.0
+        total = (by_meaning + weight * by_words) / (1 + weight)
         return {
             name: value
             for name, value in zip(ids, total.tolist(), strict=True)

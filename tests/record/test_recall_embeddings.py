@@ -75,6 +75,29 @@ async def test_a_search_finds_messages_by_their_meaning(
     assert node.node.get_content() == HOUND
 
 
+async def test_a_text_that_only_tells_something_is_about_its_meaning(
+    open_memory: OpenMemory,
+) -> None:
+    """Its words weigh a quarter, and it has all tokens for recall. A request has its words in full."""
+    memory = open_memory(**SMALL, embed_model=Meanings())
+    await say(memory, user("wauwau doggo"), assistant("I see."))
+    for i in range(20):
+        message = f"I was in the big garden with number {i}."
+        await say(memory, user(message), assistant("How nice."))
+    await fill(memory)
+    await ask(memory)
+    block = memory.condensed_block
+    statement = "We had dog and dog and dog and dog in the garden of my sister"
+    best = await block.asearch(statement, session_id="chat", most=1)
+    assert [message.text for message in best] == ["wauwau doggo"]
+    best = await block.asearch(f"Show me: {statement}", session_id="chat", most=1)
+    assert [message.text for message in best] != ["wauwau doggo"]
+    shown = await ask(memory, statement)
+    assert "wauwau doggo" in shown
+    tokens = memory.tokenizer_fn.count("".join(shown))
+    assert tokens > SMALL["recall_token_limit"] // 2
+
+
 async def test_until_it_is_embedded_words_find_a_message(
     open_memory: OpenMemory,
 ) -> None:
