@@ -733,17 +733,9 @@ class MessageSearch:
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, _SHORT))
-
-        def choose() -> list[RankedMessage]:
-            fitting = index.fitting(
-                question,
-                request.context,
-                request.before,
-                request.budget,
-                message_limit,
-            )
-            return sorted(fitting)
-
+        choose = partial(
+            self._choose, session_id, index, window, request, message_limit
+        )
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
         )
@@ -755,6 +747,33 @@ class MessageSearch:
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, text))
         return RecalledText(text)
+
+    def _choose(
+        self,
+        session_id: str,
+        index: MessageIndex,
+        window: Window,
+        request: _Request,
+        message_limit: int,
+    ) -> list[RankedMessage]:
+        """Return the messages to show, oldest first; sticky messages take their tokens, but stand in front."""
+        fitting = index.fitting(
+            request.question,
+            request.context,
+            request.before,
+            request.budget,
+            message_limit,
+        )
+        similarities = {}
+        unshown = []
+        for ranked in sorted(fitting):
+            row_id, *more_rows = ranked.message.row_ids
+            if ranked.tokens <= message_limit and not more_rows:
+                similarities[row_id] = ranked.similarity
+            if row_id not in window.sticky_heat:
+                unshown.append(ranked)
+        self.reader.heat_up(session_id, window, similarities)
+        return unshown
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
