@@ -119,11 +119,12 @@ LONGEST_MESSAGE_TOKENS = 500
 _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.4
-# The share for a question that matches the last message more than all older messages.
-_CURRENT_SHARE = 0.35
+# A text that matches the record more than all older messages recalls less, by this
+# power of the ratio. Requests keep all: they match the record by their kind.
+_CURRENT_POWER = 4
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
-_IN_RECORD_SHARE = 0.3
+_IN_RECORD_SHARE = 0.6
 # The share for a text that only tells something.
 _TOLD_SHARE = 0.25
 _INDEXED_ROWS = 500
@@ -437,7 +438,7 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        share = budget.current_share if matches.similarity[-1] > best else 1.0
+        share = (best / matches.similarity.max()) ** budget.current_power
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -593,13 +594,14 @@ class RecallBudget(NamedTuple):
     Attributes:
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
-        current_share: The share of both for a text about the last message.
+        current_power: For a text about the record, both are multiplied by ``(best
+            similarity of older messages / best of all) ** current_power``.
         record_share: The share of its tokens that a message of the record takes.
     """
 
     limit: int
     most: int
-    current_share: float = 1.0
+    current_power: int = 0
     record_share: float = 0.0
 
 
@@ -959,9 +961,10 @@ def recall_budget(
     if recall_when == "always":
         return RecallBudget(limit, most)
     if is_question:
-        return RecallBudget(limit, most, _CURRENT_SHARE, _IN_RECORD_SHARE)
+        return RecallBudget(limit, most, _CURRENT_POWER, _IN_RECORD_SHARE)
     if is_statement(question):
         limit = int(limit * _TOLD_SHARE)
+        return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
 
 
