@@ -36,7 +36,7 @@ memory      preview > condensed_memory > backfill settings unknown > search stat
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
-record      summary unread > recall > window > text                       # within the limit
+record      summary unread > recall > window > sticky text                # within the limit
 learning    extractor > endings validation                                # how facts are learned
 ---
 facts       book > known > ranking                             # how facts are kept and ranked
@@ -94,6 +94,7 @@ WITH_ONE_IMPORTER = {
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
+    "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -299,7 +300,7 @@ LOADED_WITH_THE_PRESET = {
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
-    "record": "recall text window",
+    "record": "recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache database deletion encryption facts log owners readers rows tables transaction",
     "text": "limits messages tokens",

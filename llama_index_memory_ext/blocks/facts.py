@@ -40,7 +40,6 @@ from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
-    FLOOR_FOR_STATEMENT,
     FOR_QUESTION,
     PROFILE_NAME,
     Explanation,
@@ -486,14 +485,13 @@ class RelevantFactsBlock(LogBlock):
         if profile:
             # The rest is the facts, and the element around them.
             limit -= self.profile_limit - room
-        floor = FLOOR_BEHIND_RECORD
         if is_statement(question):
-            floor = FLOOR_FOR_STATEMENT
+            limit = 0
         return Surroundings(
             self._room_in(self.name, limit),
             tuple(profile),
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
-            floor,
+            FLOOR_BEHIND_RECORD,
             room,
         )
 

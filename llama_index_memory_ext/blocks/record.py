@@ -67,6 +67,9 @@ _MAX_SUMMARY_TOKENS = 1_000
 _MAX_RECALL_TOKENS = 2_000
 _MOST_OF_A_QUARTER = 1_000
 _LEAST_RECALL_TOKENS = 150
+_MAX_STICKY_TOKENS = 2_000
+# Caches serve prompts of at least 1,024 tokens.
+_LEAST_WITH_STICKY = 2_000
 
 
 class CondensedOptions(TypedDict, total=False):
@@ -80,6 +83,7 @@ class CondensedOptions(TypedDict, total=False):
     summarize: bool
     recall_token_limit: int | None
     recall_when: RecallWhen
+    sticky_token_limit: int | None
     media_turns: int
     keep_tool_results: int | None
 
@@ -106,6 +110,7 @@ class _RecordLimits(NamedTuple):
     messages: Limits
     summary_tokens: int
     recall_tokens: int
+    sticky_tokens: int
 
 
 class _ConfiguredSearch(NamedTuple):
@@ -198,7 +203,13 @@ class CondensedMemoryBlock(LogBlock):
         "the record leaves them free; 0: none; default: a quarter of a limit up to 4,000, at least 150; 1,000 up to "
         "8,000; an eighth of a larger limit, at most 2,000.",
     )
-
+    sticky_token_limit: int | None = Field(
+        default=None,
+        ge=0,
+        validate_default=True,
+        description="Most tokens for the messages that were recalled most, which stand in front of the record from a "
+        "cut on; 0: none, as with `summarize`; default: a quarter of a limit of at least 2,000, at most 2,000.",
+    )
     media_turns: int = Field(
         default=2,
         ge=0,
@@ -220,7 +231,7 @@ class CondensedMemoryBlock(LogBlock):
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
-    @field_validator("recall_token_limit")
+    @field_validator("sticky_token_limit")
     @classmethod
     def _check_fields(cls, value: int | None, info: ValidationInfo) -> int | None:
         """Return the last field after checking it against the fields before.
@@ -229,7 +240,7 @@ class CondensedMemoryBlock(LogBlock):
         """
         # A field that is missing here has failed its own check.
         with suppress(KeyError):
-            _limits_of({**info.data, "recall_token_limit": value})
+            _limits_of({**info.data, "sticky_token_limit": value})
         return value
 
     @classmethod
@@ -426,6 +437,11 @@ class CondensedMemoryBlock(LogBlock):
         return self._search.reader.recall_limit
 
     @property
+    def sticky_limit(self) -> int:
+        """The tokens for sticky messages in front of the record; 0 for none."""
+        return self._search.reader.sticky_limit
+
+    @property
     def jobs(self) -> Jobs:
         """The jobs that summarise sessions."""
         return self._store.jobs.jobs(
@@ -464,6 +480,7 @@ class CondensedMemoryBlock(LogBlock):
             summarize=self.summarize,
             summary_limit=limits.summary_tokens,
             recall_limit=limits.recall_tokens,
+            sticky_limit=limits.sticky_tokens,
             recall_when=self.recall_when,
             show_days=self.show_days,
             time_zone=self.zone,
@@ -505,13 +522,16 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     elif recall is None:
         recall = _recall_share(token_limit, token_limit - reserved - MIN_ROOM)
     reserved += recall
+    free = token_limit - reserved - MIN_ROOM
+    sticky = _sticky_tokens(fields, recall, max(free, 0))
+    reserved += sticky
     if reserved and reserved + MIN_ROOM > token_limit:
         raise LimitError(
-            f"The summary and the recalled messages may have {reserved} tokens, and leave no room for messages in "
+            f"The summary and the earlier messages may have {reserved} tokens, and leave no room for messages in "
             f"the {token_limit} of the whole record. Raise token_limit (condensed_token_limit of the memory), "
-            "or lower recall_token_limit."
+            "or lower recall_token_limit or sticky_token_limit."
         )
-    return _RecordLimits(limits, summary, recall)
+    return _RecordLimits(limits, summary, recall, sticky)
 
 
 def _recall_share(token_limit: int, free: int) -> int:
@@ -525,3 +545,17 @@ def _recall_share(token_limit: int, free: int) -> int:
     share = max(quarter, token_limit // 8, _LEAST_RECALL_TOKENS)
     tokens = min(share, _MAX_RECALL_TOKENS, free // 2)
     return tokens if tokens >= MIN_ROOM else 0
+
+
+def _sticky_tokens(fields: Mapping[str, Any], recall: int, free: int) -> int:
+    """Return the tokens for sticky messages, by default at most the ``free`` tokens of the record."""
+    if not recall or fields["summarize"]:
+        return 0
+    tokens: int | None = fields["sticky_token_limit"]
+    if tokens is not None:
+        return tokens
+    limit: int = fields["token_limit"]
+    # No cache serves a short record, or a record that is cut in each turn.
+    if limit < _LEAST_WITH_STICKY or fields["keep_ratio"] == 1:
+        return 0
+    return min(limit // 4, _MAX_STICKY_TOKENS, free)

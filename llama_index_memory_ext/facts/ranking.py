@@ -67,8 +67,6 @@ _MOST_GENERAL = 12
 # Behind a record with a profile, a fact with less than this share does not concern a
 # question; chosen on LoCoMo, see CONTRIBUTING.md.
 FLOOR_BEHIND_RECORD = 0.3
-# The same for a text that only tells something.
-FLOOR_FOR_STATEMENT = 0.5
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
 # The element around the facts in front of the record.

@@ -1262,7 +1262,7 @@ class CondensedMemory(Memory):
         # A longer entry may be clipped, and then shows only a part of its message.
         longest = window.message_limit // 2
         whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
-        row_ids = frozenset([*active, *whole])
+        row_ids = frozenset([*active, *whole, *window.sticky_heat])
         recalled_ids = set[int]()
         limits = self.condensed_block.token_limit + self.facts_block.token_limit
         for message, _ in getattr(record, "matches", ()):

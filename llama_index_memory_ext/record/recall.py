@@ -119,11 +119,12 @@ LONGEST_MESSAGE_TOKENS = 500
 _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.4
-# The share for a question that matches the last message more than all older messages.
-_CURRENT_SHARE = 0.35
+# A text that matches the record more than all older messages recalls less, by this
+# power of the ratio. Requests keep all: they match the record by their kind.
+_CURRENT_POWER = 4
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
-_IN_RECORD_SHARE = 0.3
+_IN_RECORD_SHARE = 0.6
 # The share for a text that only tells something, without an embedding model.
 _TOLD_SHARE = 0.25
 # The weight of the words of such a text with an embedding model.
@@ -439,7 +440,7 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        share = budget.current_share if matches.similarity[-1] > best else 1.0
+        share = (best / matches.similarity.max()) ** budget.current_power
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -595,13 +596,14 @@ class RecallBudget(NamedTuple):
     Attributes:
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
-        current_share: The share of both for a text about the last message.
+        current_power: For a text about the record, both are multiplied by ``(best
+            similarity of older messages / best of all) ** current_power``.
         record_share: The share of its tokens that a message of the record takes.
     """
 
     limit: int
     most: int
-    current_share: float = 1.0
+    current_power: int = 0
     record_share: float = 0.0
 
 
@@ -736,17 +738,9 @@ class MessageSearch:
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, _SHORT))
-
-        def choose() -> list[RankedMessage]:
-            fitting = index.fitting(
-                question,
-                request.context,
-                request.before,
-                request.budget,
-                message_limit,
-            )
-            return sorted(fitting)
-
+        choose = partial(
+            self._choose, session_id, index, window, request, message_limit
+        )
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
         )
@@ -758,6 +752,33 @@ class MessageSearch:
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, text))
         return RecalledText(text)
+
+    def _choose(
+        self,
+        session_id: str,
+        index: MessageIndex,
+        window: Window,
+        request: _Request,
+        message_limit: int,
+    ) -> list[RankedMessage]:
+        """Return the messages to show, oldest first; sticky messages take their tokens, but stand in front."""
+        fitting = index.fitting(
+            request.question,
+            request.context,
+            request.before,
+            request.budget,
+            message_limit,
+        )
+        similarities = {}
+        unshown = []
+        for ranked in sorted(fitting):
+            row_id, *more_rows = ranked.message.row_ids
+            if ranked.tokens <= message_limit and not more_rows:
+                similarities[row_id] = ranked.similarity
+            if row_id not in window.sticky_heat:
+                unshown.append(ranked)
+        self.reader.heat_up(session_id, window, similarities)
+        return unshown
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
@@ -953,9 +974,10 @@ def recall_budget(
     if recall_when == "always":
         return RecallBudget(limit, most)
     if is_question:
-        return RecallBudget(limit, most, _CURRENT_SHARE, _IN_RECORD_SHARE)
+        return RecallBudget(limit, most, _CURRENT_POWER, _IN_RECORD_SHARE)
     if is_statement(question) and not by_meaning:
         limit = int(limit * _TOLD_SHARE)
+        return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
 
 

@@ -25,6 +25,8 @@ _SUMMARY_CLOSING = "</conversation_summary>\n"
 EARLIER_OPENING = (
     '<earlier_messages note="said before the messages above; found for the question">\n'
 )
+# In front of the record.
+STICKY_OPENING = '<earlier_messages note="said before the messages below">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
 _DAY_START = "<message date>"
 _TODAY = " (today)\n"
@@ -32,13 +34,16 @@ _TODAY = " (today)\n"
 # below the messages of earlier days.
 DAY_HEADING = f"{_DAY_START}{{}}\n"
 TODAY_HEADING = f"{_DAY_START}{{}}{_TODAY}"
+_EARLIER_TAGS = "|".join(
+    map(re.escape, (EARLIER_OPENING, STICKY_OPENING, EARLIER_CLOSING))
+)
 _ELEMENT_START = re.compile(
-    rf"^(?=<message |{_SUMMARY_OPENING}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING})",
+    rf"^(?=<message |{_SUMMARY_OPENING}|{_EARLIER_TAGS})",
     re.MULTILINE,
 )
 # A heading without a message below it. The line of today is none of these.
 _EMPTY_DAY = re.compile(
-    rf"^{_DAY_START}[\w-]+\n(?={_DAY_START}|{re.escape(EARLIER_OPENING)}|{EARLIER_CLOSING}|\Z)",
+    rf"^{_DAY_START}[\w-]+\n(?={_DAY_START}|{_EARLIER_TAGS}|\Z)",
     re.MULTILINE,
 )
 # Stands for the result of a tool in an earlier turn.
@@ -72,7 +77,9 @@ def summary_element(
 
 
 def earlier_element(
-    messages: Iterable[tuple[str, Sequence[Entry]]], counter: TokenCounter
+    messages: Iterable[tuple[str, Sequence[Entry]]],
+    counter: TokenCounter,
+    opening: str = EARLIER_OPENING,
 ) -> CountedText:
     """Return earlier messages, each with its day and its entries, under headings of their days; "" for none."""
     days: dict[str, str] = {}
@@ -88,8 +95,8 @@ def earlier_element(
         return NO_TEXT
     body = "".join([days[day] for day in sorted(days)])
     # The tokens of the entries are known, and counting takes long.
-    tokens += counter.count(f"{EARLIER_OPENING}{headings}{EARLIER_CLOSING}")
-    return CountedText(f"{EARLIER_OPENING}{body}{EARLIER_CLOSING}", tokens)
+    tokens += counter.count(f"{opening}{headings}{EARLIER_CLOSING}")
+    return CountedText(f"{opening}{body}{EARLIER_CLOSING}", tokens)
 
 
 def clip_entries(
@@ -148,7 +155,7 @@ def truncated(text: str, tokens_to_truncate: int, counter: TokenCounter) -> str:
         )
 
     # Headings and tags go with the last message below them.
-    tags = (EARLIER_OPENING, EARLIER_CLOSING, _DAY_START)
+    tags = (EARLIER_OPENING, STICKY_OPENING, EARLIER_CLOSING, _DAY_START)
     removable = [
         i
         for i, part in enumerate(parts)
@@ -182,4 +189,6 @@ def _without_parts(
             removed.add(i)
     rest = "".join(part for i, part in enumerate(parts) if i not in removed)
     rest = _EMPTY_DAY.sub("", rest)
-    return rest.replace(EARLIER_OPENING + EARLIER_CLOSING, "")
+    for opening in (EARLIER_OPENING, STICKY_OPENING):
+        rest = rest.replace(opening + EARLIER_CLOSING, "")
+    return rest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CacheControl,
@@ -21,11 +21,20 @@ from llama_index.core.base.llms.types import (
 from typing_extensions import Self
 
 from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
+from llama_index_memory_ext.record.sticky import (
+    Heat,
+    choose_sticky,
+    halve,
+    heat_at,
+)
 from llama_index_memory_ext.record.text import (
     DAY_HEADING,
+    EARLIER_CLOSING,
     NO_TEXT,
+    STICKY_OPENING,
     TODAY_HEADING,
     clip_entries,
+    earlier_element,
     in_a_line,
     summary_element,
 )
@@ -38,6 +47,7 @@ from llama_index_memory_ext.store.rows import (
     day_of,
     times_of,
 )
+from llama_index_memory_ext.store.tables import ROWS
 from llama_index_memory_ext.text.limits import Limits, plan_cut
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
@@ -152,6 +162,9 @@ class Window:
         instructions: The first system or developer messages, if they stay.
         summary: The running summary of ``summarised`` messages.
         element: The summary as the record shows it.
+        sticky: The messages that were recalled most before the last cut, as the record
+            shows them.
+        sticky_heat: The heat of each of them by its row.
         entries: The messages, oldest first.
         has_overflow: Whether the log has rows behind the cursor that are not shown.
         slides: How often the oldest messages had no room and wait for a summary.
@@ -166,6 +179,8 @@ class Window:
     summary: str = ""
     element: CountedText = NO_TEXT
     summarised: int = 0
+    sticky: CountedText = NO_TEXT
+    sticky_heat: Mapping[int, float] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     has_overflow: bool = False
     slides: int = 0
@@ -223,9 +238,8 @@ class Window:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the record without the element around it, its days and recalled messages."""
-        return (
-            self.element.tokens + tokens_of(self.instructions) + tokens_of(self.entries)
-        )
+        in_front = self.element.tokens + self.sticky.tokens
+        return in_front + tokens_of(self.instructions) + tokens_of(self.entries)
 
     @cached_property
     def is_over(self) -> bool:
@@ -237,8 +251,12 @@ class Window:
 
     @property
     def message_limit(self) -> int:
-        """The most tokens of a message, or of a call with its results: two thirds of the room after a cut."""
-        return int(self.limits.tokens * min(0.5, self.limits.keep_ratio / 1.5))
+        """The most tokens of a message, or of a call with its results: two thirds of the room after a cut.
+
+        It is the same with and without sticky messages, and so is a clipped message.
+        """
+        room = self.limits.tokens + self.sticky.tokens
+        return int(room * min(0.5, self.limits.keep_ratio / 1.5))
 
     def is_continued_by(self, page: LogPage) -> bool:
         """Return whether the rows of a page follow the entries, and the log and the cursor are unchanged."""
@@ -325,6 +343,7 @@ class Joined:
         return (
             self.window.instructions == window.instructions
             and self.window.element == window.element
+            and self.window.sticky == window.sticky
             and self.window.entries[: self.entries] == window.entries[: self.entries]
         )
 
@@ -364,6 +383,7 @@ class RecordReader:
     summarize: bool = False
     summary_limit: int = 0
     recall_limit: int = 0
+    sticky_limit: int = 0
     recall_when: RecallWhen = "asked"
     show_days: bool = False
     time_zone: tzinfo | None = None
@@ -417,7 +437,7 @@ class RecordReader:
             blocks = {}
             entries = 0
             pieces = [entry.text for entry in window.instructions]
-            pieces += [str(window.element), first_day]
+            pieces += [str(window.element), str(window.sticky), first_day]
         tokens = 0
         for number, entry in enumerate(window.entries[entries:], entries + 1):
             pieces.append(entry.heading + entry.text)
@@ -472,6 +492,8 @@ class RecordReader:
         """Cut the window for every process, and return the window after the cut."""
         started = perf_counter()
         window = await self.with_short_results(session_id, before)
+        heat = self._heat(session_id, window)
+        window = await self._with_sticky(session_id, window, halve(heat.by_row))
         after = window.cut()
         if after.entries == window.entries:
             # A call with more results than messages are allowed is kept whole.
@@ -501,6 +523,49 @@ class RecordReader:
         starts = [*turns, window.seen.last_id + 1]
         return await self.read(
             session_id, results_from=starts[-self.keep_tool_results - 1]
+        )
+
+    def _heat(self, session_id: str, window: Window) -> Heat:
+        last = self.store.cache.get(session_id, ("heat", self))
+        return heat_at(window.place, last, window.sticky_heat)
+
+    def heat_up(
+        self, session_id: str, window: Window, similarities: Mapping[int, float]
+    ) -> None:
+        """Add the similarities of recalled messages, by their rows, to their heat."""
+        if not self.sticky_limit:
+            return
+        heat = self._heat(session_id, window)
+        by_row = dict(heat.by_row)
+        for row_id, similarity in similarities.items():
+            by_row[row_id] = by_row.get(row_id, 0.0) + similarity
+        self.store.cache.put(session_id, ("heat", self), Heat(heat.place, by_row))
+
+    async def _with_sticky(
+        self, session_id: str, window: Window, heat: Mapping[int, float]
+    ) -> Window:
+        """Return the window with the hottest messages, which share the room of its messages."""
+        chosen: list[Entry] = []
+        counter = self.counter
+        if heat and self.sticky_limit and not window.summary:
+            rows = await self.store.readers.rows_in(
+                session_id, list(heat), window.seen.epoch
+            )
+            # Without rows, a message was deleted: then the window is read again.
+            entries = entries_of(
+                rows or (), counter, (self.name,), zone=self.time_zone, brief=True
+            )
+            tags = counter.count(STICKY_OPENING + EARLIER_CLOSING)
+            day = counter.count(DAY_HEADING.format("2026-11-20"))
+            chosen = choose_sticky(heat, entries, self.sticky_limit - tags, day)
+        messages = [(entry.day, [entry]) for entry in chosen]
+        sticky = earlier_element(messages, counter, STICKY_OPENING)
+        room = window.limits.tokens + window.sticky.tokens
+        return replace(
+            window,
+            sticky=sticky,
+            sticky_heat={entry.row_id: heat[entry.row_id] for entry in chosen},
+            limits=replace(window.limits, tokens=room - sticky.tokens),
         )
 
     def has_room(self, window: Window) -> bool:
@@ -604,11 +669,14 @@ class RecordReader:
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
         """Move the cursor, and store the summary of the window; return False as ``Readers.move``."""
-        state = {
+        state: dict[str, Any] = {
             "summary": window.summary,
             "summarised": window.summarised,
             "results_from": window.results_from,
         }
+        if position and window.sticky_heat:
+            heat = window.sticky_heat.items()
+            state[ROWS] = [(row_id, row_id, value) for row_id, value in heat]
         return await self.store.readers.move(
             session_id,
             self.name,
@@ -677,7 +745,7 @@ class RecordReader:
             max_messages=max(self.limits.max_messages - number, 1),
             keep_messages=max(self.limits.keep_messages - number, 1),
         )
-        return Window(
+        window = Window(
             ReadPosition(page.epoch, page.position),
             limits,
             self.counter,
@@ -687,6 +755,8 @@ class RecordReader:
             summarised=int(state.get("summarised") or 0),
             results_from=int(state.get("results_from") or 0),
         )
+        heat = {row_id: value for row_id, _, value in state.get(ROWS, ())}
+        return await self._with_sticky(session_id, window, heat)
 
     async def _instructions(
         self, rows: Iterable[LogRow], room: int

@@ -228,9 +228,9 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
 
 @pytest.mark.parametrize(
     ("last", "number"),
-    [("green tea", 7), ("green tea of Caroline", 2)],
+    [("green tea", 7), ("green tea of Caroline", 0)],
 )
-def test_a_question_about_the_last_message_recalls_less(last: str, number: int) -> None:
+def test_a_question_about_the_record_recalls_less(last: str, number: int) -> None:
     messages = [*(user(f"Her green tea {i} is cold.") for i in range(9)), user(last)]
     rows = rows_of(*messages)
     index = index_of(on_days(rows, *[0] * 9, 1))
@@ -239,7 +239,7 @@ def test_a_question_about_the_last_message_recalls_less(last: str, number: int) 
     question = "Which green tea does Caroline like?"
     limits: Any = {"limit": 7 * tokens + heading, "before": rows[9].id}
     assert len(found(index, question, **limits)) == 7
-    asked = found(index, question, **limits, current_share=0.4)
+    asked = found(index, question, **limits, current_power=4)
     assert len(asked) == number
 
 
