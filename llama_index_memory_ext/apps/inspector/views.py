@@ -180,7 +180,9 @@ class Views:
         matching_facts.sort(key=lambda entry: entry.fact.created_at, reverse=True)
         page = ListPage.of(query.get("page", ""), len(matching_facts))
         options: dict[str, Any] = {"extract_facts": False, **self.limits}
-        memory = CondensedMemory.from_defaults(chat_store=self.store, **options)
+        memory = CondensedMemory.from_defaults(
+            "inspector", chat_store=self.store, **options
+        )
         facts_block = memory.facts_block.belong_to(user)
         return {
             "unread": await facts_block.count_unread(memory.session_id),
