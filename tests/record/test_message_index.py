@@ -185,10 +185,10 @@ def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> Non
     )
     index = index_of(rows)
     assert found(index, "zebra", limit=100, message_limit=60)[0] == (rows[0].id,)
-    (entry,) = index.entries(rows[:1], 4_001, 60, None)
+    (entry,) = index.entries(rows[:1], 4_001, 60, index.clip_for(""))
     assert entry.tokens <= 60
-    assert "tokens left out" in entry.text
-    assert "zebra" not in entry.text
+    assert entry.body.startswith("first ")
+    assert entry.body.rstrip().endswith("first ...")
 
 
 def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
@@ -334,7 +334,7 @@ def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
     index = index_of(rows)
     assert found(index, "tea")[0] == (rows[0].id,)
     assert found(index, "1970 floor")[0] == (rows[2].id,)
-    (entry,) = index.entries(rows[:1], 501, 500, None)
+    (entry,) = index.entries(rows[:1], 501, 500, index.clip_for(""))
     assert entry.text == "<message user>I drink green tea in the morning.\n"
     assert "<message date>unknown\n" in earlier_element([("", [entry])], COUNTER)
 
@@ -442,7 +442,10 @@ def test_what_is_found_fits_as_it_is_shown(
     units = found(index, question, limit=limit, message_limit=unit_limit)
     shown = [
         index.entries(
-            [by_id[row_id] for row_id in ids], unit_limit + 1, unit_limit, None
+            [by_id[row_id] for row_id in ids],
+            unit_limit + 1,
+            unit_limit,
+            index.clip_for(""),
         )
         for ids in units
     ]
@@ -513,7 +516,7 @@ def test_a_message_of_plain_text_is_recalled_as_any_other() -> None:
     rows = rows_of(*map(user, texts), assistant("<b>No</b>"), user("x " * 90))
     index = index_of(rows)
     for row in rows:
-        (parsed,) = index.entries([row], 10_000, 200, None)
-        (plain,) = index.entries([row], parsed.tokens, 200, None)
+        (parsed,) = index.entries([row], 10_000, 200, index.clip_for(""))
+        (plain,) = index.entries([row], parsed.tokens, 200, index.clip_for(""))
         assert (plain.text, plain.tokens) == (parsed.text, parsed.tokens)
         assert (plain.role, plain.body) == (parsed.role, parsed.body)
