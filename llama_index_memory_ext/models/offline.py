@@ -312,39 +312,64 @@ def _as_number(value: object) -> str:
     return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
 
 
-def _tell_topic(prompt: _Prompt) -> str:
-    """Answer from the user's last statement, else from a fact; note new statements of the question."""
-    question = prompt.question
-    text = "\n".join([*_texts_of("user", prompt.before), question])
-    facts = _texts_of("fact", prompt.before)
+def _answer_question(prompt: _Prompt) -> str:
+    """Answer a question about a topic."""
+    for topic in _TOPICS:
+        if re.search(topic.question, prompt.question, re.IGNORECASE):
+            values = _values(topic, prompt)
+            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
+    return ""
+
+
+def _warn(prompt: _Prompt) -> str:
+    """Warn of a value that a question names."""
+    question = prompt.question.casefold()
+    for topic in _TOPICS:
+        if topic.warns and question.endswith("?"):
+            for value in _values(topic, prompt):
+                if value.casefold().removesuffix("s") in question:
+                    return f"Take care: {topic.answer} {value}."
+    return ""
+
+
+def _note(prompt: _Prompt) -> str:
+    """Note the statements of the user."""
     notes = []
     for topic in _TOPICS:
-        statements = _statements(topic, text)
-        values = [statement.value for statement in reversed(statements)]
-        values += [
-            fact[len(topic.fact) :].strip()
-            for fact in facts
-            if fact.startswith(topic.fact)
-        ]
-        if re.search(topic.question, question, re.IGNORECASE):
-            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
-        for value in values if topic.warns and question.endswith("?") else ():
-            if value.casefold().removesuffix("s") in question.casefold():
-                return f"Take care: {topic.answer} {value}."
-        notes += [f"{topic.answer} {new.value}" for new in _statements(topic, question)]
+        statements = _statements(topic, prompt.question)
+        notes += [f"{topic.answer} {statement.value}" for statement in statements]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
 
 
+def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
+    """Return the values of a topic: from the user's words, the last statement first, and then from the facts."""
+    text = "\n".join([*_texts_of("user", prompt.before), prompt.question])
+    statements = _statements(topic, text)
+    values = [statement.value for statement in reversed(statements)]
+    facts = _texts_of("fact", prompt.before)
+    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
+    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
+    return values
+
+
 # The first rule with an answer counts.
-_RULES = (_report_facts, _summarize, _tell_calls, _calculate, _tell_topic)
+_RULES = (
+    _report_facts,
+    _summarize,
+    _tell_calls,
+    _calculate,
+    _answer_question,
+    _warn,
+    _note,
+)
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
-    The rules know a dozen topics (names, places, allergies, likes, work), sums with
-    calculator tools, and what was said and called before. They report facts and write
-    summaries, too. A stream has one part.
+    The rules answer questions about a few topics, such as names, places, allergies,
+    likes and work, and about earlier tool calls. They work out sums with calculator
+    tools, report facts and write summaries. A stream has one part.
     """
 
     @property

@@ -16,13 +16,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.apps.cli import describe_error
-from llama_index_memory_ext.apps.demo import (
-    add,
-    choose_model,
-    divide,
-    multiply,
-    subtract,
-)
+from llama_index_memory_ext.apps.demo import choose_model
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
@@ -35,6 +29,26 @@ from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
 from tests.openai_server import Message, fail, say, serve
+
+
+def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+def subtract(a: float, b: float) -> float:
+    """Subtract the second number from the first."""
+    return a - b
+
+
+def multiply(a: float, b: float) -> float:
+    """Multiply two numbers."""
+    return a * b
+
+
+def divide(a: float, b: float) -> float:
+    """Divide the first number by the second."""
+    return a / b
 
 
 @pytest.fixture(scope="module")
