@@ -198,9 +198,9 @@ class MemoryToolSpec(BaseToolSpec):
             messages.
         read_only: Whether ``search_memory`` is the only tool.
         token_limit: Most tokens of the answer of one search.
-        in_session: Whether quotes must be in the session. False is for a program that
-            has no conversation of the memory: its quotes are taken as words of the
-            user, only facts are searched, and each fact to forget must be named.
+        in_session: Whether quotes must be in the session. With False, quotes are taken
+            as words of the user, and only facts are searched. The user cannot confirm
+            that all facts go, so each of them must be named.
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.

@@ -73,26 +73,6 @@ _CONVERSATION = json.loads(Path(__file__).with_name("conversation.json").read_by
 _QUESTIONS = [_Question(**fields) for fields in _CONVERSATION["questions"]]
 
 
-def add(a: float, b: float) -> float:
-    """Add two numbers."""
-    return a + b
-
-
-def subtract(a: float, b: float) -> float:
-    """Subtract the second number from the first."""
-    return a - b
-
-
-def multiply(a: float, b: float) -> float:
-    """Multiply two numbers."""
-    return a * b
-
-
-def divide(a: float, b: float) -> float:
-    """Divide the first number by the second."""
-    return a / b
-
-
 def choose_model() -> FunctionCallingLLM:
     """Return the model that the variables name; without ``OPENAI_API_KEY`` the offline model.
 
@@ -187,7 +167,7 @@ async def _compare(
     model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]
 ) -> list[_Side]:
     """Put the messages into both memories, ask each memory the questions, and return the results."""
-    agent = FunctionAgent(tools=[add, subtract, multiply, divide], llm=model)
+    agent = FunctionAgent(llm=model)
     # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
     # once.
     host_memory = Memory.from_defaults(

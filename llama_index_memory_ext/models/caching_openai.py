@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 _MARK = "prompt_cache_breakpoint"
-_OPTIONS = "prompt_cache_options"
-_KEY = "prompt_cache_key"
 # OpenAI refuses a mark in an answer of the model.
 _MARKED_ROLES = (
     MessageRole.SYSTEM,
@@ -63,16 +61,6 @@ class _Request(NamedTuple):
     fields: dict[str, Any]
 
 
-def _with_fields(
-    arguments: dict[str, Any], fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a request with these fields in its body, unless the caller has set them."""
-    if not fields:
-        return arguments
-    unset = {name: value for name, value in fields.items() if name not in arguments}
-    return {**arguments, "extra_body": {**unset, **(arguments.get("extra_body") or {})}}
-
-
 if TYPE_CHECKING:
     # Or ``OpenAIResponses``, which has the same methods.
     _Parent = OpenAI
@@ -90,10 +78,6 @@ def _without_points(message: ChatMessage) -> ChatMessage:
         return message
     blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
     return message.model_copy(update={"blocks": blocks})
-
-
-def _session_id_of(message: ChatMessage) -> Any:
-    return message.additional_kwargs.get("session_id")
 
 
 class _Caching(_Parent):
@@ -125,14 +109,11 @@ class _Caching(_Parent):
         fields = {}
         if takes_cache_points(self.model):
             fields = self._marks(messages)
-        session_id = next(filter(None, map(_session_id_of, pointed)), None)
-        if session_id:
-            digest = sha256(str(session_id).encode("utf-8", "replace")).hexdigest()
-            fields[_KEY] = digest[:32]
-        if fields:
-            for name in (_KEY, _OPTIONS):
-                if name in self.additional_kwargs:
-                    fields[name] = self.additional_kwargs[name]
+        for message in pointed:
+            session_id = message.additional_kwargs.get("session_id")
+            if session_id:
+                digest = sha256(str(session_id).encode("utf-8", "replace"))
+                fields.setdefault("prompt_cache_key", digest.hexdigest()[:32])
         return _Request([_without_points(message) for message in messages], fields)
 
     def _marks(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
@@ -140,24 +121,21 @@ class _Caching(_Parent):
         items = []
         has_marks = False
         for message in messages:
-            parts = []
+            converted = self._items(_without_points(message))
             if message.role in _MARKED_ROLES and _has_points(message):
                 parts = self._parts(message)
-            if any(_MARK in part for part in parts):
-                empty = message.model_copy(update={"blocks": [TextBlock(text="")]})
-                (item,) = self._items(empty)
-                place = "output" if "output" in item else "content"
-                items.append({**item, place: parts})
-                has_marks = True
-            else:
-                items += self._items(_without_points(message))
+                if any(_MARK in part for part in parts):
+                    place = "output" if "output" in converted[0] else "content"
+                    converted[0][place] = parts
+                    has_marks = True
+            items += converted
         if not has_marks:
             return {}
         fields: dict[str, Any] = {self._place: items}
         if messages[-1].role != MessageRole.TOOL:
             # In the implicit mode the end of the prompt would be written to the cache,
             # too, which the next prompt will not have.
-            fields[_OPTIONS] = {"mode": "explicit"}
+            fields["prompt_cache_options"] = {"mode": "explicit"}
         return fields
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
@@ -201,7 +179,16 @@ class _Caching(_Parent):
     def _get_model_kwargs(
         self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        return _with_fields(super()._get_model_kwargs(**kwargs), prompt_cache or {})
+        arguments = super()._get_model_kwargs(**kwargs)
+        # A field of the caller, or of the model's additional_kwargs, is kept.
+        unset = {
+            name: value
+            for name, value in (prompt_cache or {}).items()
+            if name not in arguments
+        }
+        if unset:
+            arguments["extra_body"] = {**unset, **(arguments.get("extra_body") or {})}
+        return arguments
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)

@@ -29,20 +29,16 @@ if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
 
 
-ABOUT = "I answer by rules: sums with calculator tools, what you said about yourself, and which tools I called."
+ABOUT = (
+    "I answer by rules: what you said about yourself, which tools I called, "
+    "and a tool that you name with two numbers."
+)
 NOT_SEEN = "I cannot see that in what I was shown."
 NO_CALL = "I called no tool for that. I answered from what I was shown."
 
-_TOOLS = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-_SUM = re.compile(
-    r"(?:.*\b(?:what is|what's|how much is|calculate|compute) )?((?:[-+*/() ]|\d+(?:\.\d+)?){1,300}?)[ ?.!=]*",
-    re.IGNORECASE,
-)
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
-_PRODUCT = re.compile(rf"{_NUMBER} *([*/]) *{_NUMBER}")
-_ADDITION = re.compile(rf"{_NUMBER} *([+-]) *{_NUMBER}")
-_INNERMOST = re.compile(r"\(([^()]*)\)")
-_NUMBER_IN_PARENTHESES = re.compile(rf"\({_NUMBER}\)")
+# The arguments of a tool for two numbers.
+_PARAMETERS = ("a", "b")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # Recalled messages have no end tag.
 _ELEMENT = re.compile(
@@ -119,10 +115,11 @@ def reply(
     """Return the answer of the first rule that fits, a text or a tool call.
 
     The past is read from the messages, and from the record and the facts within
-    ``<memory>``; the question follows ``</memory>``. The tools ``add``, ``subtract``,
-    ``multiply``, ``divide`` and ``report_facts`` are used.
+    ``<memory>``; the question follows ``</memory>``. A tool that the question names is
+    called with two numbers, ``a`` and ``b``; ``report_facts`` is called where it is
+    offered.
 
-    >>> reply([ChatMessage("What is 12 + 30?")], ["add"]).blocks[0].tool_kwargs
+    >>> reply([ChatMessage("Add 12 and 30.")], ["add"]).blocks[0].tool_kwargs
     {'a': 12, 'b': 30}
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
@@ -251,13 +248,13 @@ def _tell_calls(prompt: _Prompt) -> str:
     """Describe the calls of the last turn whose question has the numbers of this question."""
     if "how did you" not in prompt.question.casefold():
         return ""
-    numbers = set(re.findall(_NUMBER, prompt.question))
+    numbers = set(_NUMBER.findall(prompt.question))
     turn: list[_Entry] = []
     matching_turn = None
     for entry in prompt.before:
         if entry.role == "user":
             turn = []
-            if numbers <= set(re.findall(_NUMBER, entry.text)):
+            if numbers <= set(_NUMBER.findall(entry.text)):
                 matching_turn = turn
         turn.append(entry)
     if matching_turn is None:
@@ -265,86 +262,83 @@ def _tell_calls(prompt: _Prompt) -> str:
     descriptions = []
     for call in _calls(matching_turn):
         items = call.arguments.items()
-        arguments = ", ".join(f"{name}={_as_number(value)}" for name, value in items)
-        result = _as_number(call.result)
-        descriptions.append(f"{call.name} with {arguments} and got {result}")
+        arguments = ", ".join(f"{name}={value}" for name, value in items)
+        descriptions.append(f"{call.name} with {arguments} and got {call.result}")
     if not descriptions:
         return NO_CALL
     return f"I called {', then '.join(descriptions)}."
 
 
-def _calculate(prompt: _Prompt) -> str | ToolCallBlock:
-    """Call the tool for the next step of a sum; at last, tell its value."""
-    matches = filter(None, map(_SUM.fullmatch, _SENTENCE_END.split(prompt.question)))
-    written = max((match[1].strip() for match in matches), key=len, default="")
-    text = written
-    step = _next_step(text)
-    if step is None:
-        return ""
-    calls = _calls(prompt.turn)
-    for call in calls:
-        if not re.fullmatch(_NUMBER, call.result):
-            return f"A tool could not do it: {call.result}"
-        if step:
-            text = f"{text[: step.start()]}{call.result}{text[step.end() :]}"
-            text = _NUMBER_IN_PARENTHESES.sub(r"\1", text)
-            step = _next_step(text)
-    if step is None:
-        return f"{written} = {_as_number(text)}"
-    tool = _TOOLS[step[2]]
-    if tool not in prompt.tools:
-        return f"I work out sums with tools only, and there is none named {tool!r}."
-    numbers = {"a": json.loads(step[1]), "b": json.loads(step[3])}
-    return _call(len(calls) + 1, tool, numbers)
+def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
+    """Call a tool that the question names, with two numbers in it; then tell the result."""
+    for call in _calls(prompt.turn):
+        return f"The result is {call.result}."
+    numbers = list(map(json.loads, _NUMBER.findall(prompt.question)))
+    words = prompt.question.casefold().split()
+    for tool in prompt.tools:
+        if tool in words and len(numbers) == len(_PARAMETERS):
+            return _call(1, tool, dict(zip(_PARAMETERS, numbers, strict=True)))
+    return ""
 
 
-def _next_step(text: str) -> re.Match[str] | None:
-    """Return the operation of a sum that is done next, in the innermost parentheses; None for a number."""
-    inner = _INNERMOST.search(text)
-    start = inner.start(1) if inner else 0
-    end = inner.end(1) if inner else len(text)
-    product = _PRODUCT.search(text, start, end)
-    return product or _ADDITION.search(text, start, end)
+def _answer_question(prompt: _Prompt) -> str:
+    """Answer a question about a topic."""
+    for topic in _TOPICS:
+        if re.search(topic.question, prompt.question, re.IGNORECASE):
+            values = _values(topic, prompt)
+            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
+    return ""
 
 
-def _as_number(value: object) -> str:
-    """Return a number without a fraction that is zero, and any other value as it is."""
-    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
+def _warn(prompt: _Prompt) -> str:
+    """Warn of a value that a question names."""
+    question = prompt.question.casefold()
+    for topic in _TOPICS:
+        if topic.warns and question.endswith("?"):
+            for value in _values(topic, prompt):
+                if value.casefold().removesuffix("s") in question:
+                    return f"Take care: {topic.answer} {value}."
+    return ""
 
 
-def _tell_topic(prompt: _Prompt) -> str:
-    """Answer from the user's last statement, else from a fact; note new statements of the question."""
-    question = prompt.question
-    text = "\n".join([*_texts_of("user", prompt.before), question])
-    facts = _texts_of("fact", prompt.before)
+def _note(prompt: _Prompt) -> str:
+    """Note the statements of the user."""
     notes = []
     for topic in _TOPICS:
-        statements = _statements(topic, text)
-        values = [statement.value for statement in reversed(statements)]
-        values += [
-            fact[len(topic.fact) :].strip()
-            for fact in facts
-            if fact.startswith(topic.fact)
-        ]
-        if re.search(topic.question, question, re.IGNORECASE):
-            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
-        for value in values if topic.warns and question.endswith("?") else ():
-            if value.casefold().removesuffix("s") in question.casefold():
-                return f"Take care: {topic.answer} {value}."
-        notes += [f"{topic.answer} {new.value}" for new in _statements(topic, question)]
+        statements = _statements(topic, prompt.question)
+        notes += [f"{topic.answer} {statement.value}" for statement in statements]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
 
 
+def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
+    """Return the values of a topic: from the user's words, the last statement first, and then from the facts."""
+    text = "\n".join([*_texts_of("user", prompt.before), prompt.question])
+    statements = _statements(topic, text)
+    values = [statement.value for statement in reversed(statements)]
+    facts = _texts_of("fact", prompt.before)
+    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
+    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
+    return values
+
+
 # The first rule with an answer counts.
-_RULES = (_report_facts, _summarize, _tell_calls, _calculate, _tell_topic)
+_RULES = (
+    _report_facts,
+    _summarize,
+    _tell_calls,
+    _call_tool,
+    _answer_question,
+    _warn,
+    _note,
+)
 
 
 class OfflineModel(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
-    The rules know a dozen topics (names, places, allergies, likes, work), sums with
-    calculator tools, and what was said and called before. They report facts and write
-    summaries, too. A stream has one part.
+    The rules answer questions about a few topics, such as names, places, allergies,
+    likes and work, and about earlier tool calls. They call a tool that the user names
+    with two numbers, report facts and write summaries. A stream has one part.
     """
 
     @property

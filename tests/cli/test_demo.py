@@ -16,17 +16,17 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.apps.cli import describe_error
-from llama_index_memory_ext.apps.demo import (
-    add,
-    choose_model,
-    divide,
-    multiply,
-    subtract,
-)
+from llama_index_memory_ext.apps.demo import choose_model
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
+from llama_index_memory_ext.models.offline import (
+    ABOUT,
+    NO_CALL,
+    NOT_SEEN,
+    OfflineModel,
+    reply,
+)
 from llama_index_memory_ext.text.messages import (
     Utterance,
 )
@@ -35,6 +35,11 @@ from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
 from tests.openai_server import Message, fail, say, serve
+
+
+def divide(a: float, b: float) -> float:
+    """Divide the first number by the second."""
+    return a / b
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +202,9 @@ def ask(question: str) -> ChatMessage:
         ("Do I have allergies?", NOT_SEEN),
         ("Do I have any children?", NOT_SEEN),
         ("How did you go about answering that?", NOT_SEEN),
-        (
-            "What is 2 - 1?",
-            "I work out sums with tools only, and there is none named 'subtract'.",
-        ),
+        ("What is 2 - 1?", ABOUT),
+        ("Subtract 1 from 2.", ABOUT),
+        ("Add it to my list, and add 2.", ABOUT),
     ],
 )
 def test_the_offline_model_answers_only_from_what_it_is_shown(
@@ -241,31 +245,18 @@ def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_ab
     )
 
 
-def test_the_offline_model_works_out_sums_and_nothing_else() -> None:
-    for question in ("__import__('os')", "1 if 1 else 2", "9" * 400, "(1", "2 ** 9"):
-        answer = ask(f"What is {question}?")
-        assert (bool(answer.content), len(answer.blocks)) == (True, 1)
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_an_agent_works_with_the_offline_model(
     open_memory: OpenMemory, streaming: bool
 ) -> None:
-    agent = FunctionAgent(
-        llm=OfflineModel(), tools=[add, subtract, multiply, divide], streaming=streaming
-    )
+    agent = FunctionAgent(llm=OfflineModel(), tools=[divide], streaming=streaming)
     memory: CondensedMemory = open_memory()
-    assert (
-        str(await agent.run("What is (7 - 1) * -2 + 4 / 2?", memory=memory))
-        == "(7 - 1) * -2 + 4 / 2 = -10"
-    )
-    answer = str(await agent.run("How did you go about answering that?", memory=memory))
-    assert answer.startswith(
-        "I called subtract with a=7, b=1 and got 6, then multiply with a=6, b=-2 and got -12"
-    )
-    assert str(await agent.run("What is 1 / 0?", memory=memory)).startswith(
-        "A tool could not do it"
-    )
+    answer = await agent.run("Please divide 7 by -2", memory=memory)
+    assert str(answer) == "The result is -3.5."
+    answer = await agent.run("How did you go about answering that?", memory=memory)
+    assert str(answer) == "I called divide with a=7, b=-2 and got -3.5."
+    answer = await agent.run("Now divide 1 by 0", memory=memory)
+    assert "division by zero" in str(answer)
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
