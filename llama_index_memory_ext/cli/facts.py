@@ -269,7 +269,8 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     count = await memory.facts_block.count_unread(memory.session_id)
     if not count:
         return output
-    note = f"Not yet read for facts: {pluralize(count, 'message')}. The next question to a memory of the user reads them."
+    messages = pluralize(count, "message")
+    note = f"Not yet read for facts: {messages}. The user's next question reads them."
     return output._replace(text=Group(output.text, note))
 
 
