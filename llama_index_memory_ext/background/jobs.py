@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, Protocol, TypeAlias
-from weakref import WeakSet, finalize
+from weakref import WeakSet, WeakValueDictionary, finalize
 
 from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork
 from llama_index_memory_ext.background.loop import other_loop, spawn
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
 _MOST_FAILURES = 1_000
+# The jobs of an owner that work at once: a model on a small server refuses more calls.
+_MOST_AT_ONCE = 8
 
 # The tasks of jobs in this process, in any event loop, that have neither ended nor
 # failed, each with the owner of its result and its session.
@@ -169,6 +171,10 @@ class Jobs:
         self._timers: dict[
             tuple[asyncio.AbstractEventLoop, JobKey], asyncio.TimerHandle
         ] = {}
+        # Limits the jobs of an owner in an event loop, as long as one of them runs.
+        self._slots: WeakValueDictionary[Hashable, asyncio.Semaphore] = (
+            WeakValueDictionary()
+        )
         # How often the work of a key was halved, because a model could not do all of it.
         self.halvings: Counter[JobKey] = Counter()
 
@@ -295,7 +301,11 @@ class Jobs:
         }
 
     async def _run(self, key: JobKey) -> None:
-        job = self._jobs[asyncio.get_running_loop(), key]
+        loop = asyncio.get_running_loop()
+        job = self._jobs[loop, key]
+        slots = self._slots.setdefault(
+            (loop, key.owner or key), asyncio.Semaphore(_MOST_AT_ONCE)
+        )
         succeeded = False
         while job.again or not succeeded:
             failure = self._failures.get(key)
@@ -309,7 +319,8 @@ class Jobs:
                     min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS)
                 )
             job.pausing = job.again = False
-            succeeded = await self._attempt(key, job.work, job.pause_seconds)
+            async with slots:
+                succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if not succeeded:
                 running_jobs.pop(job.task, None)
             if job.awaited and not succeeded:

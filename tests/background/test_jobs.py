@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 
@@ -289,3 +290,28 @@ async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded
     jobs.start(CHAT, succeed, 3600.0)
     await jobs.wait(CHAT)
     assert not jobs.takes_care_of(CHAT, "answer")
+
+
+async def test_few_sessions_of_an_owner_are_worked_on_at_once_and_all_in_the_end() -> (
+    None
+):
+    """A small server refuses forty calls at once. Another owner does not wait for them."""
+    jobs = new_jobs()
+    free = asyncio.Event()
+    begun: list[str] = []
+
+    async def work(session_id: str) -> None:
+        begun.append(session_id)
+        await free.wait()
+
+    keys = [JobKey(f"ann {i}", "reader", ("ann",)) for i in range(40)]
+    keys.append(JobKey("bob", "reader", ("bob",)))
+    for key in keys:
+        jobs.start(key, partial(work, key.session_id), 1.0)
+    for _ in keys:
+        await asyncio.sleep(0)
+    assert begun == [*(f"ann {i}" for i in range(8)), "bob"]
+    free.set()
+    for key in keys:
+        await jobs.wait(key)
+    assert sorted(begun) == sorted(key.session_id for key in keys)

@@ -274,7 +274,7 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     if not count:
         return output
     messages = pluralize(count, "message")
-    note = f"Not yet read for facts: {messages}. The next question to a memory of the user reads them."
+    note = f"Not yet read for facts: {messages}. The user's next question reads them."
     return output._replace(text=Group(output.text, note))
 
 
