@@ -27,9 +27,7 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.offline import NO_CALL, NOT_SEEN, OfflineModel, reply
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.cli.offline_server import model
 from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory
