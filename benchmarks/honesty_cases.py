@@ -15,9 +15,7 @@ from benchmarks.locomo import Conversation
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 
 # When the cases of the folder were said; those of LoCoMo have their days.
 SAID_AT = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)

@@ -12,7 +12,7 @@ from benchmarks.honesty_cases import (
     content_of,
     said_in,
 )
-from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.turns import Utterance
 
 _NAMES = ("Bartholomew", "Guadalupe", "Thorvald", "Oyelaran")
 _UNITS = {

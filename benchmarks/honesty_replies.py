@@ -20,10 +20,8 @@ from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_pro
 from llama_index_memory_ext.learning.validation import validate_reply
 from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.record.summary import ask_for_summary
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-    entry_of,
-)
+from llama_index_memory_ext.text.entries import entry_of
+from llama_index_memory_ext.text.turns import Utterance
 
 SUMMARY_TOKENS = 1_000
 # The classes of true facts that are given to the tool, by their beginnings: others are translated by the model alone.

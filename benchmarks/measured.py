@@ -24,6 +24,8 @@ _PROMPT = (
     "record/window.py",
     "memory/template.py",
     "text/messages.py",
+    "text/entries.py",
+    "text/turns.py",
 )
 _WORDS = (
     "search/tfidf.py",

@@ -51,11 +51,7 @@ from llama_index_memory_ext.learning.prompt import (
     extraction_prompt,
     in_quoted_words,
 )
-from llama_index_memory_ext.learning.reply import (
-    ExtractionReply,
-    read_facts,
-    reply_of,
-)
+from llama_index_memory_ext.learning.reply import ExtractionReply, read_facts, reply_of
 from llama_index_memory_ext.learning.validation import (
     CHECKS,
     Check,
@@ -63,8 +59,8 @@ from llama_index_memory_ext.learning.validation import (
     validate_reply,
 )
 from llama_index_memory_ext.models.ask import usage_of
-from llama_index_memory_ext.text.messages import Utterance
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 SAID_AT = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)

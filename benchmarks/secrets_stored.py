@@ -20,9 +20,7 @@ from typing import Any
 
 from benchmarks.honesty_cases import Case, Outcome, check
 from benchmarks.report import Measure, Promise, publish
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 
 FILE = Path(__file__).with_name("secrets.json")
 HALVES = ("dev", "check")

@@ -45,9 +45,7 @@ from benchmarks.messages import sample_messages
 from benchmarks.recipe import IN_MEMORY, SESSION, host_memory, plain_memory
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.text.messages import (
-    escape_tags,
-)
+from llama_index_memory_ext.text.entries import escape_tags
 
 SEED, EACH = 17, 3
 LENGTHS = range(2, 41)

@@ -50,9 +50,7 @@ if TYPE_CHECKING:
         MemoryOptions as MemoryOptions,
     )
     from llama_index_memory_ext.memory.preview import PromptPreview as PromptPreview
-    from llama_index_memory_ext.memory.preview import (
-        PromptPreviewer as PromptPreviewer,
-    )
+    from llama_index_memory_ext.memory.preview import PromptPreviewer as PromptPreviewer
     from llama_index_memory_ext.memory.template import (
         MemoryBlocksTemplate as MemoryBlocksTemplate,
     )
@@ -69,12 +67,12 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore as MemoryStore
     from llama_index_memory_ext.store import SessionInfo as SessionInfo
     from llama_index_memory_ext.store.tables import display_name as display_name
-    from llama_index_memory_ext.text.messages import body_of as body_of
-    from llama_index_memory_ext.text.messages import (
-        extract_conversation_context as extract_conversation_context,
-    )
+    from llama_index_memory_ext.text.entries import body_of as body_of
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
     from llama_index_memory_ext.text.trim import trim as trim
+    from llama_index_memory_ext.text.turns import (
+        extract_conversation_context as extract_conversation_context,
+    )
 
     __version__: str
 
@@ -102,7 +100,8 @@ _NAMES = {
     "store.tables": ["display_name"],
     "text.tokens": ["TokenCounter"],
     "text.trim": ["trim"],
-    "text.messages": ["body_of", "extract_conversation_context"],
+    "text.entries": ["body_of"],
+    "text.turns": ["extract_conversation_context"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -54,7 +54,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits > messages > tokens                             # messages as text, counted and cut
+text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
@@ -303,7 +303,7 @@ LOADED_WITH_THE_PRESET = {
     "record": "recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache database deletion encryption facts log owners readers rows tables transaction",
-    "text": "limits messages tokens",
+    "text": "entries limits messages tokens turns",
     "words": "asking dates pronouns tokens",
 }
 

@@ -19,7 +19,7 @@ from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
 from llama_index_memory_ext.settings import build_checked, unpacked
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:

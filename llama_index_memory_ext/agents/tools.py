@@ -20,8 +20,9 @@ from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.memory.search import check_memory
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.text.messages import Utterance, escape_tags
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import phrases, tokens_in
 from llama_index_memory_ext.words.tokens import keywords, shared
 

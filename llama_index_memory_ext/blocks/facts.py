@@ -66,14 +66,14 @@ from llama_index_memory_ext.store.tables import (
     display_name,
     namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import (
+from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.turns import (
     Question,
     Utterance,
     question_in,
     spoken,
     turns_of,
 )
-from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.words.asking import is_statement
 from llama_index_memory_ext.words.tokens import checked_languages
 

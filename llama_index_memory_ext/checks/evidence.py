@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.text.messages import Utterance, escape_tags
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     STOP_CHARACTERS,
     STOP_WORDS,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.text.turns import Utterance
 
 
 # ---- the part of a text that a quote means, even if the quote is not exact ----

@@ -32,7 +32,7 @@ from llama_index_memory_ext.search.tfidf import (
     TfidfRanker,
     similarities_with_context,
 )
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words

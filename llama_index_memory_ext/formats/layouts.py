@@ -15,12 +15,12 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
     ID_KEY,
     Json,
     ToolCall,
-    body_of,
     calls_of,
     clean,
     to_json,

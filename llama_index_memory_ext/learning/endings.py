@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
-    from llama_index_memory_ext.text.messages import Utterance
+    from llama_index_memory_ext.text.turns import Utterance
 
 
 # The most questions for a batch.

@@ -63,11 +63,7 @@ from llama_index_memory_ext.learning.prompt import (
     texts_in,
     tool_of,
 )
-from llama_index_memory_ext.learning.reply import (
-    ExtractionReply,
-    NewFact,
-    Retirement,
-)
+from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Retirement
 from llama_index_memory_ext.learning.validation import (
     TOOL_CHECKS,
     ValidatedReply,
@@ -87,20 +83,20 @@ from llama_index_memory_ext.store.rows import (
     times_of,
 )
 from llama_index_memory_ext.store.tables import ROWS, display_name, namespace_of_session
-from llama_index_memory_ext.text.messages import (
+from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.turns import (
     OTHER_ROLE,
-    Json,
     Utterance,
     spoken,
     with_code_results,
 )
-from llama_index_memory_ext.text.tokens import fit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)

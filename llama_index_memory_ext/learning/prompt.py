@@ -40,14 +40,9 @@ from llama_index_memory_ext.models.ask import (
     was_truncated,
 )
 from llama_index_memory_ext.search.tfidf import Similar, values_of
-from llama_index_memory_ext.text.messages import (
-    MOST_CHARACTERS,
-    OTHER_ROLE,
-    Utterance,
-    calls_of,
-    escape_tags,
-    is_longer,
-)
+from llama_index_memory_ext.text.entries import escape_tags
+from llama_index_memory_ext.text.messages import MOST_CHARACTERS, calls_of, is_longer
+from llama_index_memory_ext.text.turns import OTHER_ROLE, Utterance
 from llama_index_memory_ext.words.asking import asks
 from llama_index_memory_ext.words.dates import WEEKDAYS
 

@@ -22,7 +22,8 @@ from pydantic import (
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
-from llama_index_memory_ext.text.messages import Json, clean, unescape_tags
+from llama_index_memory_ext.text.entries import unescape_tags
+from llama_index_memory_ext.text.messages import Json, clean
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:

@@ -58,12 +58,8 @@ from llama_index_memory_ext.fact import (
     duplicate_key,
     retire,
 )
-from llama_index_memory_ext.learning.reply import (
-    ExtractionReply,
-    NewFact,
-    Retirement,
-)
-from llama_index_memory_ext.text.messages import escape_tags
+from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Retirement
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     is_translation,
     may_be_english,
@@ -76,7 +72,7 @@ from llama_index_memory_ext.words import (
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.text.messages import Utterance
+    from llama_index_memory_ext.text.turns import Utterance
 
 
 # The longest quote and word, in characters.

@@ -59,10 +59,7 @@ from llama_index_memory_ext.memory.settings import (
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.ask import warn_of_server_history
 from llama_index_memory_ext.record.text import EARLIER_OPENING
-from llama_index_memory_ext.record.window import (
-    CachePoints,
-    has_answer_before_question,
-)
+from llama_index_memory_ext.record.window import CachePoints, has_answer_before_question
 from llama_index_memory_ext.settings import (
     Switch,
     TimeZone,
@@ -72,33 +69,33 @@ from llama_index_memory_ext.settings import (
     describe_value,
     unpacked,
 )
-from llama_index_memory_ext.store import (
-    DEFAULT_TABLE_NAME,
-    MemoryStore,
-    warn_of_unused,
-)
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, warn_of_unused
 from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
     SessionAccess,
     Snapshot,
 )
-from llama_index_memory_ext.text.messages import (
+from llama_index_memory_ext.text.entries import (
     MEDIA_TOKENS,
-    Plan,
     body_of,
     characters_of,
-    checked_messages,
-    count_leaving,
-    ends_with_answer,
-    how_to_put,
-    is_answer,
-    leaving_at_end,
-    redact_message,
-    speaker_of,
     tokens_with_pictures,
 )
+from llama_index_memory_ext.text.messages import (
+    Plan,
+    checked_messages,
+    how_to_put,
+    redact_message,
+    speaker_of,
+)
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
+from llama_index_memory_ext.text.turns import (
+    count_leaving,
+    ends_with_answer,
+    is_answer,
+    leaving_at_end,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -20,7 +20,8 @@ from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
-from llama_index_memory_ext.text.messages import body_of, storable
+from llama_index_memory_ext.text.entries import body_of
+from llama_index_memory_ext.text.messages import storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

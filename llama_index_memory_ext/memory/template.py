@@ -22,14 +22,8 @@ from llama_index_memory_ext.record.window import (
     cache_point,
     cache_points_in,
 )
-from llama_index_memory_ext.text.messages import (
-    ID_KEY,
-    SPEAKER_KEY,
-    body_of,
-    clean,
-    escape_tags,
-    has_content,
-)
+from llama_index_memory_ext.text.entries import body_of, escape_tags
+from llama_index_memory_ext.text.messages import ID_KEY, SPEAKER_KEY, clean, has_content
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from llama_index.core.base.llms.types import (
 
 from llama_index_memory_ext.checks.clauses import clauses_in
 from llama_index_memory_ext.memory.template import UNKNOWN
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.words import pattern
 from llama_index_memory_ext.words.asking import asks
 from llama_index_memory_ext.words.tokens import keywords, overlaps, related_terms

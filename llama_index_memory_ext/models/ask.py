@@ -17,7 +17,8 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCall
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from llama_index_memory_ext.errors import is_about_words, status_of
-from llama_index_memory_ext.text.messages import is_longer, message_tokens
+from llama_index_memory_ext.text.entries import message_tokens
+from llama_index_memory_ext.text.messages import is_longer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.entries import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

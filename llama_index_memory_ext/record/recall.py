@@ -42,21 +42,21 @@ from llama_index_memory_ext.store.rows import (
     day_of,
     times_of,
 )
+from llama_index_memory_ext.text.entries import (
+    INSTRUCTION_ROLES,
+    Entry,
+    body_of,
+    plain_entry,
+    tokens_of,
+)
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
     ID_KEY,
-    INSTRUCTION_ROLES,
-    Entry,
-    body_of,
     calls_of,
     now_in,
-    plain_entry,
-    question_in,
-    spoken,
-    tokens_of,
-    turns_in,
 )
+from llama_index_memory_ext.text.turns import question_in, spoken, turns_in
 from llama_index_memory_ext.words.asking import (
     asks,
     asks_about_now,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from llama_index_memory_ext.text.messages import Entry
+    from llama_index_memory_ext.text.entries import Entry
 
 # A message with less heat was recalled long ago, and is forgotten.
 _LEAST_HEAT = 0.05

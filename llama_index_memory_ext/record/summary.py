@@ -30,7 +30,7 @@ from llama_index_memory_ext.models.ask import (
     was_truncated,
 )
 from llama_index_memory_ext.record.text import clip_entries
-from llama_index_memory_ext.text.messages import (
+from llama_index_memory_ext.text.entries import (
     Entry,
     clip_entry,
     entry_of,

@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.text.limits import share_out
-from llama_index_memory_ext.text.messages import (
+from llama_index_memory_ext.text.entries import (
     Entry,
     clip_entry,
     clipped_element,
     escape_tags,
     tokens_of,
 )
+from llama_index_memory_ext.text.limits import share_out
 from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.store.rows import day_of, times_of
-from llama_index_memory_ext.text.messages import escape_tags, spoken
+from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import CountedText, fit_tokens
+from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

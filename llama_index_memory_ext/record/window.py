@@ -48,16 +48,18 @@ from llama_index_memory_ext.store.rows import (
     times_of,
 )
 from llama_index_memory_ext.store.tables import ROWS
-from llama_index_memory_ext.text.limits import Limits, plan_cut
-from llama_index_memory_ext.text.messages import (
-    ASSISTANT_ROLES,
+from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     MEDIA_TOKENS,
     Entry,
     clip_entry,
     entry_of,
-    now_in,
     tokens_of,
+)
+from llama_index_memory_ext.text.limits import Limits, plan_cut
+from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
+    now_in,
     tool_call_groups,
 )
 from llama_index_memory_ext.text.tokens import (

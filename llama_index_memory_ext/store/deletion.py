@@ -16,7 +16,7 @@ from llama_index_memory_ext.store.tables import (
     PROFILE_READER,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -25,7 +25,7 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.store.rows import FactsVersion, LogPage
 from llama_index_memory_ext.store.tables import display_name, vectors_namespace
 from llama_index_memory_ext.store.transaction import Transaction, reads, writes_user
-from llama_index_memory_ext.text.messages import spoken
+from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:

@@ -31,13 +31,12 @@ from llama_index_memory_ext.text.messages import (
     MovedMessage,
     Plan,
     clean,
-    is_code_output,
     is_same,
     message_id_of,
     speaker_of,
     storable,
-    with_code_results,
 )
+from llama_index_memory_ext.text.turns import is_code_output, with_code_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

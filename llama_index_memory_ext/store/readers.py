@@ -21,11 +21,13 @@ from llama_index_memory_ext.store.rows import (
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
 from llama_index_memory_ext.store.transaction import Transaction, reads
-from llama_index_memory_ext.text.messages import Json, spoken
+from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)

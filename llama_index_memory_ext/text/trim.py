@@ -17,15 +17,17 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_ext.text.entries import (
+    INSTRUCTION_ROLES,
+    message_tokens,
+    tokens_of,
+)
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     CALL_KEYS,
-    INSTRUCTION_ROLES,
     checked_messages,
     complete_calls,
     has_content,
-    message_tokens,
-    tokens_of,
     tool_call_groups,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter, Tokenizer, as_counter

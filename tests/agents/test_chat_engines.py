@@ -11,9 +11,7 @@ from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.text.messages import (
-    message_tokens,
-)
+from llama_index_memory_ext.text.entries import message_tokens
 from tests.conversation import (
     BEFORE_QUESTION,
     assistant,

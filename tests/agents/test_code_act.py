@@ -16,9 +16,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
     extract_conversation_context,
 )
-from llama_index_memory_ext.text.messages import (
-    turns_in,
-)
+from llama_index_memory_ext.text.turns import turns_in
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, call, say

@@ -11,9 +11,7 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryToolSpec
 from llama_index_memory_ext.agents.tools import asks_to_forget
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, calling, result, user
 from tests.learning.learning import as_report
 from tests.memories import OpenMemory

@@ -6,15 +6,11 @@ from datetime import date, datetime, timezone
 
 import pytest
 
-from llama_index_memory_ext.checks.comparison import (
-    new_names,
-    new_numbers,
-    says_more,
-)
+from llama_index_memory_ext.checks.comparison import new_names, new_numbers, says_more
 from llama_index_memory_ext.fact import Fact, duplicate_key
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
 from tests.checks import rows
 

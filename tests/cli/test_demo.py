@@ -27,9 +27,7 @@ from llama_index_memory_ext.models.offline import (
     OfflineModel,
     reply,
 )
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.cli.offline_server import model
 from tests.cli.terminal import Here, at_terminal, path_without, run
 from tests.memories import OpenMemory

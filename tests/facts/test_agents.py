@@ -22,9 +22,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.learning.reply import ExtractionReply
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, sent_text, user
 from tests.learning.learning import (
     as_report,

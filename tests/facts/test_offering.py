@@ -12,9 +12,7 @@ from llama_index_memory_ext.learning.prompt import (
     select_known_facts,
     texts_in,
 )
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.learning.learning import Learns, extractions, talk
 
 COUNTER = TokenCounter()

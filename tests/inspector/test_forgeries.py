@@ -29,10 +29,8 @@ from llama_index_memory_ext.apps.mcp import memory_server
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.reply import TAGS
 from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary_prompt
-from llama_index_memory_ext.text.messages import (
-    OUR_TAGS,
-    Utterance,
-)
+from llama_index_memory_ext.text.entries import OUR_TAGS
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
 
 # What somebody would write who knows how the memory is shown.

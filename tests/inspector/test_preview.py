@@ -23,7 +23,7 @@ from llama_index_memory_ext import (
     PromptPreviewer,
 )
 from llama_index_memory_ext.apps.inspector.views import Views
-from llama_index_memory_ext.text.messages import body_of
+from llama_index_memory_ext.text.entries import body_of
 from tests.conversation import assistant, calling, result, user
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION

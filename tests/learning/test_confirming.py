@@ -9,9 +9,7 @@ import pytest
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from tests.words import rows
 
 NOW = datetime(2026, 11, 20, tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact
 from llama_index_memory_ext.learning.endings import Doubt, doubted_facts, ending_prompt
-from llama_index_memory_ext.text.messages import Utterance
+from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, user
 from tests.learning.learning import Learns, contents
 from tests.openai_server import Message, Model, say

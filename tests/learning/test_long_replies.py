@@ -16,11 +16,8 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.learning.prompt import ask_for_facts
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
-from llama_index_memory_ext.text.messages import (
-    MOST_CHARACTERS,
-    Utterance,
-    is_longer,
-)
+from llama_index_memory_ext.text.messages import MOST_CHARACTERS, is_longer
+from llama_index_memory_ext.text.turns import Utterance
 from tests.ticks import ticking
 
 LENGTH = 40_000_000

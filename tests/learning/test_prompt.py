@@ -34,9 +34,7 @@ from llama_index_memory_ext.learning.prompt import (
     request_budget,
 )
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartClient, StartModel

@@ -16,9 +16,7 @@ from llama_index_memory_ext.learning.validation import (
     ValidatedReply,
     validate_reply,
 )
-from llama_index_memory_ext.text.messages import (
-    Utterance,
-)
+from llama_index_memory_ext.text.turns import Utterance
 
 NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)
 LINES = (

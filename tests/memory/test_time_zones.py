@@ -28,7 +28,8 @@ from llama_index_memory_ext.record.text import TODAY_HEADING
 from llama_index_memory_ext.record.window import RecordReader, Window, entries_of
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, times_of
 from llama_index_memory_ext.text.limits import Limits
-from llama_index_memory_ext.text.messages import Utterance, in_zone
+from llama_index_memory_ext.text.messages import in_zone
+from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words.dates import (
     DateMention,
     Period,

@@ -13,10 +13,8 @@ from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import MemoryRetriever, TokenCounter, messages_from_json
-from llama_index_memory_ext.text.messages import (
-    body_of,
-    calls_of,
-)
+from llama_index_memory_ext.text.entries import body_of
+from llama_index_memory_ext.text.messages import calls_of
 from tests.conversation import record, result, sent_text, user
 from tests.learning.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory

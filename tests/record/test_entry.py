@@ -20,12 +20,7 @@ from llama_index_memory_ext.record.text import (
     summary_element,
     truncated,
 )
-from llama_index_memory_ext.text.messages import (
-    Entry,
-    clip_entry,
-    entry_of,
-    escape_tags,
-)
+from llama_index_memory_ext.text.entries import Entry, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 

@@ -20,9 +20,7 @@ from llama_index.core.llms import ChatMessage, MockLLM
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
 from llama_index_memory_ext.record.text import split_record
-from llama_index_memory_ext.text.messages import (
-    message_tokens,
-)
+from llama_index_memory_ext.text.entries import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
 from tests.memories import OpenMemory

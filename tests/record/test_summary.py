@@ -24,12 +24,8 @@ from llama_index_memory_ext.record.summary import (
     summary_prompt,
 )
 from llama_index_memory_ext.store.rows import LogRow
-from llama_index_memory_ext.text.messages import (
-    Entry,
-    entry_of,
-    escape_tags,
-    storable,
-)
+from llama_index_memory_ext.text.entries import Entry, entry_of, escape_tags
+from llama_index_memory_ext.text.messages import storable
 from llama_index_memory_ext.text.tokens import as_counter
 from tests.conversation import assistant, calling, result, user
 from tests.openai_server import Message, say

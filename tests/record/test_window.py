@@ -13,12 +13,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.window import Window
 from llama_index_memory_ext.store.rows import ReadPosition
+from llama_index_memory_ext.text.entries import Entry, entry_of
 from llama_index_memory_ext.text.limits import Limits
-from llama_index_memory_ext.text.messages import (
-    Entry,
-    entry_of,
-    tool_call_groups,
-)
+from llama_index_memory_ext.text.messages import tool_call_groups
 from llama_index_memory_ext.text.tokens import as_counter
 
 COUNTER = TokenCounter()

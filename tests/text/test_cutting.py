@@ -12,8 +12,8 @@ from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.limits import Limits, excerpt, plan_cut, share_out
-from llama_index_memory_ext.text.messages import count_leaving
 from llama_index_memory_ext.text.tokens import as_counter
+from llama_index_memory_ext.text.turns import count_leaving
 
 COUNTER = TokenCounter()
 ROLES = {"u": "user", "a": "assistant", "t": "tool"}

@@ -26,17 +26,15 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import split_record
-from llama_index_memory_ext.text.messages import (
-    TIME_KEYS,
+from llama_index_memory_ext.text.entries import (
     body_of,
     clip_entry,
     entry_of,
     escape_tags,
-    spoken,
-    storable,
-    times_in,
     unescape_tags,
 )
+from llama_index_memory_ext.text.messages import TIME_KEYS, storable, times_in
+from llama_index_memory_ext.text.turns import spoken
 from tests.conversation import assistant, calling, record, result, user
 
 COUNTER = TokenCounter()

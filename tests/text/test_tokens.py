@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.text.messages import (
-    CLOSING,
-)
+from llama_index_memory_ext.text.entries import CLOSING
 from llama_index_memory_ext.text.tokens import as_counter, fit_tokens
 
 COUNTER = TokenCounter()

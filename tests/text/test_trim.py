@@ -14,10 +14,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai.utils import to_openai_message_dicts
 
 from llama_index_memory_ext import MessageError, TokenCounter, trim
+from llama_index_memory_ext.text.entries import message_tokens
 from llama_index_memory_ext.text.messages import (
     RESULT_ROLES,
     calls_of,
-    message_tokens,
     tool_call_groups,
 )
 from llama_index_memory_ext.text.tokens import as_counter
