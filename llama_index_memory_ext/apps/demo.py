@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.agent.workflow import (
-    AgentInput,
-    AgentOutput,
-    FunctionAgent,
-)
+from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
 import llama_index_memory_ext as ext
@@ -32,8 +28,7 @@ from llama_index_memory_ext.apps.cli import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index.core.base.llms.types import ChatMessage
-    from llama_index.core.llms.function_calling import FunctionCallingLLM
+    from llama_index.core.llms import LLM
 
 _TOKEN_LIMIT = 3_000
 # A long prompt is printed without its middle. A long line is printed without its end.
@@ -73,7 +68,7 @@ _CONVERSATION = json.loads(Path(__file__).with_name("conversation.json").read_by
 _QUESTIONS = [_Question(**fields) for fields in _CONVERSATION["questions"]]
 
 
-def choose_model() -> FunctionCallingLLM:
+def choose_model() -> LLM:
     """Return the model that the variables name; without ``OPENAI_API_KEY`` the offline model.
 
     ``OPENAI_MODEL``: any name with the server at ``OPENAI_API_BASE``.
@@ -97,7 +92,7 @@ def choose_model() -> FunctionCallingLLM:
     return ext.AnyOpenAI(max_retries=1, **options)
 
 
-def describe_model(model: FunctionCallingLLM) -> str:
+def describe_model(model: LLM) -> str:
     """Return the name and the host of a model; of the offline model, why it answers."""
     if isinstance(model, OfflineModel):
         return "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
@@ -164,10 +159,9 @@ def run() -> int:
 
 
 async def _compare(
-    model: FunctionCallingLLM, uri: str, messages: Sequence[ChatMessage]
+    model: LLM, uri: str, messages: Sequence[ChatMessage]
 ) -> list[_Side]:
     """Put the messages into both memories, ask each memory the questions, and return the results."""
-    agent = FunctionAgent(llm=model)
     # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
     # once.
     host_memory = Memory.from_defaults(
@@ -199,12 +193,12 @@ async def _compare(
             # facts in the same turn.
             await ours.facts_block.await_jobs("demo")
         print(
-            f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: an agent answers from what each memory shows it"
+            f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: the model answers from what each memory shows it"
         )
         for question in _QUESTIONS:
             print(f"\nQuestion: {question.text}")
             for side in sides:
-                await _ask(agent, side, question)
+                await _ask(model, side, question)
             await ours.facts_block.await_jobs("demo")
         usage = (await ours.astats()).usage["facts"]
         sides[1].learning = (
@@ -213,23 +207,20 @@ async def _compare(
     return sides
 
 
-async def _ask(agent: FunctionAgent, side: _Side, question: _Question) -> None:
-    """Ask a question through the agent, and print the answer; print the prompt of the first question too."""
-    prompts = []
-    running = agent.run(question.text, memory=side.memory)
-    async for event in running.stream_events():
-        if isinstance(event, AgentInput):
-            prompts.append("\n".join(map(body_of, event.input)))
-            if not side.answered:
-                _print_prompt(
-                    f"{side.name}: {pluralize(len(event.input), 'message')}", prompts[0]
-                )
-        elif isinstance(event, AgentOutput):
-            side.add_call(prompts[-1], event.response)
-    answer = str(await running)
+async def _ask(model: LLM, side: _Side, question: _Question) -> None:
+    """Ask a question and print the answer; print the prompt of the first question, too."""
+    await side.memory.aput(ChatMessage(question.text))
+    messages = await side.memory.aget()
+    response = await model.achat(messages)
+    await side.memory.aput(response.message)
+    prompt = "\n".join(map(body_of, messages))
+    answer = body_of(response.message)
+    if not side.answered:
+        _print_prompt(f"{side.name}: {pluralize(len(messages), 'message')}", prompt)
     _print_labelled(side.name, answer)
+    side.add_call(prompt, response.message)
     # A right guess does not count.
-    is_in_prompt = question.answer in prompts[0]
+    is_in_prompt = question.answer in prompt
     side.answered.append(is_in_prompt and question.answer in answer.replace(",", ""))
 
 
