@@ -1,6 +1,6 @@
 """What a memory learns with a real model: how exact its quotes are, what is stored, and what each check is worth.
 
-    python -m benchmarks.real_facts ANSWERS_JSONL DIALOGUES_JSON [ADDRESS MODEL] [--tools] [--together=4]
+    python -m benchmarks.real_facts ANSWERS_JSONL DIALOGUES_JSON [ADDRESS MODEL] [--tools] [--together=4] [--read=FILE]
 
 ADDRESS is that of a server with OpenAI's protocol, as http://localhost:8091/v1; the key is OPENAI_API_KEY, if one is
 needed. Each dialogue is one request, in JSON or with ``--tools`` by a tool call; with ``--together=4``, each four
@@ -18,8 +18,9 @@ known facts. ``real_dialogues.json`` has 80 messages of 30 dialogues in five lan
 - useless otherwise. Words of two languages cannot be compared, so a translated fact counts as useless. A statement
   with a denial is not like one without.
 
-The stored facts are printed with these verdicts, for a reader, who judges better. The table is printed, and written
-with a picture beside the answers: ANSWERS.json and ANSWERS.png.
+The stored facts are printed with these verdicts, for a reader, who judges better. With ``--read=FILE``, the reader's
+verdicts count: FILE has them by the words of the facts, as ``real_verdicts.json`` for ``real_dialogues.json``. The
+table is printed, and written with a picture beside the answers: ANSWERS.json and ANSWERS.png.
 """
 
 from __future__ import annotations
@@ -190,9 +191,16 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict_on(content: str, dialogue: dict[str, Any]) -> str:
-    """What the gold labels say of a stored fact: "true", "useless" or "bad"."""
-    wanted = max((_likeness(content, gold) for gold in dialogue["store"]), default=0)
-    unwanted = max((_likeness(content, gold) for gold in dialogue["no"]), default=0)
+    """What the reader, or else the gold labels, say of a stored fact: "true", "useless" or "bad"."""
+    read: dict[str, str] = dialogue.get("read", {})
+    if content in read:
+        return read[content]
+    wanted = max(
+        (_likeness(content, gold) for gold in dialogue.get("store", ())), default=0
+    )
+    unwanted = max(
+        (_likeness(content, gold) for gold in dialogue.get("no", ())), default=0
+    )
     if max(wanted, unwanted) < LEAST_SHARE:
         return "useless"
     return "true" if wanted >= unwanted else "bad"
@@ -258,14 +266,14 @@ def _add(
         total.exact += any(span and span.share == 1.0 for span in spans)
     total.rejected.update(valid.rejections)
     contents = [fact.content for fact in valid.accepted]
-    if "store" not in dialogue:
+    if "store" not in dialogue and "read" not in dialogue:
         total.stored["not judged"] += len(contents)
         return
     for content in contents:
         verdict = verdict_on(content, dialogue)
         total.stored[verdict] += 1
         total.facts.append((verdict, content))
-    for gold in dialogue["store"]:
+    for gold in dialogue.get("store", ()):
         total.learned += any(
             _likeness(content, gold) >= LEAST_SHARE for content in contents
         )
@@ -390,6 +398,10 @@ def main() -> int:
     for argument in sys.argv[1:]:
         if argument.startswith("--together="):
             listed = together(listed, int(argument.removeprefix("--together=")))
+        if argument.startswith("--read="):
+            file_read = Path(argument.removeprefix("--read="))
+            read = json.loads(file_read.read_text(encoding="utf-8"))
+            listed = [{**dialogue, "read": read} for dialogue in listed]
     dialogues = {dialogue["id"]: dialogue for dialogue in listed}
     if len(named) > 2:
         llm = Model(

@@ -795,11 +795,15 @@ class RelevantFactsBlock(LogBlock):
             raise
 
     async def anotice(
-        self, session_id: str, *, answer: ChatMessage | None = None
+        self,
+        session_id: str,
+        *,
+        answer: ChatMessage | None = None,
+        asks: bool = False,
     ) -> None:
         """Extract facts in the background if unread turns are due, or else after 300 quiet seconds.
 
-        The ``answer`` has just ended a turn.
+        The ``answer`` has just ended a turn. ``asks``: a question stands behind it.
         """
         if not self._extracts():
             return
@@ -807,7 +811,8 @@ class RelevantFactsBlock(LogBlock):
         if answer is not None:
             cause = answer.content
             self._asked.put(session_id, 0)
-            self._store.jobs.asked.discard(session_id)
+            if not asks:
+                self._store.jobs.asked.discard(session_id)
             if not self._store.database.in_memory:
                 self._store.jobs.unread.add(session_id)
         self._start(session_id, cause=cause)

@@ -556,7 +556,11 @@ class CondensedMemory(Memory):
         count = await self._append(messages, plan, strict=strict)
         answers = [message for message in messages if is_answer(message)]
         if answers:
-            await self.facts_block.anotice(self.session_id, answer=answers[-1])
+            await self.facts_block.anotice(
+                self.session_id,
+                answer=answers[-1],
+                asks=messages[-1].role == MessageRole.USER,
+            )
         return count
 
     async def aset(self, messages: list[ChatMessage]) -> None:

@@ -175,6 +175,26 @@ async def test_a_session_that_begins_or_asks_knows_what_was_said_elsewhere(
     await store.aclose()
 
 
+async def test_a_question_put_with_an_earlier_answer_is_read_with_its_own_answer(
+    any_database_uri: str | None, start_model: StartModel
+) -> None:
+    llm, server = start_model(learner)
+    store = MemoryStore(any_database_uri)
+    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "chat_store": store}
+    monday = CondensedMemory.from_defaults("monday", **options)
+    friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)
+    await monday.aput(user("I like tea."))
+    await monday.aget()
+    await monday.aput_messages([assistant("Fine."), user("I like rain.")])
+    facts = await answer_of(friday, "What do I like?")
+    assert facts == ["Likes tea", ELSEWHERE.format("I like rain.")]
+    assert likes(server.requests) == [["tea"]]
+    await monday.aput(assistant("Fine."))
+    await monday.aflush()
+    assert [batch for batch in likes(server.requests) if batch] == [["tea"], ["rain"]]
+    await store.aclose()
+
+
 async def test_a_chat_engine_asks_before_it_puts_its_question(learns: Learns) -> None:
     monday = learns(session_id="monday")[0]
     friday = learns(session_id="friday", wait_for_facts=60)[0]
