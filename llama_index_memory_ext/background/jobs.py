@@ -308,16 +308,12 @@ class Jobs:
         )
         succeeded = False
         while job.again or not succeeded:
-            failure = self._failures.get(key)
-            now = datetime.now(timezone.utc)
-            if failure and failure.retry_at and failure.retry_at > now:
+            pause = _seconds_until_retry(self._failures.get(key))
+            if pause > 0:
                 if job.awaited:
                     return
                 job.pausing = True
-                # The clock may have been set back.
-                await asyncio.sleep(
-                    min((failure.retry_at - now).total_seconds(), LONGEST_PAUSE_SECONDS)
-                )
+                await asyncio.sleep(pause)
             job.pausing = job.again = False
             async with slots:
                 succeeded = await self._attempt(key, job.work, job.pause_seconds)
@@ -458,3 +454,12 @@ def _tell_unread(sessions: set[str]) -> None:
             min(sessions),
             f" and {len(sessions) - 1} more" if len(sessions) > 1 else "",
         )
+
+
+def _seconds_until_retry(failure: Failure | None) -> float:
+    """Return the seconds until a job may run again; 0 or less: it may run now."""
+    if failure is None or failure.retry_at is None:
+        return 0
+    seconds = (failure.retry_at - datetime.now(timezone.utc)).total_seconds()
+    # The clock may have been set back.
+    return min(seconds, LONGEST_PAUSE_SECONDS)

@@ -380,14 +380,22 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
         return "supposed"
     sentences = sentences_at(text, span)
     if not _is_stated(statement, text):
-        if sentences and all(map(_is_question, sentences)):
-            return "asked"
-        is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
-        if is_supposed and not _matches("conditional", statement):
-            return "supposed"
+        reason = _unstated_reason(statement, sentences)
+        if reason:
+            return reason
     is_ironic = any(map(phrases("clauses", "irony").search, sentences))
     if is_ironic or _is_quoted(text, span) or _is_to_work_on(statement, text, span):
         return "quoted"
+    return ""
+
+
+def _unstated_reason(statement: str, sentences: Sequence[str]) -> str:
+    """Return "asked" or "supposed" if the sentences of a quote ask or suppose a statement, else ""."""
+    if sentences and all(map(_is_question, sentences)):
+        return "asked"
+    is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
+    if is_supposed and not _matches("conditional", statement):
+        return "supposed"
     return ""
 
 

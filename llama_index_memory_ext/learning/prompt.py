@@ -517,25 +517,29 @@ def _read_answer(answer: _Answer, categories: Sequence[str]) -> ExtractionReply:
     No facts do not mean "nothing new" if a text cannot be read or the answer was cut:
     this raises a FactReplyError.
     """
+    try:
+        return _read_response(answer, categories)
+    except FactReplyError as error:
+        error.response = answer.response
+        raise
+
+
+def _read_response(answer: _Answer, categories: Sequence[str]) -> ExtractionReply:
     response = answer.response
     facts: list[NewFact] = []
     errors = []
-    try:
-        texts = _texts_of(response.message, may_be_blank=not answer.by_tool)
-    except FactReplyError as error:
-        texts = []
-        errors.append(error)
+    texts = _texts_of(response.message, may_be_blank=not answer.by_tool)
     for text in texts:
         try:
             facts += read_facts(text, categories)
         except FactReplyError as error:  # noqa: PERF203 - each call is read apart
             errors.append(error)
-    if not facts and not errors and (was_truncated(response) or was_refused(response)):
-        errors.append(FactReplyError("".join(texts[:1]), "it was cut"))
-    if facts or not errors:
-        return reply_of(facts if answer.by_tool else in_quoted_words(facts))
-    errors[0].response = response
-    raise errors[0]
+    if not facts:
+        if errors:
+            raise errors[0]
+        if was_truncated(response) or was_refused(response):
+            raise FactReplyError("".join(texts[:1]), "it was cut")
+    return reply_of(facts if answer.by_tool else in_quoted_words(facts))
 
 
 def in_quoted_words(facts: Iterable[NewFact]) -> list[NewFact]:
