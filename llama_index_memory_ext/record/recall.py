@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import date, tzinfo
 from functools import partial
@@ -42,6 +43,7 @@ from llama_index_memory_ext.store.rows import (
     day_of,
     times_of,
 )
+from llama_index_memory_ext.store.transaction import Transaction
 from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     Entry,
@@ -849,20 +851,31 @@ class MessageSearch:
         limit: int,
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
-        chosen: list[RankedMessage] = []
-        with tfidf.suppress_failures(
-            self.failures, "Earlier messages were not found", index.drop
-        ):
-            # The search in a long log takes longer than an event loop should be
-            # blocked.
-            chosen = await asyncio.to_thread(choose)
-        row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
-        rows = await self.reader.store.readers.rows_in(session_id, row_ids, index.epoch)
-        if rows is None:
-            return None
-        return await asyncio.to_thread(
-            show_messages, index, question, chosen, rows, limit
+        readers = self.reader.store.readers
+        # A failure is told to the handler of this memory, which a context holds.
+        context = copy_context()
+
+        def choose_safely() -> list[RankedMessage]:
+            with tfidf.suppress_failures(
+                self.failures, "Earlier messages were not found", index.drop
+            ):
+                return choose()
+            return []
+
+        def show(tx: Transaction) -> list[_ShownMessage] | None:
+            chosen = context.run(choose_safely)
+            row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
+            rows = readers.rows_in_within(tx, session_id, row_ids, index.epoch)
+            if rows is None:
+                return None
+            return show_messages(index, question, chosen, rows, limit)
+
+        # One job in the thread of the connection: a change of threads costs more than a
+        # statement, and the search may take longer than an event loop should be blocked.
+        messages: list[_ShownMessage] | None = await readers.database.run(
+            show, writes=False
         )
+        return messages
 
     async def _index_newest(self, session_id: str, epoch: int) -> None:
         """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""

@@ -258,20 +258,6 @@ class _Occurrences(NamedTuple):
     counts: NDArray[Any]
 
 
-def _sum_by_row(parts: Sequence[_Occurrences]) -> _Occurrences:
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        return _Occurrences(np.empty(0, np.intc), np.empty(0))
-    # Faster than sorting the rows.
-    by_row = np.bincount(
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-    )
-    rows = np.flatnonzero(by_row > 0)
-    return _Occurrences(rows, by_row[rows])
-
-
 class TfidfRanker:
     """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
@@ -351,7 +337,7 @@ class TfidfRanker:
         self._prepared_documents = 0
         # Caches until a document changes.
         self._cached_norms: Values | None = None
-        self._cached_near_rows: dict[int, NDArray[np.bool_]] = {}
+        self._cached_shares: list[Values] = []
         self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
@@ -452,7 +438,7 @@ class TfidfRanker:
 
     def _forget_answers(self) -> None:
         self._cached_norms = None
-        self._cached_near_rows = {}
+        self._cached_shares = []
         self._answers = Recent(_CACHED_ANSWERS)
 
     def _compute_similarities(self, query: str) -> Similarities:
@@ -529,7 +515,13 @@ class TfidfRanker:
         # Term by term: in a new process, arrays of all terms together come from the system
         # for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
-            occurrences = self._with_neighbours(self._occurrences(group))
+            occurrences = self._occurrences(group)
+            if self._neighbour_shares:
+                own = np.zeros(len(scores))
+                own[occurrences.rows] = occurrences.counts
+                counts = self._with_neighbours(own)
+                rows = np.flatnonzero(counts)
+                occurrences = _Occurrences(rows, counts[rows])
             factor = weight * self._idf(len(occurrences.rows)) * (self._saturation + 1)
             divisors = norms.take(occurrences.rows)
             divisors += occurrences.counts
@@ -540,33 +532,37 @@ class TfidfRanker:
         return scores
 
     def _occurrences(self, group: Group) -> _Occurrences:
-        parts = []
-        for term in group:
-            if term in self._postings:
-                posting = self._postings[term]
-                parts.append(_Occurrences(view(posting.rows), view(posting.counts)))
-        return _sum_by_row(parts)
+        postings = [self._postings[term] for term in group if term in self._postings]
+        if len(postings) == 1:
+            return _Occurrences(view(postings[0].rows), view(postings[0].counts))
+        if not postings:
+            return _Occurrences(np.empty(0, np.intc), np.empty(0))
+        # Faster than sorting the rows.
+        by_row = np.bincount(
+            np.concatenate([view(posting.rows) for posting in postings]),
+            np.concatenate([view(posting.counts) for posting in postings]),
+        )
+        rows = np.flatnonzero(by_row > 0)
+        return _Occurrences(rows, by_row[rows])
 
-    def _with_neighbours(self, occurrences: _Occurrences) -> _Occurrences:
-        """Return the occurrences with a share of those in the rows around each row."""
-        rows, counts = occurrences
-        parts = [occurrences]
-        for step, is_near in self._near_rows().items():
-            near = is_near.take(rows)
-            share = self._neighbour_shares[abs(step) - 1]
-            parts.append(_Occurrences(rows[near] + step, share * counts[near]))
-        return _sum_by_row(parts)
+    def _with_neighbours(self, own: Values) -> Values:
+        """Return a number for each row, with a share of the numbers of the rows around it."""
+        # All rows, because a frequent term is near most of them.
+        sums = own.copy()
+        for distance, shares in enumerate(self._shares_of_neighbours(), 1):
+            sums[distance:] += shares * own[:-distance]
+            sums[:-distance] += shares * own[distance:]
+        return sums
 
-    def _near_rows(self) -> dict[int, NDArray[np.bool_]]:
-        """Return for each distance, negative for rows before, which rows have a neighbour there."""
-        if not self._cached_near_rows:
+    def _shares_of_neighbours(self) -> list[Values]:
+        """Return the share between each row and the row at each distance behind it, 0 for another sequence."""
+        if not self._cached_shares:
             sequences = view(self._sequences)
-            for distance in range(1, len(self._neighbour_shares) + 1):
-                same = sequences[distance:] == sequences[:-distance]
-                end = np.zeros(len(sequences) - len(same), bool)
-                self._cached_near_rows[distance] = np.append(same, end)
-                self._cached_near_rows[-distance] = np.append(end, same)
-        return self._cached_near_rows
+            self._cached_shares = [
+                share * (sequences[distance:] == sequences[:-distance])
+                for distance, share in enumerate(self._neighbour_shares, 1)
+            ]
+        return self._cached_shares
 
     def _frequency(self, term: str) -> int:
         if term in self._postings:
@@ -579,11 +575,7 @@ class TfidfRanker:
     def _norms(self) -> Values:
         """Return ``k1 * (1 - b + b * length / mean length)`` of each row."""
         if self._cached_norms is None:
-            rows = np.arange(len(self._lengths))
-            own = _Occurrences(rows, view(self._lengths))
-            around = self._with_neighbours(own)
-            lengths = np.zeros(len(rows))
-            lengths[around.rows] = around.counts
+            lengths = self._with_neighbours(view(self._lengths))
             mean = lengths.sum() / max(len(self._places.rows), 1)
             relative = lengths / mean if mean else lengths
             self._cached_norms = self._saturation * (

@@ -38,9 +38,12 @@ WHERE key = :key AND status IN :statuses AND id > :after
 ORDER BY id LIMIT :limit OFFSET :offset
 """
 _SELECT_ROWS_BY_ID = """
-SELECT id, role, data, timestamp, status, user_id FROM {rows}
-WHERE key = :key AND id {in_row_ids}
-ORDER BY id
+SELECT COALESCE(sessions.epoch, 0) AS epoch,
+       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+FROM (SELECT 1 AS always) AS always
+LEFT JOIN {sessions} AS sessions ON sessions.key = :key
+LEFT JOIN {rows} AS message ON message.key = :key AND message.id {in_row_ids}
+ORDER BY message.id
 """
 _SELECT_CURSOR = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, cursors.position, cursors.state
@@ -179,20 +182,20 @@ class Readers:
         self, tx: Transaction, key: str, ids: Sequence[int]
     ) -> list[LogRow]:
         """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
-        result = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
-        return [LogRow.from_query(tx, key, row) for row in result.all()]
+        return self.rows_in_within(tx, key, ids) or []
 
     rows = reads(rows_within)
 
-    @reads
-    def rows_in(
-        self, tx: Transaction, key: str, ids: Sequence[int], epoch: int
+    def rows_in_within(
+        self, tx: Transaction, key: str, ids: Sequence[int], epoch: int | None = None
     ) -> list[LogRow] | None:
         """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
-        rows = self.rows_within(tx, key, ids)
-        if self._cursor_of(tx, key, "").epoch == epoch:
-            return rows
-        return None
+        rows = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids)).all()
+        if epoch not in (None, rows[0].epoch):
+            return None
+        return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
+
+    rows_in = reads(rows_in_within)
 
     def sessions_within(self, tx: Transaction, user_id: str) -> list[str]:
         """Return the sessions of a user, also those without a message."""
