@@ -70,7 +70,7 @@ async def test_a_request_or_a_complaint_finds_the_message_that_it_needs(
     """In eight languages, as if each text had all tokens for recall."""
     needs = [Need(message, text) for _, _, message, text in rows("requests.txt")]
     memory = open_memory(
-        condensed_token_limit=1_200, facts_token_limit=0, recall_when=recall_when
+        condensed_token_limit=600, facts_token_limit=0, recall_when=recall_when
     )
     messages: list[ChatMessage] = []
     for need in needs:
