@@ -34,7 +34,6 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
-from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
@@ -42,6 +41,7 @@ from llama_index_memory_ext.store.rows import (
     day_of,
     times_of,
 )
+from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     Entry,
