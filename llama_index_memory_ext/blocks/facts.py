@@ -58,7 +58,6 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
-from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.rows import LogPage, LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.tables import (
     LAST_ID,
@@ -66,6 +65,7 @@ from llama_index_memory_ext.store.tables import (
     display_name,
     namespace_of_session,
 )
+from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.turns import (
     Question,

@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from html import escape
 from itertools import chain, islice
 from math import log
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -914,13 +913,6 @@ class Explanation:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, *self.notes])
-
-    def _repr_html_(self) -> str:
-        rows = [f"<th>{'</th><th>'.join(_COLUMNS)}</th>"]
-        for fact in self.facts:
-            cells = "</td><td>".join(map(escape, _cells(fact)))
-            rows.append(f"<td>{cells}</td>")
-        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table><p>{'<br>'.join(self.notes)}</p>"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
-from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
@@ -43,7 +42,7 @@ from llama_index_memory_ext.store.rows import (
     day_of,
     times_of,
 )
-from llama_index_memory_ext.store.transaction import Transaction
+from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     Entry,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from numpy.typing import NDArray
 
+    from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
 
 # The results of this tool repeat the log. They are not indexed.

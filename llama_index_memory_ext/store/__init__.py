@@ -30,16 +30,12 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.cache import StoreCache
-from llama_index_memory_ext.store.database import (
-    SELECT_PLACES,
-    Database,
-    encrypt_within,
-    mark,
-)
+from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.deletion import Deletion, vacuum
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
+from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
 from llama_index_memory_ext.store.owners import Owners
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import (

@@ -1,4 +1,4 @@
-"""The database of a store: the version of its tables, its mark of encryption, its connections, and its calls."""
+"""The database of a store: its connections, and its calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import sqlite3
 import time
 import warnings
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
 
 from llama_index_memory_ext.background.locks import (
     FORK_SECONDS,
@@ -25,10 +23,10 @@ from llama_index_memory_ext.background.locks import (
 )
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.background.threads import Job, pending, threads_for
-from llama_index_memory_ext.errors import EncryptionError, StoreError, StoreTimeoutError
-from llama_index_memory_ext.store import address
-from llama_index_memory_ext.store.encryption import MARK
-from llama_index_memory_ext.store.tables import Row, Tables, tables_for
+from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
+from llama_index_memory_ext.store import address, versions
+from llama_index_memory_ext.store.marks import mark
+from llama_index_memory_ext.store.tables import Row, tables_for
 from llama_index_memory_ext.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.store.encryption import Cipher
+
 
 T = TypeVar("T")
 
@@ -50,185 +49,6 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
-
-# ---- versions and upgrades ----
-
-SCHEMA_VERSION = 7
-# The oldest version that is upgraded in place.
-_OLDEST_VERSION = 7
-# The functions that change stored rows, by the version to which they upgrade, in order.
-# Missing tables, columns and indexes are made before, and need no function.
-UPGRADES: dict[int, Callable[[Connection, Tables], None]] = {}
-
-_SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
-_INSERT_VERSION = """
-INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
-"""
-_DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
-
-
-def version_of(conn: Connection, tables: Tables) -> int | None:
-    """Return the version of the tables; None for a database without them, such as LlamaIndex's own."""
-    if not sa.inspect(conn).has_table(tables.schema.name, tables.schema.schema):
-        return None
-    return conn.execute(tables.sql(_SELECT_VERSION)).scalar()
-
-
-def supported_version_of(conn: Connection, tables: Tables) -> int | None:
-    """As ``version_of``; a StoreError for a version that this package neither uses nor upgrades."""
-    version = version_of(conn, tables)
-    if version is None or _OLDEST_VERSION <= version <= SCHEMA_VERSION:
-        return version
-    hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
-    if version < _OLDEST_VERSION:
-        hint = "Export messages and facts with the package that made them, and import them into a new database."
-    raise StoreError(
-        f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
-        f"{SCHEMA_VERSION}. {hint} Nothing was changed."
-    )
-
-
-def create_missing(conn: Connection, tables: Tables) -> None:
-    """Create the tables, columns and indexes that do not exist, upgrade the rows, and note the version."""
-    metadata = tables.rows.metadata
-    # Another process may have created them since.
-    version = supported_version_of(conn, tables)
-    if version == SCHEMA_VERSION:
-        return
-    if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
-        conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
-    _create_all(conn, metadata)
-    for later, upgrade in UPGRADES.items():
-        if version is not None and version < later:
-            upgrade(conn, tables)
-    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
-    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
-
-
-def _create_all(conn: Connection, metadata: sa.MetaData) -> None:
-    """Create the tables, columns and indexes that do not exist."""
-    existing = sa.inspect(conn).get_table_names(metadata.schema)
-    for table in metadata.sorted_tables:
-        creation = _creation(table, conn.dialect.name)
-        conn.exec_driver_sql(creation.table)
-        if table.name in existing:
-            _add_columns(conn, table)
-        for statement in creation.indexes:
-            conn.exec_driver_sql(statement)
-
-
-class _Creation(NamedTuple):
-    """The statements that create a table and its indexes."""
-
-    table: str
-    indexes: list[str]
-
-
-@lru_cache(maxsize=64)
-def _creation(table: sa.Table, backend: str) -> _Creation:
-    """Return the statements that create a table and its indexes, if they do not exist."""
-    dialect = make_url(f"{backend}://").get_dialect()()
-    creation = CreateTable(table, if_not_exists=True)
-    indexes = [CreateIndex(index, if_not_exists=True) for index in table.indexes]
-    return _Creation(
-        str(creation.compile(dialect=dialect)),
-        [str(index.compile(dialect=dialect)) for index in indexes],
-    )
-
-
-def _add_columns(conn: Connection, table: sa.Table) -> None:
-    """Add the columns that a table of an earlier version lacks, where its rows need no value for them."""
-    columns = sa.inspect(conn).get_columns(table.name, table.schema)
-    existing = {column["name"] for column in columns}
-    name = conn.dialect.identifier_preparer.format_table(table)
-    for column in table.columns:
-        # A column that needs a value is missing only in a table of another program. The
-        # first write to that table fails with the reason.
-        can_be_added = column.nullable or column.server_default is not None
-        if column.name not in existing and can_be_added:
-            definition = CreateColumn(column).compile(dialect=conn.dialect)
-            conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
-
-
-# ---- the mark of an encrypted database ----
-
-_SET_MARK = "UPDATE {schema} SET encryption = :mark"
-# The sessions and the users whose rows are encrypted, each with the namespace of the
-# vectors.
-SELECT_PLACES = """
-SELECT key, NULL AS namespace, 'messages of ' || key AS vectors FROM {rows}
-UNION SELECT key, NULL, 'messages of ' || key FROM {cursors}
-UNION SELECT NULL, namespace, namespace FROM {facts}
-"""
-# Waits until all writes that have begun end; see ``Database.run``.
-_AWAIT_WRITERS = "LOCK TABLE {sessions}, {users} IN SHARE MODE"
-# Queries for the rows of a place, each with the statement that stores these rows anew.
-_REWRITES = (
-    (
-        "SELECT key, id AS row_id, data FROM {rows} WHERE key = :key",
-        "UPDATE {rows} SET data = :data WHERE key = :key AND id = :row_id",
-    ),
-    (
-        "SELECT key, reader, state FROM {cursors} WHERE key = :key",
-        "UPDATE {cursors} SET state = :state WHERE key = :key AND reader = :reader",
-    ),
-    (
-        "SELECT namespace, id, data FROM {facts} WHERE namespace = :namespace",
-        "UPDATE {facts} SET data = :data WHERE namespace = :namespace AND id = :id",
-    ),
-    (
-        "SELECT namespace, id, model, digest, vector FROM {embeddings} WHERE namespace = :vectors",
-        """
-        UPDATE {embeddings} SET digest = :digest, vector = :vector
-        WHERE namespace = :namespace AND id = :id AND model = :model
-        """,
-    ),
-)
-
-
-def mark(tx: Transaction) -> None:
-    """Mark a database as encrypted with the newest key of the store, if the store has one."""
-    is_marked = tx.check_key()
-    cipher = tx.tables.cipher
-    if not cipher.is_set:
-        return
-    if not is_marked and tx.connection.dialect.name == "postgresql":
-        # A write of a store without a key must not come after the rows were encrypted.
-        tx.execute(_AWAIT_WRITERS)
-    tx.execute(_SET_MARK, mark=cipher.encrypt_digest(MARK))
-
-
-def encrypt_within(tx: Transaction, place: Row) -> int:
-    """Encrypt the rows of a ``place``, a session or a user of ``SELECT_PLACES``, with the newest key.
-
-    Return the number of rows that cannot be read, which stay as they are.
-    """
-    tx.lock({place["key"]} - {None}, {place["namespace"]} - {None})
-    count = 0
-    damaged = 0
-    for query, update in _REWRITES:
-        rows = []
-        for row in tx.execute(query, **place).mappings().all():
-            count += 1
-            errors = [
-                value for value in row.values() if isinstance(value, EncryptionError)
-            ]
-            if not errors:
-                rows.append(dict(row))
-                continue
-            damaged += 1
-            names = row.keys() - tx.tables.encrypted_columns.keys()
-            identity = {name: row[name] for name in sorted(names)}
-            tx.read(errors[0], f"The row {identity}")
-        if rows:
-            tx.execute(update, rows)
-    if not count:
-        # The session or the user was deleted meanwhile.
-        tx.rollback()
-    return damaged
-
-
-# ---- connections ----
 
 
 class DatabaseIdentity(NamedTuple):
@@ -346,7 +166,7 @@ class Database:
         if self.engine is None and self._lent is None and address.is_missing(self.url):
             return None
         return await self._call(
-            partial(version_of, tables=self.tables),
+            partial(versions.version_of, tables=self.tables),
             "read_schema_version",
             writes=False,
         )
@@ -415,11 +235,11 @@ class Database:
 
     def _check_tables(self, conn: Connection) -> bool:
         """Return whether there is nothing to make; an EncryptionError for a wrong key."""
-        version = supported_version_of(conn, self.tables)
+        version = versions.supported_version_of(conn, self.tables)
         is_own_file = not (self._lent or self.in_memory or self.set_up)
         if self.backend == "sqlite" and is_own_file:
             address.use_write_ahead_log(conn, self.seconds)
-        if version != SCHEMA_VERSION:
+        if version != versions.SCHEMA_VERSION:
             return False
         if Transaction(conn, self.tables, []).check_key():
             return True
@@ -432,7 +252,7 @@ class Database:
             # Two processes that "create if not exists" at the same time may fail, so
             # one makes tables at a time.
             conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING_LOCK)))
-        create_missing(conn, self.tables)
+        versions.create_missing(conn, self.tables)
         mark(Transaction(conn, self.tables, []))
         if self._rows:
             conn.execute(sa.insert(self.tables.rows), self._rows)

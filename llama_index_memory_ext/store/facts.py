@@ -1,29 +1,27 @@
-"""Keeps the facts of each user in the order in which they changed, and the vectors of facts and messages."""
+"""Keeps the facts of each user in the order in which they changed."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ValidationError
 
 from llama_index_memory_ext.errors import EncryptionError, FactError
-from llama_index_memory_ext.fact import (
-    ONLY_ENDS,
-    SHARED,
-    AgentView,
-    Fact,
-    duplicate_key,
-    mark_edited,
-    retire,
-    utc_now,
-    without_reasons,
+from llama_index_memory_ext.fact import SHARED, AgentView, Fact, without_reasons
+from llama_index_memory_ext.store.changes import (
+    is_copy,
+    marked,
+    merged,
+    only_ending,
+    rows_of,
+    without_deleted_source,
+    without_words,
 )
 from llama_index_memory_ext.store.rows import FactsVersion, LogPage
-from llama_index_memory_ext.store.tables import display_name, vectors_namespace
+from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.store.transaction import Transaction, reads, writes_user
 from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
+
 
 ALL_AGENTS = AgentView(agents=None)
 # One statement writes at most so many facts: a server ends a transaction that sends
@@ -216,7 +215,7 @@ class Facts:
                 return False
             return self._merge(tx, namespace, facts, seen, view)
         rows = self._select(tx, namespace, ids=[fact.id for fact in facts])
-        facts = _marked(facts, _parsed(tx, namespace, rows))
+        facts = marked(facts, _parsed(tx, namespace, rows))
         agents = {row.id: row.agent_id or None for row in rows}
         hidden = sum(not view.sees(agent) for agent in agents.values())
         if hidden:
@@ -381,7 +380,7 @@ class Facts:
             if session_id and fact.quote:
                 if session_id not in texts:
                     texts[session_id] = self._texts_in(tx, namespace, session_id)
-                rows = _rows_of(fact, texts[session_id])
+                rows = rows_of(fact, texts[session_id])
             linked.append(fact.model_copy(update={"message_ids": rows}))
         return linked
 
@@ -429,7 +428,7 @@ class Facts:
             lost_message = not remaining.issuperset(ids)
             between = range(min(ids), max(ids) + 1)
             if lost_message or not neighbors.isdisjoint(between):
-                facts.append(_without_words(fact, session_id, remaining))
+                facts.append(without_words(fact, session_id, remaining))
         tx.lock((), changed)
         for namespace, facts in changed.items():
             self._put_all(tx, namespace, facts)
@@ -493,16 +492,16 @@ class Facts:
         stored = _parsed(tx, namespace, rows)
         deleted = set()
         for row in rows:
-            is_copy = _is_copy(row.id, stored, contents)
-            if is_copy or leaving.takes(namespace, row.session_id, row.said_by):
+            has_copy = is_copy(row.id, stored, contents)
+            if has_copy or leaving.takes(namespace, row.session_id, row.said_by):
                 deleted.add(row.id)
-        deleted |= _only_ending(stored, deleted)
+        deleted |= only_ending(stored, deleted)
         changed = []
         is_team = leaving.is_team(namespace)
         for row in rows:
             if row.id in stored and row.id not in deleted:
                 fact = without_reasons(stored[row.id], deleted, is_team=is_team)
-                fact = _without_deleted_source(fact, lines.get(row.session_id))
+                fact = without_deleted_source(fact, lines.get(row.session_id))
                 if fact != stored[row.id]:
                     changed.append(fact)
         self._put_all(tx, namespace, changed)
@@ -562,7 +561,7 @@ class Facts:
             return False
         rows = self._select(tx, namespace, view, seen=seen.change)
         newer = _parsed(tx, namespace, rows)
-        self._put_all(tx, namespace, _merged(facts, newer))
+        self._put_all(tx, namespace, merged(facts, newer))
         return True
 
     def _put_all(
@@ -615,212 +614,3 @@ def _parsed(tx: Transaction, namespace: str, rows: Sequence[Any]) -> dict[str, F
         except ValidationError as error:
             tx.read(EncryptionError(f"{error.error_count()} wrong fields."), name)
     return facts
-
-
-def _is_copy(
-    fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
-) -> bool:
-    """Return whether a fact has the id and the content of one of the ``contents``; one that cannot be read may."""
-    if fact_id not in facts:
-        return fact_id in contents
-    return contents.get(fact_id, "") in (None, facts[fact_id].content)
-
-
-def _marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
-    """Return the facts, those with another content than the stored fact as edited."""
-    return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
-
-
-def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the rows whose texts have the quote of a fact, in a line of the text around the quote."""
-    start = fact.quote.partition("\n")[0]
-    lines = [line for line in fact.source.splitlines() if start in line]
-    rows = []
-    for row_id, text in texts.items():
-        is_source = any(line in text for line in lines or [start])
-        if fact.quote in text and is_source:
-            rows.append(row_id)
-    return tuple(rows)
-
-
-def _without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
-    """Return a fact with its remaining messages, and without the words around its quote."""
-    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)
-    return fact.model_copy(
-        update={
-            "quote": fact.quote if ids == fact.message_ids else "",
-            "source": "",
-            "words_deleted_at": utc_now(),
-            "message_ids": ids,
-            "session_id": session_id if ids else None,
-        }
-    )
-
-
-def _without_deleted_source(fact: Fact, lines: Collection[str] | None) -> Fact:
-    """Return a fact without its ``source`` if that has a line that is not among the lines of its session."""
-    if lines is None or set(lines).issuperset(fact.source.splitlines()):
-        return fact
-    return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
-
-
-def _only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
-    """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
-    contents = tuple(
-        fact.content for fact_id, fact in facts.items() if fact_id in deleted
-    )
-    ending = set()
-    for fact in facts.values():
-        if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
-            ending.add(fact.id)
-    return ending
-
-
-def _merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
-    """Return the extracted facts to store, where ``newer`` facts were stored since the extraction began.
-
-    A fact with the content of a newer fact is not stored again.
-    """
-    ids_by_content = {
-        duplicate_key(fact.content): fact.id
-        for fact in newer.values()
-        if not fact.retired
-    }
-    stored_ids = {
-        fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
-        for fact in facts
-    }
-    merged = []
-    for fact in facts:
-        stored = newer.get(fact.id)
-        replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
-        if stored is None:
-            if stored_ids[fact.id] == fact.id:
-                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
-        elif _retires(fact, stored):
-            merged.append(
-                retire(
-                    stored,
-                    fact.retired_reason or "",
-                    fact.updated_at,
-                    replaced_by,
-                    by=fact.retired_by,
-                )
-            )
-    return merged
-
-
-def _retires(fact: Fact, stored: Fact) -> bool:
-    """Return whether an extracted fact retires its stored version; the user's own request always does."""
-    if stored.pinned or not fact.retired:
-        return False
-    return not stored.retired or fact.retired_by == "request"
-
-
-_SELECT_FACT_IDS = "SELECT id FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
-_SELECT_VECTORS = """
-SELECT id, digest, vector FROM {embeddings}
-WHERE namespace = :namespace AND model = :model AND id {in_ids}
-"""
-_PUT_VECTOR = """
-INSERT INTO {embeddings} (namespace, id, model, digest, vector)
-VALUES (:namespace, :id, :model, :digest, :vector)
-ON CONFLICT (namespace, id, model) DO UPDATE SET digest = excluded.digest, vector = excluded.vector
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptVectors:
-    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
-
-    For the messages of a session, as they were in an epoch, each pair has the id of the
-    message's first row.
-    """
-
-    database: Database
-    namespace: str
-    model: str
-    session_id: str | None = None
-    epoch: int = 0
-    readers: Readers | None = None
-
-    @classmethod
-    def of_messages(
-        cls, readers: Readers, session_id: str, epoch: int, model: str
-    ) -> KeptVectors:
-        """Return the vectors of the messages of a session in an epoch."""
-        return cls(
-            readers.database,
-            vectors_namespace(session_id),
-            model,
-            session_id,
-            epoch,
-            readers,
-        )
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """Equal for all objects of this process that store these vectors."""
-        return (*self.database.identity, self.namespace, self.model)
-
-    @property
-    def owner(self) -> str:
-        """The session of the messages, or the user of the facts."""
-        return self.session_id or self.namespace
-
-    @reads
-    def read(self, tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """Return the digest and the vector of each of these facts that has a vector."""
-        result = tx.execute(
-            _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
-        )
-        vectors = {}
-        for row in result.all():
-            vector = tx.read(row.vector, f"The vector of {row.id!r}")
-            digest = tx.read(row.digest, f"The digest of {row.id!r}")
-            if None not in (vector, digest):
-                vectors[row.id] = (digest, vector)
-        return vectors
-
-    async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        """Store vectors, except vectors of facts that were deleted meanwhile.
-
-        False if messages were deleted since the epoch, because later messages may have
-        got their ids. A store that only reads stores none.
-        """
-        # Only the connections of a store that reads begin with such a statement.
-        if self.database.set_up:
-            return True
-        # The transaction locks the facts or the messages, so that no vector outlives
-        # them.
-        if self.readers is None:
-            return await self.database.run(self._write, vectors, users=[self.namespace])
-        return await self.database.run(
-            self._write, vectors, sessions=[self.session_id or ""]
-        )
-
-    def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
-        ids = list(vectors)
-        if self.readers is None:
-            ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
-        elif not self.readers.is_current_within(tx, self.session_id or "", self.epoch):
-            tx.rollback()
-            return False
-        if not ids:
-            tx.rollback()
-            return True
-        rows = []
-        for vector_id in ids:
-            digest, vector = vectors[vector_id]
-            rows.append(
-                {
-                    "namespace": self.namespace,
-                    "id": vector_id,
-                    "model": self.model,
-                    "digest": digest,
-                    "vector": vector,
-                }
-            )
-        # Two processes that embed the same content store the same vector.
-        tx.execute(_PUT_VECTOR, rows)
-        return True

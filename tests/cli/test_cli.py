@@ -29,8 +29,8 @@ from llama_index_memory_ext.apps.cli import plain
 from llama_index_memory_ext.apps.cli.data import find_pieces, holds_deleted
 from llama_index_memory_ext.apps.cli.facts import WORDS_STAY, short_ids
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.store.database import SCHEMA_VERSION
 from llama_index_memory_ext.store.rows import SessionAccess
+from llama_index_memory_ext.store.versions import SCHEMA_VERSION
 from tests.cli.terminal import Here, Typed, at_terminal, clean_environment
 from tests.databases import host_on
 

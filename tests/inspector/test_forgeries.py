@@ -262,7 +262,6 @@ async def shown(names: Names) -> dict[str, Any]:
             "sessions": pages.render("sessions", **await views.sessions({})),
             "users": pages.render("users", **await views.users({})),
             "report": await report(memory.sql_store, memory.session_id, question, {}),
-            "explanation": explanation._repr_html_(),
         }
     return {
         "sent": message_shape(sent),

@@ -11,8 +11,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MemoryRetriever, MemoryStore
-from llama_index_memory_ext.store.facts import KeptVectors
 from llama_index_memory_ext.store.tables import vectors_namespace
+from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory
 from tests.record.test_recall import SMALL, fill, say

@@ -26,7 +26,7 @@ from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.store import MemoryStore
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.vectors import KeptVectors
 
 MEANINGS = {"doggo": "dog", "wauwau": "dog", "motorwagen": "car", "medicus": "doctor"}
 

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.store.encryption import Cipher
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.scripted_models import StartModel

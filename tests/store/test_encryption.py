@@ -26,8 +26,8 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
-from llama_index_memory_ext.store.database import encrypt_within
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.marks import encrypt_within
+from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.forked import run_forked

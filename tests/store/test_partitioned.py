@@ -8,8 +8,9 @@ import pytest
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import Fact, MemoryStore
-from llama_index_memory_ext.store.facts import NOTHING_READ, KeptVectors
+from llama_index_memory_ext.store.facts import NOTHING_READ
 from llama_index_memory_ext.store.rows import SessionAccess
+from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import user
 from tests.databases import OpenStore, ask, host_on
 from tests.store.conftest import WIDEN_IDS, run_script, structure

@@ -30,12 +30,12 @@ WHOLE_TABLE = {
     "store/__init__.py _SELECT_SESSIONS": EVERY_SESSION,
     "store/__init__.py _SELECT_OWNERS": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
-    "store/database.py SELECT_PLACES": "lists all rows that are to be encrypted",
-    "store/database.py _SELECT_VERSION": "its table has one row",
-    "store/database.py _INSERT_VERSION": "its table has one row",
-    "store/database.py _DELETE_EARLIER": "its table has one row",
+    "store/marks.py SELECT_PLACES": "lists all rows that are to be encrypted",
+    "store/versions.py _SELECT_VERSION": "its table has one row",
+    "store/versions.py _INSERT_VERSION": "its table has one row",
+    "store/versions.py _DELETE_EARLIER": "its table has one row",
     "store/transaction.py _SELECT_MARK": "its table has one row",
-    "store/database.py _SET_MARK": "its table has one row",
+    "store/marks.py _SET_MARK": "its table has one row",
 }
 
 

@@ -21,9 +21,9 @@ from llama_index_memory_ext import (
     MemoryStore,
     StoreError,
 )
-from llama_index_memory_ext.store import database
-from llama_index_memory_ext.store.database import SCHEMA_VERSION
+from llama_index_memory_ext.store import versions
 from llama_index_memory_ext.store.tables import Tables
+from llama_index_memory_ext.store.versions import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
 from tests.forked import python_command
@@ -122,10 +122,10 @@ async def test_each_upgrade_behind_the_version_of_a_database_runs_once_in_order(
         "ALTER TABLE llama_index_memory DROP COLUMN user_id",
         "DROP INDEX ix_llama_index_memory_facts_id",
     )
-    versions = [SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 3]
-    upgrades = {version: upgrade_to(version) for version in versions}
-    monkeypatch.setattr(database, "UPGRADES", upgrades)
-    monkeypatch.setattr(database, "SCHEMA_VERSION", SCHEMA_VERSION + 3)
+    targets = [SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 3]
+    upgrades = {version: upgrade_to(version) for version in targets}
+    monkeypatch.setattr(versions, "UPGRADES", upgrades)
+    monkeypatch.setattr(versions, "SCHEMA_VERSION", SCHEMA_VERSION + 3)
     for _ in range(2):
         await open_and_close(uri)
         assert await structure(uri) == as_new

@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import Pool
 
 from llama_index_memory_ext import MemoryStore, StoreError
-from llama_index_memory_ext.store.database import encrypt_within
-from llama_index_memory_ext.store.facts import KeptVectors
+from llama_index_memory_ext.store.marks import encrypt_within
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
+from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, user
 from tests.databases import OpenStore, host_on
 

@@ -1,0 +1,124 @@
+"""The embeddings of facts and messages that a store keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.store.tables import vectors_namespace
+from llama_index_memory_ext.store.transaction import Transaction, reads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.readers import Readers
+
+
+_SELECT_FACT_IDS = "SELECT id FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
+_SELECT_VECTORS = """
+SELECT id, digest, vector FROM {embeddings}
+WHERE namespace = :namespace AND model = :model AND id {in_ids}
+"""
+_PUT_VECTOR = """
+INSERT INTO {embeddings} (namespace, id, model, digest, vector)
+VALUES (:namespace, :id, :model, :digest, :vector)
+ON CONFLICT (namespace, id, model) DO UPDATE SET digest = excluded.digest, vector = excluded.vector
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVectors:
+    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
+
+    For the messages of a session, as they were in an epoch, each pair has the id of the
+    message's first row.
+    """
+
+    database: Database
+    namespace: str
+    model: str
+    session_id: str | None = None
+    epoch: int = 0
+    readers: Readers | None = None
+
+    @classmethod
+    def of_messages(
+        cls, readers: Readers, session_id: str, epoch: int, model: str
+    ) -> KeptVectors:
+        """Return the vectors of the messages of a session in an epoch."""
+        return cls(
+            readers.database,
+            vectors_namespace(session_id),
+            model,
+            session_id,
+            epoch,
+            readers,
+        )
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for all objects of this process that store these vectors."""
+        return (*self.database.identity, self.namespace, self.model)
+
+    @property
+    def owner(self) -> str:
+        """The session of the messages, or the user of the facts."""
+        return self.session_id or self.namespace
+
+    @reads
+    def read(self, tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """Return the digest and the vector of each of these facts that has a vector."""
+        result = tx.execute(
+            _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
+        )
+        vectors = {}
+        for row in result.all():
+            vector = tx.read(row.vector, f"The vector of {row.id!r}")
+            digest = tx.read(row.digest, f"The digest of {row.id!r}")
+            if None not in (vector, digest):
+                vectors[row.id] = (digest, vector)
+        return vectors
+
+    async def write(self, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+        """Store vectors, except vectors of facts that were deleted meanwhile.
+
+        False if messages were deleted since the epoch, because later messages may have
+        got their ids. A store that only reads stores none.
+        """
+        # Only the connections of a store that reads begin with such a statement.
+        if self.database.set_up:
+            return True
+        # The transaction locks the facts or the messages, so that no vector outlives
+        # them.
+        if self.readers is None:
+            return await self.database.run(self._write, vectors, users=[self.namespace])
+        return await self.database.run(
+            self._write, vectors, sessions=[self.session_id or ""]
+        )
+
+    def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
+        ids = list(vectors)
+        if self.readers is None:
+            ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
+        elif not self.readers.is_current_within(tx, self.session_id or "", self.epoch):
+            tx.rollback()
+            return False
+        if not ids:
+            tx.rollback()
+            return True
+        rows = []
+        for vector_id in ids:
+            digest, vector = vectors[vector_id]
+            rows.append(
+                {
+                    "namespace": self.namespace,
+                    "id": vector_id,
+                    "model": self.model,
+                    "digest": digest,
+                    "vector": vector,
+                }
+            )
+        # Two processes that embed the same content store the same vector.
+        tx.execute(_PUT_VECTOR, rows)
+        return True
