@@ -386,7 +386,7 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
         if is_supposed and not _matches("conditional", statement):
             return "supposed"
     is_ironic = any(map(phrases("clauses", "irony").search, sentences))
-    if is_ironic or _is_quoted(text, span) or _is_to_work_on(statement, text, span):
+    if is_ironic or _is_quoted(statement, text, span):
         return "quoted"
     return ""
 
@@ -440,9 +440,11 @@ def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
     return len(before) <= len(behind)
 
 
-def _is_quoted(text: str, span: Span) -> bool:
-    """Return whether a quote lies in quotation marks, or in an answered line of a mail."""
+def _is_quoted(statement: str, text: str, span: Span) -> bool:
+    """Return whether a quote lies in quotation marks, in an answered line of a mail, or in a text to work on."""
     if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if _is_to_work_on(statement, text, span):
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False
