@@ -26,7 +26,7 @@ from llama_index_memory_ext.words.tokens import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from llama_index_memory_ext.checks.evidence import Span
 
@@ -52,14 +52,14 @@ def statements_of(text: str) -> str:
     """
     statements = ""
     for sentence in pattern(_SENTENCE).findall(text):
-        if not _is_question(with_question_marks(sentence).strip()):
+        if not _is_question(sentence.strip()):
             statements += sentence
     return statements.strip()
 
 
 def states(sentence: str) -> bool:
     """Return whether a sentence is no question, supposition, text to work on or small talk."""
-    is_asked = _is_question(with_question_marks(sentence).strip())
+    is_asked = _is_question(sentence.strip())
     is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
     return not (is_asked or is_unsaid or is_small_talk(sentence))
 
@@ -407,22 +407,7 @@ def _is_stated(statement: str, text: str) -> bool:
     return overlaps(keywords(statement), keywords(" ".join(clauses)))
 
 
-def mostly_ask(statement: str, sentences: Sequence[str]) -> bool:
-    """Return whether sentences ask or suppose at least half of the said keywords of a statement.
-
-    Return True if all sentences do. A question without a question mark counts, too.
-    """
-    asking = list[str]()
-    stating = list[str]()
-    for sentence in sentences:
-        (asking if _may_ask(sentence) else stating).append(sentence)
-    telling = keywords(statement)
-    stated = shared(telling, keywords("\n".join(stating)))
-    only_asked = shared(telling, keywords("\n".join(asking))) - stated
-    return not stating or (bool(only_asked) and len(only_asked) >= len(stated))
-
-
-def _may_ask(sentence: str) -> bool:
+def may_ask(sentence: str) -> bool:
     """Return whether a sentence asks or supposes something, also without a question mark."""
     sentence = sentence.strip()
     is_asked = _matches("asks", sentence) or _is_question(sentence)
