@@ -50,7 +50,7 @@ from llama_index_memory_ext.fact import CATEGORIES, Fact
 from llama_index_memory_ext.learning.prompt import (
     ask_for_facts,
     extraction_prompt,
-    in_quoted_words,
+    with_contents,
 )
 from llama_index_memory_ext.learning.reply import ExtractionReply, read_facts, reply_of
 from llama_index_memory_ext.learning.validation import (
@@ -240,7 +240,7 @@ def score(
         except FactReplyError:
             continue
         by_tool = answer.get("by_tool", False)
-        reply = reply_of(facts if by_tool else in_quoted_words(facts))
+        reply = reply_of(with_contents(facts, by_tool=by_tool))
         total.parsed += 1
         valid = validate_reply(
             reply,

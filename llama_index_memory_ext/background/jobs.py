@@ -300,12 +300,14 @@ class Jobs:
             if loop is here and (names is None or key.session_id in names)
         }
 
+    def _slots_of(self, key: JobKey) -> asyncio.Semaphore:
+        """Return the limit of the jobs of an owner in this event loop; a key without an owner has a limit alone."""
+        place = (asyncio.get_running_loop(), key.owner or key)
+        return self._slots.setdefault(place, asyncio.Semaphore(_MOST_AT_ONCE))
+
     async def _run(self, key: JobKey) -> None:
-        loop = asyncio.get_running_loop()
-        job = self._jobs[loop, key]
-        slots = self._slots.setdefault(
-            (loop, key.owner or key), asyncio.Semaphore(_MOST_AT_ONCE)
-        )
+        job = self._jobs[asyncio.get_running_loop(), key]
+        slots = self._slots_of(key)
         succeeded = False
         while job.again or not succeeded:
             pause = _seconds_until_retry(self._failures.get(key))

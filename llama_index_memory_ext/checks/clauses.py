@@ -26,7 +26,7 @@ from llama_index_memory_ext.words.tokens import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from llama_index_memory_ext.checks.evidence import Span
 
@@ -52,14 +52,14 @@ def statements_of(text: str) -> str:
     """
     statements = ""
     for sentence in pattern(_SENTENCE).findall(text):
-        if not _is_question(with_question_marks(sentence).strip()):
+        if not _is_question(sentence.strip()):
             statements += sentence
     return statements.strip()
 
 
 def states(sentence: str) -> bool:
     """Return whether a sentence is no question, supposition, text to work on or small talk."""
-    is_asked = _is_question(with_question_marks(sentence).strip())
+    is_asked = _is_question(sentence.strip())
     is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
     return not (is_asked or is_unsaid or is_small_talk(sentence))
 
@@ -384,7 +384,7 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
         if reason:
             return reason
     is_ironic = any(map(phrases("clauses", "irony").search, sentences))
-    if is_ironic or _is_quoted(text, span) or _is_to_work_on(statement, text, span):
+    if is_ironic or _is_quoted(statement, text, span):
         return "quoted"
     return ""
 
@@ -415,22 +415,7 @@ def _is_stated(statement: str, text: str) -> bool:
     return overlaps(keywords(statement), keywords(" ".join(clauses)))
 
 
-def mostly_ask(statement: str, sentences: Sequence[str]) -> bool:
-    """Return whether sentences ask or suppose at least half of the said keywords of a statement.
-
-    Return True if all sentences do. A question without a question mark counts, too.
-    """
-    asking = list[str]()
-    stating = list[str]()
-    for sentence in sentences:
-        (asking if _may_ask(sentence) else stating).append(sentence)
-    telling = keywords(statement)
-    stated = shared(telling, keywords("\n".join(stating)))
-    only_asked = shared(telling, keywords("\n".join(asking))) - stated
-    return not stating or (bool(only_asked) and len(only_asked) >= len(stated))
-
-
-def _may_ask(sentence: str) -> bool:
+def may_ask(sentence: str) -> bool:
     """Return whether a sentence asks or supposes something, also without a question mark."""
     sentence = sentence.strip()
     is_asked = _matches("asks", sentence) or _is_question(sentence)
@@ -448,9 +433,11 @@ def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
     return len(before) <= len(behind)
 
 
-def _is_quoted(text: str, span: Span) -> bool:
-    """Return whether a quote lies in quotation marks, or in an answered line of a mail."""
+def _is_quoted(statement: str, text: str, span: Span) -> bool:
+    """Return whether a quote lies in quotation marks, in an answered line of a mail, or in a text to work on."""
     if text[text.rfind("\n", 0, span.start) + 1 :].startswith(">"):
+        return True
+    if _is_to_work_on(statement, text, span):
         return True
     if len(tokens_in(span.of(text))) < _LEAST_QUOTED:
         return False

@@ -539,14 +539,16 @@ def _read_response(answer: _Answer, categories: Sequence[str]) -> ExtractionRepl
             raise errors[0]
         if was_truncated(response) or was_refused(response):
             raise FactReplyError("".join(texts[:1]), "it was cut")
-    return reply_of(facts if answer.by_tool else in_quoted_words(facts))
+    return reply_of(with_contents(facts, by_tool=answer.by_tool))
 
 
-def in_quoted_words(facts: Iterable[NewFact]) -> list[NewFact]:
-    """Return the facts of a model without tools, with their quotes as contents.
+def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
+    """Return the facts of a model; without tools their quotes are their contents.
 
-    Such models quote exactly, but many of their statements leave out the point.
+    Models without tools quote exactly, but many of their statements leave out the point.
     """
+    if by_tool:
+        return facts
     return [
         fact.model_copy(update={"content": read_statement(fact.quote)})
         for fact in facts

@@ -23,7 +23,7 @@ from llama_index_memory_ext.checks.clauses import (
     is_about_stranger,
     is_small_talk,
     is_taken_back,
-    mostly_ask,
+    may_ask,
     sentences_at,
     speaks_to_listener,
     statements_of,
@@ -32,7 +32,6 @@ from llama_index_memory_ext.checks.clauses import (
     tells_past,
     terms_of_changes,
     unsaid_reason,
-    with_question_marks,
 )
 from llama_index_memory_ext.checks.comparison import (
     closest_sentence,
@@ -420,8 +419,8 @@ def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
     content = candidate.new.content
     place = candidate.place
-    sentences = sentences_at(with_question_marks(place.text), place.span)
-    if mostly_ask(content, sentences):
+    sentences = sentences_at(place.text, place.span)
+    if may_ask(closest_sentence(content, sentences)):
         return Rejection("asked", _UNSAID["asked"])
     if not (place.is_translated or shares_word(content, " ".join(sentences))):
         return Rejection("not_the_users_words", "The words say nothing of it.")
