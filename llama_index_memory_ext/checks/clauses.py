@@ -26,7 +26,7 @@ from llama_index_memory_ext.words.tokens import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from llama_index_memory_ext.checks.evidence import Span
 
