@@ -118,16 +118,13 @@ Questions written by hand, in two halves: the rules were chosen on the first.
 | true facts of LoCoMo that the checks lose, with exact quotes | {honesty|LoCoMo, true facts lost: exact quotes|.1f} % | {by} |
 | the same with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
 | true facts that the checks lose in a hard set written by hand | {honesty|hard set, true facts lost: all|.1f} % | {by} |
-| replies written to deceive that are stored, from a model that labels truly how a fact was said | {honesty|false replies stored: all|.0f} % | {by} |
+| replies written to deceive that are stored as statements | {honesty|false replies stored: all|.0f} % | {by} |
 | the same without wishes and orders (stored on purpose), duplicates and retirements | {honesty|false replies stored: without what is stored on purpose, duplicates and retirements|.0f} % | {by} |
-| the same from a model without labels | {honesty|false replies stored: all, from a model that tells nothing of how they were said|%of} | {by} |
 | invented numbers stored, of replies written to deceive | {honesty|false replies stored: invented number|of} | {by} |
 | secrets stored, of the same | {honesty|false replies stored: secret|of} | {by} |
-| true facts made false by a program that are stored, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly|.1f} % | {by} |
-| the same with a tenth of the labels wrong | {honesty|falsehoods stored, elsewhere, labelled a tenth wrongly|.1f} % | {by} |
-| the same, all labelled as stated | {honesty|falsehoods stored, elsewhere, labelled always stated|.0f} % | {by} |
-| of these, two swapped names, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly: two names swapped|of} | {by} |
-| of these, statements of another turn, labelled truly | {honesty|falsehoods stored, elsewhere, labelled truly: a statement of another turn|of} | {by} |
+| true facts made false by a program that are stored as statements | {honesty|falsehoods stored, elsewhere|.1f} % | {by} |
+| of these, two swapped names | {honesty|falsehoods stored, elsewhere: two names swapped|of} | {by} |
+| of these, statements of another turn | {honesty|falsehoods stored, elsewhere: a statement of another turn|of} | {by} |
 | secrets stored, of 30 written by hand | {secrets_stored|secrets stored|.0f} | {by} |
 | harmless facts lost as secrets, of 30 | {secrets_stored|harmless facts lost|.0f} | {by} |
 
