@@ -7,7 +7,6 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import date, tzinfo
 from functools import partial
@@ -806,18 +805,13 @@ class MessageSearch:
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
         readers = self.reader.store.readers
-        # A failure is told to the handler of this memory, which a context holds.
-        context = copy_context()
 
-        def choose_safely() -> list[RankedMessage]:
+        def show(tx: Transaction) -> list[_ShownMessage] | None:
+            chosen: list[RankedMessage] = []
             with tfidf.suppress_failures(
                 self.failures, "Earlier messages were not found", index.drop
             ):
-                return choose()
-            return []
-
-        def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen = context.run(choose_safely)
+                chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
             rows = readers.rows_in_within(tx, session_id, row_ids, index.epoch)
             if rows is None:
