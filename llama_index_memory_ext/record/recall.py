@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import date, tzinfo
 from functools import partial
@@ -159,7 +157,7 @@ class _Matches(NamedTuple):
     """The messages of an index that match a question.
 
     Attributes:
-        messages: All messages of the index before the row.
+        messages: All messages of the index.
         tokens: The tokens of each message when it is recalled.
         similarity: The similarity of each message, at most 1.
         order: The places of the best 1,000 messages that match, best first.
@@ -370,30 +368,22 @@ class MessageIndex:
                 values.pop()
         return removed_ids
 
-    def ranked(
-        self, question: str, context: Sequence[str] = (), before: float = math.inf
-    ) -> list[RankedMessage]:
+    def ranked(self, question: str) -> list[RankedMessage]:
         """Return the best 1,000 messages that match a question, best first; [] without a word in common.
 
         The similarity of the best message is 1. Of equal messages the newest comes
-        first. ``context`` is the text of each turn before, oldest first. All rows of a
-        message are before the row ``before``.
+        first.
         """
-        matches = self._matches(question, context, before)
+        matches = self._matches(question)
         return [matches.ranked(place) for place in matches.order.tolist()]
 
-    def _matches(
-        self, question: str, context: Sequence[str], before: float
-    ) -> _Matches:
+    def _matches(self, question: str, context: Sequence[str] = ()) -> _Matches:
         with self._lock:
-            end = bisect_left(
-                self._messages, before, key=lambda message: message.row_ids[-1]
-            )
-            messages = self._messages[:end]
-            ids = tuple(self._ids[:end])
-            tokens = np.array(self._tokens[:end], np.intc)
-            questions = np.array(self._questions[:end], bool)
-            of_user = np.array(self._of_user[:end], bool)
+            messages = [*self._messages]
+            ids = tuple(self._ids)
+            tokens = np.array(self._tokens, np.intc)
+            questions = np.array(self._questions, bool)
+            of_user = np.array(self._of_user, bool)
         similarity = tfidf.similarities_with_context(
             self.ranker, ids, question, context, _EARLIER_WEIGHT
         )
@@ -431,11 +421,13 @@ class MessageIndex:
     ) -> list[RankedMessage]:
         """Return the messages as ``ranked`` that fit, clipped to ``message_limit``, under headings of their days.
 
+        ``context`` is the text of each turn before the question, oldest first.
+
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
         first. Messages from the row ``before`` on are in the record, and take a part of
         the budget.
         """
-        matches = self._matches(question, context, math.inf)
+        matches = self._matches(question, context)
         shown_from = bisect_left(
             matches.messages, before, key=lambda message: message.row_ids[-1]
         )
@@ -852,18 +844,13 @@ class MessageSearch:
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
         readers = self.reader.store.readers
-        # A failure is told to the handler of this memory, which a context holds.
-        context = copy_context()
 
-        def choose_safely() -> list[RankedMessage]:
+        def show(tx: Transaction) -> list[_ShownMessage] | None:
+            chosen: list[RankedMessage] = []
             with tfidf.suppress_failures(
                 self.failures, "Earlier messages were not found", index.drop
             ):
-                return choose()
-            return []
-
-        def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen = context.run(choose_safely)
+                chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
             rows = readers.rows_in_within(tx, session_id, row_ids, index.epoch)
             if rows is None:

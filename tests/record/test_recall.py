@@ -20,6 +20,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     TokenCounter,
 )
+from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.recall import MessageSearch
 from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
@@ -502,7 +503,7 @@ async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -
 async def test_a_broken_index_costs_no_answer_and_is_made_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """There is no known way to one, so this reaches into it. That it goes on is told once."""
+    """There is no known way to one, so this reaches into it. That it goes on is told once, or to ``on_error``."""
     store = MemoryStore()
     await store.log.append(
         "chat",
@@ -521,8 +522,11 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
         )
         return (await search.recall("chat", [user(question)], window)).text
 
-    for number in range(2):
+    failures: list[MemoryFailure] = []
+    for number in range(3):
         assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
+        if number == 2:
+            failure_handler.set(failures.append)
         index = search.index("chat")
         assert index is not None
         index.ranker = None  # type: ignore[assignment]
@@ -533,6 +537,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
     )
     assert "Earlier messages were not found" in line
     assert "aroline" not in caplog.text
+    assert len(failures) == 1
     await store.aclose()
 
 
