@@ -57,6 +57,7 @@ from llama_index_memory_ext.text.messages import (
     calls_of,
     now_in,
 )
+from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.turns import question_in, spoken, turns_in
 from llama_index_memory_ext.words.asking import (
     asks,
@@ -69,13 +70,13 @@ from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.store.transaction import Transaction
-    from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"
@@ -740,47 +741,29 @@ class MessageSearch:
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, _SHORT))
-        choose = partial(
-            self._choose, session_id, index, window, request, message_limit
-        )
+
+        def choose() -> list[RankedMessage]:
+            fitting = index.fitting(
+                question,
+                request.context,
+                request.before,
+                request.budget,
+                message_limit,
+            )
+            return sorted(fitting)
+
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
         )
         if messages_shown is None:
             # Rows were deleted after the record was read.
             return RecalledText(NO_TEXT)
-        text = recalled_text(messages_shown, counter)
+        self.reader.heat_up(session_id, window, heat_of(messages_shown))
+        text = recalled_text(messages_shown, window.sticky_heat, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, text))
         return RecalledText(text)
-
-    def _choose(
-        self,
-        session_id: str,
-        index: MessageIndex,
-        window: Window,
-        request: _Request,
-        message_limit: int,
-    ) -> list[RankedMessage]:
-        """Return the messages to show, oldest first; sticky messages take their tokens, but stand in front."""
-        fitting = index.fitting(
-            request.question,
-            request.context,
-            request.before,
-            request.budget,
-            message_limit,
-        )
-        similarities = {}
-        unshown = []
-        for ranked in sorted(fitting):
-            row_id, *more_rows = ranked.message.row_ids
-            if ranked.tokens <= message_limit and not more_rows:
-                similarities[row_id] = ranked.similarity
-            if row_id not in window.sticky_heat:
-                unshown.append(ranked)
-        self.reader.heat_up(session_id, window, similarities)
-        return unshown
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
@@ -1022,18 +1005,32 @@ def show_messages(
     return shown_messages
 
 
+def heat_of(messages: Iterable[_ShownMessage]) -> dict[int, float]:
+    """Return the similarity of each message of a single row that is shown whole, by its row."""
+    heat = {}
+    for message, _ in messages:
+        if message.is_whole and len(message.row_ids) == 1:
+            heat[message.row_ids[0]] = message.similarity
+    return heat
+
+
 def recalled_text(
-    messages: Sequence[_ShownMessage], counter: TokenCounter
+    messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
 ) -> CountedText:
-    """Return the element of recalled messages, which also knows each message with its text."""
+    """Return the element of recalled messages without sticky messages; it knows each message with its text."""
     element = earlier_element(
-        ((message.day, entries) for message, entries in messages), counter
+        [
+            (message.day, entries)
+            for message, entries in messages
+            if message.row_ids[0] not in sticky
+        ],
+        counter,
     )
-    element.matches = [
+    matches = [
         (message, "".join(entry.text for entry in entries))
         for message, entries in messages
     ]
-    return element
+    return CountedText(element, element.tokens, matches)
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

@@ -114,6 +114,15 @@ async def test_a_recalled_message_becomes_sticky_at_the_next_cut(open_on: Open) 
     assert first.index("below") < first.index("<message role=")
 
 
+async def test_a_sticky_message_is_a_source_of_the_answers_that_it_matches(
+    open_on: Open,
+) -> None:
+    memory = await with_sticky_boat(open_on())
+    assert BOAT in sticky(await ask(memory))
+    sources = [source.text for source in memory.last_used().messages]
+    assert sources.count(BOAT) == 1
+
+
 async def test_every_process_sends_the_same_bytes(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on())
     await memory.aput(user(QUESTION))
@@ -194,6 +203,30 @@ async def test_the_other_sticky_messages_stay(open_on: Open) -> None:
         prompt = sticky(await ask(each))
         assert "Aurora" in prompt
         assert "Esmeralda" not in prompt
+
+
+async def test_a_person_who_leaves_a_shared_session_takes_their_messages_along(
+    open_on: Open,
+) -> None:
+    bob = open_on(user_id="bob", shared=True)
+    memory = await with_sticky_boat(open_on(shared=True))
+    assert sticky(await ask(bob)).count(f'name="ann">{BOAT}') == 1
+    await memory.sql_store.forget_user("ann")
+    assert "Esmeralda" not in await ask(bob)
+
+
+async def test_a_temporary_memory_has_them_and_stores_nothing(
+    database_uri: str,
+) -> None:
+    options = {**OPTIONS, "async_database_uri": database_uri}
+    async with CondensedMemory.from_defaults("old", **options) as memory:
+        await memory.aput(user("Hello."))
+    async with CondensedMemory.from_defaults(
+        "chat", temporary=True, **options
+    ) as memory:
+        await with_sticky_boat(memory)
+    async with CondensedMemory.from_defaults("chat", **options) as memory:
+        assert BOAT not in await ask(memory)
 
 
 async def test_the_stored_choice_has_no_words(open_on: Open) -> None:
