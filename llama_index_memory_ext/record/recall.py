@@ -123,8 +123,9 @@ _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.4
 # A text that matches the record more than all older messages recalls less, by this
-# power of the ratio. Requests keep all: they match the record by their kind.
+# power of the ratio, but at least this share. Requests keep all.
 _CURRENT_POWER = 4
+_LEAST_SHARE = 0.25
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
 _IN_RECORD_SHARE = 0.6
@@ -443,7 +444,8 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        share = (best / matches.similarity.max()) ** budget.current_power
+        ratio = float(best / matches.similarity.max())
+        share = max(ratio**budget.current_power, _LEAST_SHARE)
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -600,7 +602,8 @@ class RecallBudget(NamedTuple):
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
         current_power: For a text about the record, both are multiplied by ``(best
-            similarity of older messages / best of all) ** current_power``.
+            similarity of older messages / best of all) ** current_power``, at least
+            0.25.
         record_share: The share of its tokens that a message of the record takes.
     """
 
