@@ -130,6 +130,40 @@ async def test_every_process_sends_the_same_bytes(open_on: Open) -> None:
     assert sent_text(await open_on().aget()) == prompt
 
 
+async def test_a_long_message_is_clipped_alike_before_and_behind_the_cut(
+    open_on: Open,
+) -> None:
+    options = {"keep_ratio": 0.5, "sticky_token_limit": 60}
+    memory = open_on(**options)
+    await memory.aput(user(BOAT))
+    await memory.aput(assistant("Nice."))
+    await put_other_words(memory)
+    await ask(memory)
+    window = memory.condensed_block.window("chat")
+    assert window is not None
+    position = window.seen.position
+    while window.tokens < window.limits.tokens - window.message_limit - 80:
+        await put_other_words(memory, 1)
+        await memory.aget("Hello.")
+        window = memory.condensed_block.window("chat")
+        assert window is not None
+    await memory.aput(user("A long story. " * 200))
+    await memory.aput(assistant("Good."))
+    await memory.aget("Hello.")
+    window = memory.condensed_block.window("chat")
+    assert window is not None
+    assert window.seen.position == position
+    while window.seen.position == position:
+        await memory.aput(user("Go on."))
+        await memory.aput(assistant("Yes."))
+        prompt = sent_text(await memory.aget("Hello."))
+        window = memory.condensed_block.window("chat")
+        assert window is not None
+    assert BOAT in sticky(prompt)
+    assert "A long story." in prompt
+    assert sent_text(await open_on(**options).aget("Hello.")) == prompt
+
+
 async def test_each_process_cuts_and_the_others_follow(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on())
     other = open_on()
