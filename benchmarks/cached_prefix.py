@@ -67,7 +67,7 @@ from llama_index_memory_ext import CondensedMemory
 
 LIMIT, RECALLED, OTHER_LIMITS = 8_000, 2_000, (4_000, 50_000)
 MOST_TRIES = 5
-RECALL_TAG = "<earlier_messages"
+RECALL_TAG = '<earlier_messages note="said before the messages above'
 
 OURS, HOST, RECIPE = "CondensedMemory", "LlamaIndex's Memory", "the recipe"
 BUFFER, SUMMARY_BUFFER = "ChatMemoryBuffer", "ChatSummaryMemoryBuffer"

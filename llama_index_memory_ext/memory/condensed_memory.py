@@ -58,7 +58,6 @@ from llama_index_memory_ext.memory.settings import (
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.ask import warn_of_server_history
-from llama_index_memory_ext.record.text import EARLIER_OPENING
 from llama_index_memory_ext.record.window import CachePoints, has_answer_before_question
 from llama_index_memory_ext.settings import (
     Switch,
@@ -1403,10 +1402,10 @@ class CondensedMemory(Memory):
             text = str(fitted_contents.get(name))
             facts += _sources_within(text, contents.get(name))
         record = self.condensed_block.name
-        # The record above the recalled messages may have the same words.
-        recall_text = str(fitted_contents.get(record)).partition(EARLIER_OPENING)[2]
+        # Other tags stand around the same words in the messages of the record.
+        text = str(fitted_contents.get(record))
         return MemorySearchResult(
-            tuple(facts), tuple(_sources_within(recall_text, contents.get(record)))
+            tuple(facts), tuple(_sources_within(text, contents.get(record)))
         )
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:

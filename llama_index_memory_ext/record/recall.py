@@ -55,6 +55,7 @@ from llama_index_memory_ext.text.messages import (
     calls_of,
     now_in,
 )
+from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.turns import question_in, spoken, turns_in
 from llama_index_memory_ext.words.asking import (
     asks,
@@ -67,13 +68,13 @@ from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from numpy.typing import NDArray
 
     from llama_index_memory_ext.store.transaction import Transaction
-    from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"
@@ -120,8 +121,9 @@ _MESSAGE_SHARE = 0.25
 # The share for all messages that a question recalls, if the record leaves it free.
 _ASKED_SHARE = 1.4
 # A text that matches the record more than all older messages recalls less, by this
-# power of the ratio. Requests keep all: they match the record by their kind.
+# power of the ratio, but at least this share. Requests keep all.
 _CURRENT_POWER = 4
+_LEAST_SHARE = 0.25
 # A message of the record that matches takes this share of its tokens, of 100 at most:
 # so a question about the current talk recalls less.
 _IN_RECORD_SHARE = 0.6
@@ -396,7 +398,7 @@ class MessageIndex:
             changed = tfidf.values_of(self.ranker.similarities(changes), ids)
             similarity += _CHANGE_SHARE * tfidf.divided_by_best(changed)
         if asks_about_now(question):
-            age = np.linspace(1.0, 0.0, end)
+            age = np.linspace(1.0, 0.0, len(ids))
             similarity *= 1 - _AGE_SHARE * age
         similarity = tfidf.divided_by_best(similarity)
         periods = list(relative_periods(question.casefold(), self.today))
@@ -434,7 +436,8 @@ class MessageIndex:
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
             return []
-        share = (best / matches.similarity.max()) ** budget.current_power
+        ratio = float(best / matches.similarity.max())
+        share = max(ratio**budget.current_power, _LEAST_SHARE)
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
@@ -591,7 +594,8 @@ class RecallBudget(NamedTuple):
         limit: The tokens for all messages.
         most: The tokens for messages that are ``WORTH_MORE``.
         current_power: For a text about the record, both are multiplied by ``(best
-            similarity of older messages / best of all) ** current_power``.
+            similarity of older messages / best of all) ** current_power``, at least
+            0.25.
         record_share: The share of its tokens that a message of the record takes.
     """
 
@@ -732,47 +736,29 @@ class MessageSearch:
         if last and last.request == request:
             return RecalledText(last.text, is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, _SHORT))
-        choose = partial(
-            self._choose, session_id, index, window, request, message_limit
-        )
+
+        def choose() -> list[RankedMessage]:
+            fitting = index.fitting(
+                question,
+                request.context,
+                request.before,
+                request.budget,
+                message_limit,
+            )
+            return sorted(fitting)
+
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
         )
         if messages_shown is None:
             # Rows were deleted after the record was read.
             return RecalledText(NO_TEXT)
-        text = recalled_text(messages_shown, counter)
+        self.reader.heat_up(session_id, window, heat_of(messages_shown))
+        text = recalled_text(messages_shown, window.sticky_heat, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, text))
         return RecalledText(text)
-
-    def _choose(
-        self,
-        session_id: str,
-        index: MessageIndex,
-        window: Window,
-        request: _Request,
-        message_limit: int,
-    ) -> list[RankedMessage]:
-        """Return the messages to show, oldest first; sticky messages take their tokens, but stand in front."""
-        fitting = index.fitting(
-            request.question,
-            request.context,
-            request.before,
-            request.budget,
-            message_limit,
-        )
-        similarities = {}
-        unshown = []
-        for ranked in sorted(fitting):
-            row_id, *more_rows = ranked.message.row_ids
-            if ranked.tokens <= message_limit and not more_rows:
-                similarities[row_id] = ranked.similarity
-            if row_id not in window.sticky_heat:
-                unshown.append(ranked)
-        self.reader.heat_up(session_id, window, similarities)
-        return unshown
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
@@ -1009,18 +995,32 @@ def show_messages(
     return shown_messages
 
 
+def heat_of(messages: Iterable[_ShownMessage]) -> dict[int, float]:
+    """Return the similarity of each message of a single row that is shown whole, by its row."""
+    heat = {}
+    for message, _ in messages:
+        if message.is_whole and len(message.row_ids) == 1:
+            heat[message.row_ids[0]] = message.similarity
+    return heat
+
+
 def recalled_text(
-    messages: Sequence[_ShownMessage], counter: TokenCounter
+    messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
 ) -> CountedText:
-    """Return the element of recalled messages, which also knows each message with its text."""
+    """Return the element of recalled messages without sticky messages; it knows each message with its text."""
     element = earlier_element(
-        ((message.day, entries) for message, entries in messages), counter
+        [
+            (message.day, entries)
+            for message, entries in messages
+            if message.row_ids[0] not in sticky
+        ],
+        counter,
     )
-    element.matches = [
+    matches = [
         (message, "".join(entry.text for entry in entries))
         for message, entries in messages
     ]
-    return element
+    return CountedText(element, element.tokens, matches)
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

@@ -114,11 +114,54 @@ async def test_a_recalled_message_becomes_sticky_at_the_next_cut(open_on: Open) 
     assert first.index("below") < first.index("<message role=")
 
 
+async def test_a_sticky_message_is_a_source_of_the_answers_that_it_matches(
+    open_on: Open,
+) -> None:
+    memory = await with_sticky_boat(open_on())
+    assert BOAT in sticky(await ask(memory))
+    sources = [source.text for source in memory.last_used().messages]
+    assert sources.count(BOAT) == 1
+
+
 async def test_every_process_sends_the_same_bytes(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on())
     await memory.aput(user(QUESTION))
     prompt = sent_text(await memory.aget())
     assert sent_text(await open_on().aget()) == prompt
+
+
+async def test_a_long_message_is_clipped_alike_before_and_behind_the_cut(
+    open_on: Open,
+) -> None:
+    options = {"keep_ratio": 0.5, "sticky_token_limit": 60}
+    memory = open_on(**options)
+    await memory.aput(user(BOAT))
+    await memory.aput(assistant("Nice."))
+    await put_other_words(memory)
+    await ask(memory)
+    window = memory.condensed_block.window("chat")
+    assert window is not None
+    position = window.seen.position
+    while window.tokens < window.limits.tokens - window.message_limit - 80:
+        await put_other_words(memory, 1)
+        await memory.aget("Hello.")
+        window = memory.condensed_block.window("chat")
+        assert window is not None
+    await memory.aput(user("A long story. " * 200))
+    await memory.aput(assistant("Good."))
+    await memory.aget("Hello.")
+    window = memory.condensed_block.window("chat")
+    assert window is not None
+    assert window.seen.position == position
+    while window.seen.position == position:
+        await memory.aput(user("Go on."))
+        await memory.aput(assistant("Yes."))
+        prompt = sent_text(await memory.aget("Hello."))
+        window = memory.condensed_block.window("chat")
+        assert window is not None
+    assert BOAT in sticky(prompt)
+    assert "A long story." in prompt
+    assert sent_text(await open_on(**options).aget("Hello.")) == prompt
 
 
 async def test_each_process_cuts_and_the_others_follow(open_on: Open) -> None:
@@ -194,6 +237,30 @@ async def test_the_other_sticky_messages_stay(open_on: Open) -> None:
         prompt = sticky(await ask(each))
         assert "Aurora" in prompt
         assert "Esmeralda" not in prompt
+
+
+async def test_a_person_who_leaves_a_shared_session_takes_their_messages_along(
+    open_on: Open,
+) -> None:
+    bob = open_on(user_id="bob", shared=True)
+    memory = await with_sticky_boat(open_on(shared=True))
+    assert sticky(await ask(bob)).count(f'name="ann">{BOAT}') == 1
+    await memory.sql_store.forget_user("ann")
+    assert "Esmeralda" not in await ask(bob)
+
+
+async def test_a_temporary_memory_has_them_and_stores_nothing(
+    database_uri: str,
+) -> None:
+    options = {**OPTIONS, "async_database_uri": database_uri}
+    async with CondensedMemory.from_defaults("old", **options) as memory:
+        await memory.aput(user("Hello."))
+    async with CondensedMemory.from_defaults(
+        "chat", temporary=True, **options
+    ) as memory:
+        await with_sticky_boat(memory)
+    async with CondensedMemory.from_defaults("chat", **options) as memory:
+        assert BOAT not in await ask(memory)
 
 
 async def test_the_stored_choice_has_no_words(open_on: Open) -> None:

@@ -228,7 +228,7 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
 
 @pytest.mark.parametrize(
     ("last", "number"),
-    [("green tea", 7), ("green tea of Caroline", 0)],
+    [("green tea", 7), ("green tea of Caroline", 1)],
 )
 def test_a_question_about_the_record_recalls_less(last: str, number: int) -> None:
     messages = [*(user(f"Her green tea {i} is cold.") for i in range(9)), user(last)]
