@@ -219,7 +219,7 @@ async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
     assert "<message user>I play chess." in short
     assert contents(BEHIND, short) == []
     await memory.aput_messages(
-        [calling(("1", "read", {})), result("1", "one more word " * 300)]
+        [calling(("1", "read", {})), result("1", "one more word " * 320)]
     )
     prompt = sent_text(await memory.aget())
     assert "I play chess." not in prompt
