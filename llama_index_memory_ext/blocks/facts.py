@@ -216,7 +216,7 @@ class RelevantFactsBlock(LogBlock):
         default=None,
         ge=0,
         le=1,
-        description="Facts that concern the question less are left out; None: those with less than a fifth of the "
+        description="Facts that concern the question less are left out; None: those with less than a tenth of the "
         "best one's similarity, but for 12; 0: none is.",
     )
     embed_model: EmbedModel = Field(

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = NDArray[np.float64]
 # The share of a limit that pinned facts and corrections may take before other facts.
 FIRST_SHARE = 0.25
-# By default, a fact with less than a fifth of the best similarity does not concern a
+# By default, a fact with less than a tenth of the best similarity does not concern a
 # question. Twelve of such facts are shown all the same.
-_FLOOR = 0.2
+_FLOOR = 0.1
 _MOST_GENERAL = 12
 # Behind a record with a profile, a fact with less than this share does not concern a
 # question; chosen on LoCoMo, see CONTRIBUTING.md.
-FLOOR_BEHIND_RECORD = 0.45
+FLOOR_BEHIND_RECORD = 0.3
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
 # The element around the facts in front of the record.
@@ -554,8 +554,8 @@ class Ranking(NamedTuple):
         if another fact has the same words of the question, and more. Pinned facts stay
         in any case. Only the best 256 facts are looked at.
 
-        None: facts with a fifth of the best similarity, facts of the time that the
-            question asks for, and the best 12 others; behind a record 0.45 of it, and
+        None: facts with a tenth of the best similarity, facts of the time that the
+            question asks for, and the best 12 others; behind a record three tenths, and
             others only in the room that the profile leaves. 0: all facts.
         """
         elsewhere = self.surroundings.fact_ids
