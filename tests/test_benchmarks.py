@@ -383,7 +383,8 @@ def write_honesty_files(folder: Path) -> None:
         ("Ann flew to Oslo.", [0, 2]),
     ]
     observed = [{"text": text, "source": source} for text, source in observations]
-    locomo = {"conversations": [{"pools": {"turns": said, "observations": observed}}]}
+    pools = {"turns": said, "observations": observed}
+    locomo = {"conversations": [{"pools": pools, "questions": []}]}
     (folder / "locomo.json").write_text(json.dumps(locomo), encoding="utf-8")
 
 

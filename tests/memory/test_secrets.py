@@ -164,11 +164,12 @@ async def test_copies_share_the_models_and_a_pickle_has_none(block_type: Any) ->
         f"me:{PASSWORD}@localhost",
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_without_the_password(
+async def test_an_address_that_cannot_be_used_is_refused_without_the_password(
     uri: str,
 ) -> None:
+    """At once, or where an option is the driver's to judge, at the first call."""
     with pytest.raises(StoreError) as error:
-        MemoryStore(uri)
+        await MemoryStore(uri).get_messages("chat")
     assert not has_secret(whole(error.value))
 
 
