@@ -406,7 +406,7 @@ def publish_words(
             ]
     promises = [
         Promise("observations, blended", 71.5, blend.mean, "%", at_least=True),
-        Promise("observations, similarity", 72.0, similarity.mean, "%", at_least=True),
+        Promise("observations, similarity", 72.5, similarity.mean, "%", at_least=True),
         Promise("turns, similarity", 83.0, found.mean, "%", at_least=True),
     ]
     series = [

@@ -224,7 +224,6 @@ class MessageIndex:
         # Replaced and never changed, because it is read while another thread indexes.
         self.turns: list[list[str]] = []
         self.ranker: tfidf.FactRanker = tfidf.TfidfRanker(
-            idf_power=1,
             neighbour_shares=NEIGHBOUR_SHARES,
             languages=languages,
         )

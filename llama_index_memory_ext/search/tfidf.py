@@ -43,7 +43,6 @@ SOURCE_SHARE = 0.3
 EARLIER_WEIGHT = 0.2
 # b and k1 of BM25.
 LENGTH_WEIGHT = 0.7
-IDF_POWER = 2
 SATURATION = 0.6
 # All words that are related to a word of a query have this share of its weight. A query
 # with more different words has enough of them without related words.
@@ -263,7 +262,7 @@ class TfidfRanker:
     """A ``FactRanker`` by TF-IDF, weighted as in BM25.
 
     The score of a document adds up, for each term of the query,
-    ``(1 + ln(n)) * idf ** power * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
+    ``(1 + ln(n)) * idf * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
     length))``. The query has the term ``n`` times, and the document ``w`` times,
     contexts and neighbours included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
     equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
@@ -277,8 +276,6 @@ class TfidfRanker:
     Args:
         length_weight: 0..1; 0 ranks long documents as high as short ones.
         saturation: Above 0; the lower, the less a term counts that is repeated.
-        idf_power: Above 0; the higher, the more a rare term counts. 2 suits short
-            documents such as facts; a text of 400 tokens has rare words by chance.
         neighbour_shares: The weights of the words of the documents before and after a
             document in its sequence, the nearest first.
         vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
@@ -303,7 +300,6 @@ class TfidfRanker:
         *,
         length_weight: float = LENGTH_WEIGHT,
         saturation: float = SATURATION,
-        idf_power: float = IDF_POWER,
         neighbour_shares: Sequence[float] = (),
         vectorizer: Any = None,
         languages: Sequence[str] | None = None,
@@ -324,7 +320,6 @@ class TfidfRanker:
         self._among = checked_languages(languages)
         self._length_weight = length_weight
         self._saturation = saturation
-        self._idf_power = idf_power
         self._neighbour_shares = neighbour_shares
         self._lock = thread_lock()
         self._postings: defaultdict[str, Posting] = defaultdict(Posting)
@@ -575,8 +570,7 @@ class TfidfRanker:
         return 0
 
     def _idf(self, frequency: int) -> float:
-        idf = 1 + log((1 + len(self._places.rows)) / (1 + frequency))
-        return float(idf**self._idf_power)
+        return 1 + log((1 + len(self._places.rows)) / (1 + frequency))
 
     def _norms(self) -> Values:
         """Return ``k1 * (1 - b + b * length / mean length)`` of each row."""
