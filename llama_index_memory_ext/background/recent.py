@@ -1,4 +1,4 @@
-"""A cache of what was used last, which threads share."""
+"""A cache of the last used values, shared by threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a write, an extraction or a deletion makes of stored facts."""
+"""How a write, an extraction or a deletion changes stored facts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_copy(
 
 
 def marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
-    """Return the facts, those with another content than the stored fact as edited."""
+    """Return the facts; a fact whose content differs from the stored fact is marked as edited."""
     return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
 

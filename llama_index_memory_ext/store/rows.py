@@ -1,4 +1,4 @@
-"""What is read of a session: rows of the log, pages and snapshots."""
+"""The rows of a session's log, in pages and snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turns of a conversation: what was said in them, and where they end."""
+"""The turns of a conversation, and where they end."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def asks_about_now(text: str) -> bool:
 
 
 def change_words(text: str) -> str:
-    """Return the words of a change of what a text names, in its language; "" for none.
+    """Return words of a change that a text may ask about, in its language; "" for none.
 
     >>> change_words("Where do I live?")
     'moved move moving relocated'
