@@ -311,6 +311,13 @@ class Window:
             entries = (first, *entries[1:])
         return replace(self, entries=entries)
 
+    def is_before(self, last: Window) -> bool:
+        """Return whether another reader has read further, or waited longer, in the same log."""
+        if replace(self.seen, last_id=0) != replace(last.seen, last_id=0):
+            return False
+        here = (self.seen.last_id, self.slides)
+        return here < (last.seen.last_id, last.slides)
+
     def fitted(self) -> Window:
         """Return the window within its limits, with as many entries as possible.
 
@@ -398,7 +405,10 @@ class RecordReader:
         return window
 
     def _keep(self, session_id: str, window: Window) -> None:
-        """Let all equal readers go on from this window."""
+        """Let all equal readers go on from this window, unless a later one was kept meanwhile."""
+        last = self.window(session_id)
+        if last and window.is_before(last):
+            return
         size = len(window.entries)
         self.store.cache.put(session_id, ("window", self), window, size)
 

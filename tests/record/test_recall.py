@@ -497,6 +497,24 @@ async def test_what_the_plain_host_has_deleted_is_not_found(database_uri: str) -
         await store.aclose()
 
 
+async def test_a_reader_that_ends_late_takes_back_nothing_that_was_read_meanwhile() -> (
+    None
+):
+    """As the job that summarises does beside a question; what waits for a summary would be counted anew."""
+    store = MemoryStore()
+    reader = RecordReader(store, "record", COUNTER, room=900, limits=Limits())
+    await store.log.append("chat", [user("one")], len)
+    earlier = await reader.read("chat")
+    await store.log.append("chat", [assistant("two")], len)
+    later = replace(await reader.read("chat"), slides=1)
+    for window, kept in ((later, later), (earlier, later)):
+        reader._keep("chat", window)
+        assert reader.window("chat") == kept
+    forgotten = replace(earlier, seen=replace(earlier.seen, epoch=7))
+    reader._keep("chat", forgotten)
+    assert reader.window("chat") == forgotten
+
+
 # ---- an index that is broken ---------------------------------------------------------------------------
 
 
