@@ -393,7 +393,7 @@ class JobRegistry:
         # Sessions of this process with finished turns that were not read for facts yet.
         self.unread: set[str] = set()
         # The last row of each session that has left the record, as this process shows it.
-        self.left: Recent[str, int] = Recent(_MOST_FAILURES)
+        self.last_left: Recent[str, int] = Recent(_MOST_FAILURES)
         # Sessions of this process whose last question has no answer yet.
         self.asked: set[str] = set()
         # The jobs that read all that is unread at their next run.

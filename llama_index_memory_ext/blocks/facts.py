@@ -430,7 +430,7 @@ class RelevantFactsBlock(LogBlock):
 
     def _start_if_left(self, session_id: str) -> None:
         """Extract facts in the background from unread messages that have left the record since the last prompt."""
-        row_id = self._store.jobs.left.get(session_id)
+        row_id = self._store.jobs.last_left.get(session_id)
         if row_id and self._is_when_needed and row_id != self._left.get(session_id):
             self._left.put(session_id, row_id)
             self._start(session_id)
@@ -782,11 +782,11 @@ class RelevantFactsBlock(LogBlock):
         if is_needed:
             due = Due(answered=session_id in self._store.jobs.asked)
         elif self.extract_every_turns is None:
-            last_row = self._store.jobs.left.get(session_id)
+            last_row = self._store.jobs.last_left.get(session_id)
             if last_row is None:
                 # Without a record, the prompt shows no message of the log.
                 last_row = LAST_ID if self._own_namespace is None else 0
-            due = due._replace(tokens=UNREAD_TOKENS, left=last_row)
+            due = due._replace(tokens=UNREAD_TOKENS, last_left=last_row)
         try:
             await self.extractor(session_id).extract(due)
         except BaseException:

@@ -266,7 +266,7 @@ class CondensedMemoryBlock(LogBlock):
         started = perf_counter()
         messages = messages or []
         window = await search.reader.read_within_limits(session_id, snapshot)
-        self._store.jobs.left.put(session_id, window.last_left)
+        self._store.jobs.last_left.put(session_id, window.last_left)
         earlier = RecalledText(NO_TEXT)
         if window.has_left:
             earlier = await search.recall(session_id, messages, window, snapshot)

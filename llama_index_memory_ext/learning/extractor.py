@@ -224,19 +224,19 @@ class Due(NamedTuple):
 
     ``turns``: the number of unread turns.
     ``tokens``: the tokens of unread messages.
-    ``left``: the last row that has left the record; unread messages of the log up to it
+    ``last_left``: the last row that has left the record; unread messages of the log up to it
     are due.
     ``answered``: whether the current turn is read only if it has its answer.
     """
 
     turns: int = 0
     tokens: int = _ANY_NUMBER
-    left: int = 0
+    last_left: int = 0
     answered: bool = False
 
     def is_reached(self, first: LogRow, turns: int, tokens: int) -> bool:
         """Return whether so many unread turns and tokens, from this row on, are due."""
-        has_left = first.id <= self.left and not first.is_active
+        has_left = first.id <= self.last_left and not first.is_active
         return has_left or turns >= self.turns or tokens >= self.tokens
 
 

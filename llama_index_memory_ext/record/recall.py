@@ -113,7 +113,8 @@ _AGE_SHARE = 0.3
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
-_NEIGHBOUR_CHARACTERS = 2_000
+# Of a longer question only the beginning is counted for ``_ENOUGH_TERMS``.
+_QUESTION_CHARACTERS = 2_000
 LONGEST_MESSAGE_TOKENS = 500
 # The share of the limit for one recalled message. Where it is less, a short message is
 # shown whole: with 600 tokens, that finds 41 points more on LoCoMo 2 and 4.
@@ -712,7 +713,7 @@ class MessageSearch:
         if index is None:
             return RecalledText(NO_TEXT)
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
-        if len(set(terms_in(question[:_NEIGHBOUR_CHARACTERS]))) > _ENOUGH_TERMS:
+        if len(set(terms_in(question[:_QUESTION_CHARACTERS]))) > _ENOUGH_TERMS:
             context = []
         await self._prepare(session_id, index, [question, *context])
         request = _Request(

@@ -390,9 +390,9 @@ def checked_summary(
     ``is_cut``: the answer is not complete.
 
     Raises:
-        SummaryReplyError: The answer is empty or not complete, repeats itself or the
-            prompt, or has less than a fifth of the tokens of the ``previous`` summary,
-            as refusals and error messages have.
+        SummaryReplyError: The answer is empty or not complete, or repeats itself or the
+            prompt. Or it has less than a fifth of the tokens of the ``previous``
+            summary, as refusals and error messages have.
     """
     text = _unwrapped(reply)
     reason = _rejection_reason(text)

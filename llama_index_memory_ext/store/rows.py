@@ -286,7 +286,7 @@ def times_of(
     """Return when the message of each row was said, in the time zone.
 
     Without a zone, a time has its own offset. A time in UTC has the offset of the
-    message before it; ``offset`` is that of the message before the first.
+    message before it. For the first row, ``offset`` stands for that message.
     """
     times = []
     offset = zone or offset

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 MONTHS = str.split(
     "January February March April May June July August September October November December"
 )
-# The English names of the months and their first three letters.
-MONTH_PATTERN = "|".join(f"{month}|{month[:3]}" for month in MONTHS)
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 # English and German write months and weekdays with a capital, which sets "May" apart from
 # "may".
@@ -274,9 +272,9 @@ def unsaid_dates(
     >>> [mention.start for mention in unsaid_dates("Flies on 2025-11-21", "I fly tomorrow", date(2025, 11, 20))]
     []
     """
-    said: list[Day] = []
+    said_days: list[Day] = []
     for mention in dates_in(words, code):
-        said += mention.readings
+        said_days += mention.readings
     plain = words.casefold()
     periods = [
         Period(said_on, said_on),
@@ -286,14 +284,16 @@ def unsaid_dates(
     return [
         mention
         for mention in dates_in(statement, code)
-        if not any(_is_said(day, said, periods, said_on) for day in mention.readings)
+        if not any(
+            _is_said(day, said_days, periods, said_on) for day in mention.readings
+        )
     ]
 
 
 def _is_said(
-    day: Day, said: Sequence[Day], periods: Sequence[Period], said_on: date
+    day: Day, said_days: Sequence[Day], periods: Sequence[Period], said_on: date
 ) -> bool:
-    if any(_agree(day, said_day, said_on) for said_day in said):
+    if any(_agree(day, said_day, said_on) for said_day in said_days):
         return True
     period = period_of(day, said_on)
     return period is not None and any(
@@ -302,16 +302,16 @@ def _is_said(
     )
 
 
-def _agree(day: Day, said: Day, said_on: date) -> bool:
+def _agree(day: Day, said_day: Day, said_on: date) -> bool:
     """Return whether each part of a day agrees with a day that was said, in the year around if it has none."""
-    if said.year is None and day.year and abs(day.year - said_on.year) <= 1:
-        said = said._replace(year=day.year)
-    period = period_of(said) if said.day else None
+    if said_day.year is None and day.year and abs(day.year - said_on.year) <= 1:
+        said_day = said_day._replace(year=day.year)
+    period = period_of(said_day) if said_day.day else None
     if period:
-        said = said._replace(weekday=period.start.weekday())
+        said_day = said_day._replace(weekday=period.start.weekday())
     return all(
         part is None or part == said_part
-        for part, said_part in zip(day, said, strict=True)
+        for part, said_part in zip(day, said_day, strict=True)
     )
 
 
