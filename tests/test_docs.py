@@ -26,7 +26,7 @@ RECIPES = {
 ALL_PAGES = PAGES | RECIPES
 # tests/agents/test_web.py runs it as a whole. Pages show lines of it, which cannot run alone.
 WEB_SERVER = RECIPES["web-server.md"]
-# Text is what a model or a terminal shows; those of recipes/partitioning.md are run with a PostgreSQL, and the browser's
+# Text is what a model or a terminal shows; the statements of partitioning.md run with a PostgreSQL, and the browser's
 # client by tests/agents/test_web.py.
 KINDS = {"python", "bash", "json", "text", "sql", "javascript"}
 # Whoever runs the tests has installed the package, and is running the tests, which run the demo elsewhere.
