@@ -39,7 +39,7 @@ NOT_YET_IN_A_PAGE = {
 ALL_FIGURES = """
 ## Does the model see what matters?
 
-Share of the evidence in the prompt, or within a budget (see [how to read](#how-to-read-these-figures)).
+Share of the evidence in the prompt, or within a budget (see [how to read](#how-do-i-read-these-figures)).
 
 | setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
