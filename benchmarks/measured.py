@@ -62,6 +62,8 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
+    "answers": (*_PROMPT, *_RECALL, "facts/ranking.py"),
+    "answers_locomo": (*_PROMPT, *_RECALL),
     "background_calls": (
         "blocks/facts.py",
         "learning/prompt.py",
@@ -93,6 +95,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "honesty": _CHECKS,
     "import_time": ("__init__.py", "memory/condensed_memory.py", "settings.py"),
     "index_operations": ("search/tfidf.py",),
+    "live_agent": (*_PROMPT, *_RECALL, "learning/prompt.py"),
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,

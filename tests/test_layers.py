@@ -32,7 +32,7 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill settings > search stats template    # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -93,7 +93,6 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
-    "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
