@@ -37,14 +37,15 @@ memory      preview > condensed_memory > backfill settings unknown > search stat
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
 record      summary unread > recall > window > sticky text                # within the limit
-learning    extractor > endings validation                                # how facts are learned
+learning    extractor > changes endings request > batch validation >
+            progress wording > rejections                                 # how facts are learned
 ---
 facts       book > known > ranking                             # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
-learning    prompt > reply                                                # what a model is asked, and its answer
+learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
 store       __init__ > deletion > owners > facts vectors > log > readers >
             rows > database > marks versions > transaction >
@@ -86,7 +87,8 @@ WITH_ONE_IMPORTER = {
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
-    "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
+    "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
+    "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
@@ -300,7 +302,7 @@ LOADED_WITH_THE_PRESET = {
     "blocks": "facts record",
     "facts": "book known ranking",
     "formats": "layouts",
-    "learning": "prompt reply",
+    "learning": "categories",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
     "record": "recall sticky text window",

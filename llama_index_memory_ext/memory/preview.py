@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.fact import ALL, AgentView, Fact, SetAside
-from llama_index_memory_ext.learning.extractor import progress_of
+from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
