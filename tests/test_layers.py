@@ -40,7 +40,7 @@ record      summary unread > recall > window > sticky text                # with
 learning    extractor > changes endings request > batch validation >
             progress wording > rejections                                 # how facts are learned
 ---
-facts       book > known > ranking                             # how facts are kept and ranked
+facts       book > filters known > history ranking             # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
@@ -53,7 +53,7 @@ store       __init__ > deletion > owners > facts vectors > log > readers >
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
-.           fact                                                          # a fact; which facts an agent sees
+.           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
 text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
@@ -297,10 +297,10 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
-    "": "errors events fact settings",
+    "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
     "blocks": "facts record",
-    "facts": "book known ranking",
+    "facts": "book filters history known ranking",
     "formats": "layouts",
     "learning": "categories",
     "memory": "condensed_memory search settings stats template",

@@ -15,6 +15,7 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
 from llama_index_memory_ext.background.loading import start_loading
 from llama_index_memory_ext.background.recent import Recent
@@ -32,9 +33,6 @@ from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
-    AgentView,
-    Scope,
-    view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts

@@ -7,13 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.events import Rejection
-from llama_index_memory_ext.fact import (
-    ENDING,
-    ONLY_ENDS,
-    Fact,
-    duplicate_key,
-    retire,
-)
+from llama_index_memory_ext.fact import ENDING, ONLY_ENDS, Fact, duplicate_key, retire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -38,10 +38,7 @@ from llama_index_memory_ext.checks.evidence import (
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
-from llama_index_memory_ext.fact import (
-    MAX_FACT,
-    Fact,
-)
+from llama_index_memory_ext.fact import MAX_FACT, Fact
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     is_translation,
