@@ -47,9 +47,9 @@ checks      comparison > clauses > evidence secrets                       # how 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion > owners > facts vectors > log > readers >
-            rows > database > marks versions > transaction >
-            address tables cache changes > encryption                     # tables, rows, keys
+store       __init__ > deletion writing sessions > words log owners facts vectors >
+            readers > fact_rows > rows > database > marks versions > transaction >
+            address cache changes schema > encryption tables              # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
@@ -98,7 +98,9 @@ WITH_ONE_IMPORTER = {
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/changes.py": "decides in plain functions, apart from the tables",
+    "store/sessions.py": "is one of the subjects of the store",
+    "store/words.py": "deletes words from facts, apart from the rows of sessions",
+    "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -306,8 +308,8 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
-    "transaction vectors versions",
+    "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
+    "sessions tables transaction vectors versions words writing",
     "text": "entries limits messages tokens turns",
     "words": "asking dates pronouns tokens",
 }
