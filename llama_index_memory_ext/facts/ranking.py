@@ -32,7 +32,7 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
 )
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, take_fitting
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
@@ -380,8 +380,7 @@ class ShowableFacts:
         names = dict.fromkeys([*self.pinned_ids, *best])
         stated = self.stated_in(record.session_id, record.row_ids)
         candidates = [name for name in names if name not in stated]
-        tokens = [self.lines[name].tokens for name in candidates]
-        return [candidates[i] for i in fit_tokens(tokens, limit)]
+        return take_fitting(candidates, lambda name: self.lines[name].tokens, limit)
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
@@ -619,29 +618,17 @@ class Ranking(NamedTuple):
         Pinned facts and corrections come before the others, within a share of the
         limit. The search ends when the shortest line does not fit any more.
         """
-        places = np.array(self.showable.first, dtype=np.intp)
-        first: list[RankedFact] = []
-        if places.size:
-            first += self.concerning(self._sorted(places))
-        fitting = fit_tokens(
-            [self._tokens_of(entry) for entry in first], int(FIRST_SHARE * limit)
+        front: list[RankedFact] = []
+        if self.showable.first:
+            first = self._sorted(np.array(self.showable.first))
+            share = int(FIRST_SHARE * limit)
+            front = take_fitting(self.concerning(first), self._tokens_of, share)
+        ids = {entry.fact.id for entry in front}
+        ranked = self.concerning(self.best_first())
+        behind = (entry for entry in ranked if entry.fact.id not in ids)
+        return take_fitting(
+            chain(front, behind), self._tokens_of, limit, self.showable.shortest_line
         )
-        front = {first[i].fact.id: first[i] for i in fitting}
-        behind = (
-            entry
-            for entry in self.concerning(self.best_first())
-            if entry.fact.id not in front
-        )
-        chosen = []
-        remaining = limit
-        for entry in chain(front.values(), behind):
-            if remaining < self.showable.shortest_line:
-                break
-            tokens = self._tokens_of(entry)
-            if tokens <= remaining:
-                chosen.append(entry)
-                remaining -= tokens
-        return chosen
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
         order = np.lexsort((self.showable.newer[places], -self.worth[places]))

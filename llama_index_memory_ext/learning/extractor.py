@@ -83,7 +83,7 @@ from llama_index_memory_ext.store.rows import (
     times_of,
 )
 from llama_index_memory_ext.store.tables import ROWS, display_name, namespace_of_session
-from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.tokens import take_fitting
 from llama_index_memory_ext.text.turns import (
     OTHER_ROLE,
     Utterance,
@@ -826,8 +826,8 @@ class Extractor:
         for fact in newest_first[:_MOST_REJECTED]:
             text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
             texts.append(f"- {on_one_line(text)}\n")
-        places = fit_tokens(map(self.block.tokenizer_fn.count, texts), _REJECTED_TOKENS)
-        joined = "".join(texts[i] for i in places)
+        count = self.block.tokenizer_fn.count
+        joined = "".join(take_fitting(texts, count, _REJECTED_TOKENS))
         if not joined:
             return ""
         return (
