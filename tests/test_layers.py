@@ -32,7 +32,8 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill prompt > writing >
+            fields unknown > settings > search stats template                # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -59,7 +60,7 @@ text        trim > limits > entries turns > messages > tokens             # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > loop > recent > locks                  # threads, and work that no answer waits for
+background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -91,7 +92,7 @@ WITH_ONE_IMPORTER = {
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
-    "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/prompt.py": "makes the prompt, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
@@ -301,7 +302,7 @@ LOADED_WITH_THE_PRESET = {
     "facts": "book known ranking",
     "formats": "layouts",
     "learning": "prompt reply",
-    "memory": "condensed_memory search settings stats template",
+    "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "recall sticky text window",
     "search": "embeddings tfidf",

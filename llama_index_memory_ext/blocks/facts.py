@@ -28,10 +28,8 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import (
     CATEGORIES,
-    CONFIDENCE_WEIGHT,
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
-    SIMILARITY_WEIGHT,
     AgentView,
     Scope,
     view_of,
@@ -93,6 +91,7 @@ _MOST_IN_EVENT_LOOP = 300
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
+_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Unread messages are read at the first of these limits, chosen for the price of a turn:
 # see docs/cost.md.
 UNREAD_TURNS = 10
@@ -116,9 +115,6 @@ class FactsOptions(TypedDict, total=False):
     min_confidence: float
     profile_token_limit: int | None
     review: bool
-    similarity_weight: float
-    confidence_weight: float
-    recency_weight: float
     context_turns: int
     min_similarity: float | None
     ranker_factory: Callable[[], FactRanker]
@@ -152,9 +148,8 @@ class RelevantFactsBlock(LogBlock):
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
-    by ``similarity_weight * similarity + confidence_weight * confidence +
-    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
-    less for a short question (``rank``). For a question about a time, the facts of that
+    by similarity, confidence and recency. Recency is halved by each 40 newer facts, and
+    counts less for a short question (``rank``). For a question about a time, the facts of that
     time are recent.
 
     With an ``agent_id``, the block shows the facts that all agents of the user share
@@ -193,22 +188,6 @@ class RelevantFactsBlock(LogBlock):
     scope: Scope | None = Field(
         default=None,
         description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
-    )
-    similarity_weight: float = Field(
-        default=SIMILARITY_WEIGHT,
-        ge=0,
-        description="What similarity weighs in a score.",
-    )
-    confidence_weight: float = Field(
-        default=CONFIDENCE_WEIGHT,
-        ge=0,
-        description="What confidence weighs in a score.",
-    )
-    recency_weight: float = Field(
-        default=RECENCY_WEIGHT,
-        ge=0,
-        validate_default=True,
-        description="For newer facts; 0: age does not matter.",
     )
     # 0.5 asks for a rare word, a few common ones or most of a short question in common,
     # and no more in another fact.
@@ -294,16 +273,6 @@ class RelevantFactsBlock(LogBlock):
                 f"profile_token_limit must be a part of the {limit} tokens of all facts; got {value}. "
                 "Raise token_limit (facts_token_limit of the memory), or lower profile_token_limit."
             )
-        return value
-
-    # A field's check: the error of a whole block would carry all of its fields, the
-    # model too. The last weight is checked, when the others are known.
-    @field_validator("recency_weight")
-    @classmethod
-    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        similarity = info.data.get("similarity_weight", 1.0)
-        confidence = info.data.get("confidence_weight", 1.0)
-        Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
@@ -934,16 +903,8 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
-        ranking = showable.score(
-            question, context, self._weights, languages, surroundings
-        )
+        ranking = showable.score(question, context, _WEIGHTS, languages, surroundings)
         return ranking._replace(min_similarity=self.min_similarity)
-
-    @property
-    def _weights(self) -> Weights:
-        return Weights(
-            self.similarity_weight, self.confidence_weight, self.recency_weight
-        )
 
     @property
     def profile_limit(self) -> int:

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-import json_repair
 from pydantic import (
     AliasChoices,
     BaseModel,
@@ -70,6 +69,9 @@ def read_json(text: str) -> Json:
     end = text.rfind("}") + 1 or text.rfind("]") + 1
     if start is None or not start.start() < end <= start.start() + _MOST_MENDED:
         raise ValueError("It has no JSON that can be read.")
+    # Imported at the first reply that needs it: most are JSON.
+    import json_repair
+
     return json_repair.loads(text[start.start() : end], skip_json_loads=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llama_index_memory_ext.memory.template import UNKNOWN
+from llama_index_memory_ext.memory.writing import tokens_of_message
 from tests.conversation import assistant, sent_text, user
 from tests.memories import OpenMemory
 
@@ -63,7 +64,7 @@ async def test_the_line_counts_for_the_limit(
     await memory.aput(user("Where do I live?"))
     prompt = await memory.aget()
     assert UNKNOWN in sent_text(prompt)
-    assert sum(map(memory._tokens, prompt)) <= 120
+    assert sum(tokens_of_message(memory, message) for message in prompt) <= 120
 
 
 async def test_nothing_is_added_to_a_turn_that_fills_the_limit(
