@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
+import json_repair
 from pydantic import (
     AliasChoices,
     BaseModel,
@@ -20,7 +20,8 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
+from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.learning.categories import read_category
 from llama_index_memory_ext.text.entries import unescape_tags
 from llama_index_memory_ext.text.messages import Json, clean
 from llama_index_memory_ext.words import phrases
@@ -69,9 +70,6 @@ def read_json(text: str) -> Json:
     end = text.rfind("}") + 1 or text.rfind("]") + 1
     if start is None or not start.start() < end <= start.start() + _MOST_MENDED:
         raise ValueError("It has no JSON that can be read.")
-    # Imported at the first reply that needs it: most are JSON.
-    import json_repair
-
     return json_repair.loads(text[start.start() : end], skip_json_loads=True)
 
 
@@ -136,18 +134,6 @@ def read_statement(value: Json) -> str:
     if rest != content:
         content = rest[:1].upper() + rest[1:]
     return "" if _is_nothing(content) else content
-
-
-def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
-    """Return the category that a reply names.
-
-    If it names none, return "knowledge" if that is a category, or else the first one.
-    """
-    spellings = {name.casefold(): name for name in categories}
-    name = value[:_LONGEST_NAME].strip().casefold() if isinstance(value, str) else ""
-    for match in get_close_matches(name, spellings, n=1, cutoff=0.85):
-        return spellings[match]
-    return spellings.get(DEFAULT_CATEGORY, categories[0])
 
 
 def read_confidence(value: Json) -> float:

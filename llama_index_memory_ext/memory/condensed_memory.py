@@ -112,7 +112,6 @@ class MemoryOptions(CondensedOptions, FactsOptions, total=False):
     on_error: ErrorHandler
     temporary: bool
     time_zone: str | tzinfo | None
-    say_unknown: bool
     languages: Sequence[str] | None
 
 

@@ -115,11 +115,6 @@ class MemoryFields(Memory):
         "was said or a fact became known, and which day is today. Facts keep the day on which they were stored. "
         "Default: the offset of each message's own time, or else UTC.",
     )
-    say_unknown: Switch = Field(
-        default=False,
-        description="Whether the prompt says so in one line where the user asks about themselves and no word of the "
-        "question is in the memory.",
-    )
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)

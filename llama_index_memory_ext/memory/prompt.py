@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,10 +132,6 @@ async def read_prompt(
     room = memory.token_limit - reserved - await _tokens_beside_memory(memory, turn)
     contents = await _ask_blocks(memory, turn, room, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)
-    if memory.say_unknown and fitted.tokens_left >= 0:
-        from llama_index_memory_ext.memory import unknown  # off by default
-
-        await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)
     roles = []
     if fitted.joined:
         roles = [message.role.value for message in turn.messages]
@@ -149,12 +144,10 @@ async def read_prompt(
 
 async def _tokens_beside_memory(memory: MemoryFields, turn: Turn) -> int:
     """Return the tokens of the messages that the model receives beside the memory."""
-    tokens = 0
-    if memory.say_unknown:
-        tokens = memory.tokenizer_fn.count(template.UNKNOWN)
-    if not turn.question_follows:
-        return tokens + await tokens_of(memory, turn.messages)
-    return tokens + await tokens_of(memory, [*turn.query, template.ACKNOWLEDGED])
+    messages = turn.messages
+    if turn.question_follows:
+        messages = [*turn.query, template.ACKNOWLEDGED]
+    return await tokens_of(memory, messages)
 
 
 async def _ask_blocks(
