@@ -443,7 +443,7 @@ class RelevantFactsBlock(LogBlock):
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, room, self._weights):
+        for fact in await user_facts.profile(reader, record, room, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
             if line and line.tokens <= room:
@@ -472,7 +472,7 @@ class RelevantFactsBlock(LogBlock):
         """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
         return (
             self.view,
-            self._weights,
+            _WEIGHTS,
             self.min_similarity,
             tuple(self.languages or ()),
             self.token_limit,

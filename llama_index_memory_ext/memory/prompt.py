@@ -1,4 +1,4 @@
-"""The prompt of a session: reads the current turn, and cuts the contents of the blocks to what the limit leaves."""
+"""The prompt of a session: reads the current turn, and cuts the contents of the blocks to the tokens that are left."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _FittedContents(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What the memory adds to a turn.
+    """A turn, and the content of the memory for it.
 
     ``media``: pictures, sounds and documents of earlier turns, sent again.
     ``sources``: the facts and recalled messages in it.
@@ -128,7 +128,7 @@ async def _read_snapshot(memory: MemoryFields) -> Snapshot:
 async def read_prompt(
     memory: MemoryFields, turn: Turn, reserved: int, block_kwargs: dict[str, Any]
 ) -> Prompt:
-    """Return what the memory adds to a turn, within its limit without ``reserved`` tokens."""
+    """Return a turn with the content of the memory, within the limit without ``reserved`` tokens."""
     room = memory.token_limit - reserved - await _tokens_beside_memory(memory, turn)
     contents = await _ask_blocks(memory, turn, room, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)

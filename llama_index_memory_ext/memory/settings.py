@@ -1,4 +1,4 @@
-"""What the settings of a memory make: limits that follow from the context window, the store, and the blocks."""
+"""From settings to parts of a memory: limits that follow from the context window, the store, and the blocks."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
 
 
 def run_name(memory: MemoryFields) -> tuple[str, ...]:
-    """Return what the runs of a session have in common in this process."""
+    """Return the name that all runs of a session share in this process."""
     return (memory.session_id, *memory.sql_store.database.identity)
 
 
