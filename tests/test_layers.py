@@ -32,7 +32,8 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings > search stats template    # preset
+memory      preview > condensed_memory > backfill prompt > writing >
+            fields > settings > search stats template                        # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
@@ -60,7 +61,7 @@ text        trim > limits > entries turns > messages > tokens             # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > loop > recent > locks                  # threads, and work that no answer waits for
+background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -71,7 +72,7 @@ MODULES = {
     ).removesuffix(".__init__"): name
     for name in FILES
 }
-MOST_LEVELS = 11
+MOST_LEVELS = 12
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
 MOST_TOKENS = 161_055
 MOST_TOKENS_PER_LINE = 7.6
@@ -93,7 +94,7 @@ WITH_ONE_IMPORTER = {
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
-    "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/prompt.py": "makes the prompt, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
@@ -304,7 +305,7 @@ LOADED_WITH_THE_PRESET = {
     "facts": "book filters history known ranking",
     "formats": "layouts",
     "learning": "categories",
-    "memory": "condensed_memory search settings stats template",
+    "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "recall sticky text window",
     "search": "embeddings tfidf",

@@ -192,8 +192,7 @@ class MemoryRetriever(BaseRetriever):
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:
         memory = self.memory
-        block = memory.facts_block
-        weights = Weights(block.similarity_weight, block.confidence_weight).shares()
+        weights = Weights().shares()
         # Each database counts its rows from 1, and LlamaIndex merges nodes with the same
         # id.
         database = memory.sql_store.database.identity

@@ -29,10 +29,8 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import (
     CATEGORIES,
-    CONFIDENCE_WEIGHT,
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
-    SIMILARITY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
@@ -91,6 +89,7 @@ _MOST_IN_EVENT_LOOP = 300
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
+_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Unread messages are read at the first of these limits, chosen for the price of a turn:
 # see docs/cost.md.
 UNREAD_TURNS = 10
@@ -114,9 +113,6 @@ class FactsOptions(TypedDict, total=False):
     min_confidence: float
     profile_token_limit: int | None
     review: bool
-    similarity_weight: float
-    confidence_weight: float
-    recency_weight: float
     context_turns: int
     min_similarity: float | None
     ranker_factory: Callable[[], FactRanker]
@@ -150,9 +146,8 @@ class RelevantFactsBlock(LogBlock):
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
-    by ``similarity_weight * similarity + confidence_weight * confidence +
-    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
-    less for a short question (``rank``). For a question about a time, the facts of that
+    by similarity, confidence and recency. Recency is halved by each 40 newer facts, and
+    counts less for a short question (``rank``). For a question about a time, the facts of that
     time are recent.
 
     With an ``agent_id``, the block shows the facts that all agents of the user share
@@ -191,22 +186,6 @@ class RelevantFactsBlock(LogBlock):
     scope: Scope | None = Field(
         default=None,
         description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
-    )
-    similarity_weight: float = Field(
-        default=SIMILARITY_WEIGHT,
-        ge=0,
-        description="What similarity weighs in a score.",
-    )
-    confidence_weight: float = Field(
-        default=CONFIDENCE_WEIGHT,
-        ge=0,
-        description="What confidence weighs in a score.",
-    )
-    recency_weight: float = Field(
-        default=RECENCY_WEIGHT,
-        ge=0,
-        validate_default=True,
-        description="For newer facts; 0: age does not matter.",
     )
     # 0.5 asks for a rare word, a few common ones or most of a short question in common,
     # and no more in another fact.
@@ -292,16 +271,6 @@ class RelevantFactsBlock(LogBlock):
                 f"profile_token_limit must be a part of the {limit} tokens of all facts; got {value}. "
                 "Raise token_limit (facts_token_limit of the memory), or lower profile_token_limit."
             )
-        return value
-
-    # A field's check: the error of a whole block would carry all of its fields, the
-    # model too. The last weight is checked, when the others are known.
-    @field_validator("recency_weight")
-    @classmethod
-    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        similarity = info.data.get("similarity_weight", 1.0)
-        confidence = info.data.get("confidence_weight", 1.0)
-        Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
@@ -481,7 +450,7 @@ class RelevantFactsBlock(LogBlock):
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, room, self._weights):
+        for fact in await user_facts.profile(reader, record, room, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
             if line and line.tokens <= room:
@@ -510,7 +479,7 @@ class RelevantFactsBlock(LogBlock):
         """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
         return (
             self.view,
-            self._weights,
+            _WEIGHTS,
             self.min_similarity,
             tuple(self.languages or ()),
             self.token_limit,
@@ -947,16 +916,8 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
-        ranking = showable.score(
-            question, context, self._weights, languages, surroundings
-        )
+        ranking = showable.score(question, context, _WEIGHTS, languages, surroundings)
         return ranking._replace(min_similarity=self.min_similarity)
-
-    @property
-    def _weights(self) -> Weights:
-        return Weights(
-            self.similarity_weight, self.confidence_weight, self.recency_weight
-        )
 
     @property
     def profile_limit(self) -> int:
