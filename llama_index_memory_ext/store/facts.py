@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.bridge.pydantic import ValidationError
 
+from llama_index_memory_ext.agent_view import SHARED, AgentView
 from llama_index_memory_ext.errors import EncryptionError, FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact, without_reasons
+from llama_index_memory_ext.fact import Fact, without_reasons
 from llama_index_memory_ext.store.changes import (
     is_copy,
     marked,

@@ -13,16 +13,9 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.forked import run_forked, run_shell
 from tests.memory.test_network import watching
 from tests.openai_server import Message, OpenAIServer, call, say, serve
+from tests.pages import PAGES, RECIPES, ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
-# Scripts that read what other programs have exported; tests/test_recipes.py runs them.
-RECIPES = {
-    path.name: path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))
-}
+README = PAGES["README.md"]
 ALL_PAGES = PAGES | RECIPES
 # Text is what a model or a terminal shows; the statements of partitioning.md run with a PostgreSQL, and the browser's
 # client by tests/agents/test_web.py.
@@ -30,14 +23,6 @@ KINDS = {"python", "bash", "json", "text", "sql", "javascript"}
 # Whoever runs the tests has installed the package, and is running the tests, which run the demo elsewhere.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 DEMO = ("python -m llama_index_memory_ext demo", "llama-index-memory demo")
-
-
-def blocks(kind: str, text: str = "") -> list[str]:
-    """The blocks of code of a kind, on all pages or in a text."""
-    pattern = rf"^```{kind}\n(.*?)^```$"
-    return re.findall(
-        pattern, text or "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE
-    )
 
 
 def commands_of(block: str) -> list[str]:

@@ -15,7 +15,7 @@ from llama_index_memory_ext import CondensedMemory, Fact
 from llama_index_memory_ext.fact import utc_now
 from tests.forked import run_forked, run_shell
 from tests.openai_server import Message, say, serve
-from tests.test_docs import RECIPES, blocks
+from tests.pages import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
 SAVED = re.compile(
