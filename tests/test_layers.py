@@ -35,7 +35,7 @@ agents      tools > retriever > contexts                                  # memo
 memory      preview > condensed_memory > backfill prompt > writing >
             fields > settings > search stats template                        # preset
 ---
-blocks      record facts                                                  # the doors for LlamaIndex
+blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
 record      summary unread > recall > window > sticky text                # within the limit
 learning    extractor > changes endings request > batch validation >
@@ -88,6 +88,8 @@ WITH_ONE_IMPORTER = {
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
+    "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
+    "blocks/log_end.py": "follows the log, apart from what is shown of it",
     "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
     "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
@@ -301,7 +303,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
-    "blocks": "facts record",
+    "blocks": "facts learning log_end record",
     "facts": "book filters history known ranking",
     "formats": "layouts",
     "learning": "categories",
