@@ -53,7 +53,8 @@ _STORE = (
     "store/rows.py",
     "store/database.py",
     "store/transaction.py",
-    "store/tables.py",
+    "store/schema.py",
+    "store/writing.py",
 )
 _TURN = (
     *_STORE,
@@ -128,7 +129,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "sharded": _PROMPT,
     "tool_rounds": (*_PROMPT, "models/ask.py"),
     "turn_cost": _TURN,
-    "whose_words": ("checks/evidence.py", "store/log.py", "store/facts.py"),
+    "whose_words": (
+        "checks/evidence.py",
+        "store/log.py",
+        "store/facts.py",
+        "store/fact_rows.py",
+    ),
 }
 
 

@@ -35,7 +35,7 @@ agents      tools > retriever > contexts                                  # memo
 memory      preview > condensed_memory > backfill prompt > writing >
             fields > settings > search stats template                        # preset
 ---
-blocks      record facts                                                  # the doors for LlamaIndex
+blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
 record      summary unread > recall > window > sticky text                # within the limit
 learning    extractor > changes endings request > batch validation >
@@ -48,9 +48,9 @@ checks      comparison > clauses > evidence secrets                       # how 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion > owners > facts vectors > log > readers >
-            rows > database > marks versions > transaction >
-            address tables cache changes > encryption                     # tables, rows, keys
+store       __init__ > deletion writing sessions > words log owners facts vectors >
+            readers > fact_rows > rows > database > marks versions > transaction >
+            address cache changes schema > encryption tables              # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
@@ -88,6 +88,8 @@ WITH_ONE_IMPORTER = {
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
+    "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
+    "blocks/log_end.py": "follows the log, apart from what is shown of it",
     "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
     "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
@@ -99,7 +101,9 @@ WITH_ONE_IMPORTER = {
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/changes.py": "decides in plain functions, apart from the tables",
+    "store/sessions.py": "is one of the subjects of the store",
+    "store/words.py": "deletes words from facts, apart from the rows of sessions",
+    "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -299,7 +303,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
-    "blocks": "facts record",
+    "blocks": "facts learning log_end record",
     "facts": "book filters history known ranking",
     "formats": "layouts",
     "learning": "categories",
@@ -307,8 +311,8 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
-    "transaction vectors versions",
+    "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
+    "sessions tables transaction vectors versions words writing",
     "text": "entries limits messages tokens turns",
     "words": "asking dates pronouns tokens",
 }
