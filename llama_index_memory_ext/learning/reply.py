@@ -239,17 +239,6 @@ def reply_of(entries: Iterable[NewFact]) -> ExtractionReply:
     return ExtractionReply(new_facts=new_facts, retired=retired)
 
 
-def parse_reply(
-    text: str, *, categories: Sequence[str] = CATEGORIES
-) -> ExtractionReply:
-    """Return the reply in an answer, as ``read_facts`` reads it.
-
-    >>> parse_reply("No new facts.").new_facts
-    []
-    """
-    return reply_of(read_facts(text, categories))
-
-
 def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 

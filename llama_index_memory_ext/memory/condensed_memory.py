@@ -605,7 +605,7 @@ class CondensedMemory(Memory):
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
-        unread = await self.facts_block.await_learned(self.session_id)
+        unread = await self.facts_block.learning.wait_for_others(self.session_id)
         async with self._calls():
             turn = (await self._read_turn(question))._replace(unread=unread)
             tokens = initial_token_count + await self._tokens_beside_memory(turn)
