@@ -53,7 +53,8 @@ _STORE = (
     "store/rows.py",
     "store/database.py",
     "store/transaction.py",
-    "store/tables.py",
+    "store/schema.py",
+    "store/writing.py",
 )
 _TURN = (
     *_STORE,
@@ -64,6 +65,8 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
+    "answers": (*_PROMPT, *_RECALL, "facts/ranking.py"),
+    "answers_locomo": (*_PROMPT, *_RECALL),
     "background_calls": (
         "blocks/facts.py",
         "learning/prompt.py",
@@ -97,6 +100,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "honesty": _CHECKS,
     "import_time": ("__init__.py", "memory/condensed_memory.py", "settings.py"),
     "index_operations": ("search/tfidf.py",),
+    "live_agent": (*_PROMPT, *_RECALL, "learning/prompt.py"),
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,
@@ -118,7 +122,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "sharded": _PROMPT,
     "tool_rounds": (*_PROMPT, "models/ask.py"),
     "turn_cost": _TURN,
-    "whose_words": ("checks/evidence.py", "store/log.py", "store/facts.py"),
+    "whose_words": (
+        "checks/evidence.py",
+        "store/log.py",
+        "store/facts.py",
+        "store/fact_rows.py",
+    ),
 }
 
 

@@ -32,7 +32,8 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill prompt > writing >
+            fields > settings > search stats template                        # preset
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
@@ -47,9 +48,9 @@ checks      comparison > clauses > evidence secrets                       # how 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion > owners > facts vectors > log > readers >
-            rows > database > marks versions > transaction >
-            address tables cache changes > encryption                     # tables, rows, keys
+store       __init__ > deletion writing sessions > words log owners facts vectors >
+            readers > fact_rows > rows > database > marks versions > transaction >
+            address cache changes schema > encryption tables              # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
@@ -60,7 +61,7 @@ text        trim > limits > entries turns > messages > tokens             # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > loop > recent > locks                  # threads, and work that no answer waits for
+background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -71,7 +72,7 @@ MODULES = {
     ).removesuffix(".__init__"): name
     for name in FILES
 }
-MOST_LEVELS = 11
+MOST_LEVELS = 12
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
 MOST_TOKENS = 161_055
 MOST_TOKENS_PER_LINE = 7.6
@@ -95,13 +96,14 @@ WITH_ONE_IMPORTER = {
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
-    "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/prompt.py": "makes the prompt, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
-    "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/changes.py": "decides in plain functions, apart from the tables",
+    "store/sessions.py": "is one of the subjects of the store",
+    "store/words.py": "deletes words from facts, apart from the rows of sessions",
+    "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -305,12 +307,12 @@ LOADED_WITH_THE_PRESET = {
     "facts": "book filters history known ranking",
     "formats": "layouts",
     "learning": "categories",
-    "memory": "condensed_memory search settings stats template",
+    "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
-    "transaction vectors versions",
+    "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
+    "sessions tables transaction vectors versions words writing",
     "text": "entries limits messages tokens turns",
     "words": "asking dates pronouns tokens",
 }

@@ -31,10 +31,8 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import (
     CATEGORIES,
-    CONFIDENCE_WEIGHT,
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
-    SIMILARITY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
@@ -88,6 +86,7 @@ _MOST_IN_EVENT_LOOP = 300
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
+_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
 _UNREAD_IN_PROMPT = 500
 
@@ -106,9 +105,6 @@ class FactsOptions(TypedDict, total=False):
     min_confidence: float
     profile_token_limit: int | None
     review: bool
-    similarity_weight: float
-    confidence_weight: float
-    recency_weight: float
     context_turns: int
     min_similarity: float | None
     ranker_factory: Callable[[], FactRanker]
@@ -136,9 +132,8 @@ class RelevantFactsBlock(LogBlock):
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
-    by ``similarity_weight * similarity + confidence_weight * confidence +
-    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
-    less for a short question (``rank``). For a question about a time, the facts of that
+    by similarity, confidence and recency. Recency is halved by each 40 newer facts, and
+    counts less for a short question (``rank``). For a question about a time, the facts of that
     time are recent.
 
     With an ``agent_id``, the block shows the facts that all agents of the user share
@@ -177,22 +172,6 @@ class RelevantFactsBlock(LogBlock):
     scope: Scope | None = Field(
         default=None,
         description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
-    )
-    similarity_weight: float = Field(
-        default=SIMILARITY_WEIGHT,
-        ge=0,
-        description="What similarity weighs in a score.",
-    )
-    confidence_weight: float = Field(
-        default=CONFIDENCE_WEIGHT,
-        ge=0,
-        description="What confidence weighs in a score.",
-    )
-    recency_weight: float = Field(
-        default=RECENCY_WEIGHT,
-        ge=0,
-        validate_default=True,
-        description="For newer facts; 0: age does not matter.",
     )
     # 0.5 asks for a rare word, a few common ones or most of a short question in common,
     # and no more in another fact.
@@ -269,16 +248,6 @@ class RelevantFactsBlock(LogBlock):
                 f"profile_token_limit must be a part of the {limit} tokens of all facts; got {value}. "
                 "Raise token_limit (facts_token_limit of the memory), or lower profile_token_limit."
             )
-        return value
-
-    # A field's check: the error of a whole block would carry all of its fields, the
-    # model too. The last weight is checked, when the others are known.
-    @field_validator("recency_weight")
-    @classmethod
-    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        similarity = info.data.get("similarity_weight", 1.0)
-        confidence = info.data.get("confidence_weight", 1.0)
-        Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
@@ -384,6 +353,13 @@ class RelevantFactsBlock(LogBlock):
             facts = await self._choose(showable, question, context, surroundings)
             if is_prepared:
                 self._texts.put(key, facts)
+        if record is not None:
+            entries = [*facts.profile.matches, *facts.question.matches]
+            user_facts.heat_up(
+                self.profile_reader_of(session_id),
+                session_id,
+                {entry.fact.id: entry.similarity for entry, _ in entries},
+            )
         profile_ids = _fact_ids(facts.profile)
         fact_ids = profile_ids + _fact_ids(facts.question)
         if fact_ids and has_listeners():
@@ -439,23 +415,21 @@ class RelevantFactsBlock(LogBlock):
         record: RecordInPrompt | None,
     ) -> Surroundings:
         """Return the record and the profile beside the facts for the question; empty without one of them."""
-        profile_limit = self._limit_within(PROFILE_NAME, self.profile_limit)
-        if record is None or not profile_limit:
+        remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
+        if record is None or not remaining:
             return Surroundings(self._limit_within(self.name, self.token_limit))
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(
-            reader, record, profile_limit, self._weights
-        ):
+        for fact in await user_facts.profile(reader, record, remaining, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
-            if line and line.tokens <= profile_limit:
+            if line and line.tokens <= remaining:
                 profile.append(fact)
-                profile_limit -= line.tokens
+                remaining -= line.tokens
         if profile:
             # The rest is the facts, and the element around them.
-            limit -= self.profile_limit - profile_limit
+            limit -= self.profile_limit - remaining
         if is_statement(question):
             limit = 0
         return Surroundings(
@@ -463,7 +437,7 @@ class RelevantFactsBlock(LogBlock):
             tuple(profile),
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
-            profile_limit,
+            remaining,
         )
 
     def _cache_key(
@@ -476,7 +450,7 @@ class RelevantFactsBlock(LogBlock):
         """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
         return (
             self.view,
-            self._weights,
+            _WEIGHTS,
             self.min_similarity,
             tuple(self.languages or ()),
             self.token_limit,
@@ -797,16 +771,8 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
-        ranking = showable.score(
-            question, context, self._weights, languages, surroundings
-        )
+        ranking = showable.score(question, context, _WEIGHTS, languages, surroundings)
         return ranking._replace(min_similarity=self.min_similarity)
-
-    @property
-    def _weights(self) -> Weights:
-        return Weights(
-            self.similarity_weight, self.confidence_weight, self.recency_weight
-        )
 
     @property
     def profile_limit(self) -> int:

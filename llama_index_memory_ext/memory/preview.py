@@ -147,8 +147,8 @@ class PreviewFacts(Facts):
     ``by_id``: all facts that were read and not deleted since, by their ids.
     """
 
-    def __init__(self, database: Any, readers: Readers) -> None:
-        super().__init__(database, readers)
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
         self.by_id: dict[str, Fact] = {}
 
     async def read(
@@ -201,7 +201,7 @@ class PromptPreviewer:
         self.namespace = subject.namespace
         self._subject = subject
         self._store = store
-        self._facts = PreviewFacts(store.database, store.readers)
+        self._facts = PreviewFacts(store.database)
         # A preview stores nothing, so it must not share the cache of memories that do.
         parts = {"facts": self._facts, "cache": StoreCache()}
         options: Any = {"extract_facts": False, **limits}
