@@ -297,13 +297,13 @@ class RelevantFactsBlock(LogBlock):
     ) -> FactsForPrompt:
         """Return the facts for a prompt; without a ``record`` all of them are for the question.
 
-        ``unread``: messages of ``await_learned``, which stand in for their facts.
+        ``unread``: messages of ``learning.wait_for_others``, which stand in for their facts.
         """
         session_id = self._see(session_id)
         if snapshot is None:
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
-            unread = await self.await_learned(session_id)
+            unread = await self.learning.wait_for_others(session_id)
         facts = await self._select(messages, session_id, snapshot, record, unread)
         if self.learning.can_extract:
             # After the prompt, while the model answers.
@@ -415,29 +415,29 @@ class RelevantFactsBlock(LogBlock):
         record: RecordInPrompt | None,
     ) -> Surroundings:
         """Return the record and the profile beside the facts for the question; empty without one of them."""
-        room = self._room_in(PROFILE_NAME, self.profile_limit)
-        if record is None or not room:
-            return Surroundings(self._room_in(self.name, self.token_limit))
+        remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
+        if record is None or not remaining:
+            return Surroundings(self._limit_within(self.name, self.token_limit))
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, room, _WEIGHTS):
+        for fact in await user_facts.profile(reader, record, remaining, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
-            if line and line.tokens <= room:
+            if line and line.tokens <= remaining:
                 profile.append(fact)
-                room -= line.tokens
+                remaining -= line.tokens
         if profile:
             # The rest is the facts, and the element around them.
-            limit -= self.profile_limit - room
+            limit -= self.profile_limit - remaining
         if is_statement(question):
             limit = 0
         return Surroundings(
-            self._room_in(self.name, limit),
+            self._limit_within(self.name, limit),
             tuple(profile),
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
-            room,
+            remaining,
         )
 
     def _cache_key(
@@ -489,15 +489,15 @@ class RelevantFactsBlock(LogBlock):
         self,
         entries: Sequence[RankedFact],
         line_of: Mapping[str, CountedText],
-        room: int,
+        limit: int,
     ) -> CountedText:
-        """Return the lines of facts within ``room`` tokens, with the facts that they show."""
+        """Return the lines of facts within the limit, with the facts that they show."""
         lines = [(entry, line_of[entry.fact.id]) for entry in entries]
         while True:
             text = "".join([line for _, line in lines])
             tokens = self.tokenizer_fn.count(text)
             # By some tokenizers a text has more tokens than its lines.
-            if tokens <= room or not lines:
+            if tokens <= limit or not lines:
                 return CountedText(text, tokens, lines)
             lines.pop()
 
@@ -533,7 +533,7 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
-            learn=partial(self.alearn, session_id),
+            learn=partial(self.learning.learn, session_id),
             time_zone=self.zone,
         )
 
@@ -546,7 +546,7 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
-        await self.alearn(session_id)
+        await self.learning.learn(session_id)
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
 
@@ -567,7 +567,7 @@ class RelevantFactsBlock(LogBlock):
         shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
-        await self.alearn(session_id)
+        await self.learning.learn(session_id)
         record = self._last_prompt(session_id).record
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
@@ -668,23 +668,6 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str, question: str | None = None) -> None:
         """Extract facts from unread messages of the user's other sessions, in the background."""
         await self.learning.open(session_id, question)
-
-    async def await_learned(self, session_id: str) -> list[LogRow]:
-        """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
-
-        Return the messages of the user there that are unread all the same, oldest
-        first. The session's own messages are in its record, or still in short-term
-        memory.
-        """
-        return await self.learning.wait_for_others(session_id)
-
-    async def alearn(self, session_id: str) -> None:
-        """Extract facts from all finished turns of the user before facts are read; wait at most ``wait_for_facts``."""
-        await self.learning.learn(session_id)
-
-    async def count_unread(self, session_id: str) -> int:
-        """Return the number of messages in all sessions of the user from which no facts were learned yet."""
-        return await self.learning.count_unread(session_id)
 
     async def anotice(
         self,
@@ -798,7 +781,7 @@ class RelevantFactsBlock(LogBlock):
             return min(_PROFILE_LIMIT, self.token_limit // 2)
         return self.profile_token_limit
 
-    def _room_in(self, name: str, limit: int) -> int:
+    def _limit_within(self, name: str, limit: int) -> int:
         """Return the tokens for facts within an element of at most ``limit`` tokens."""
         return max(0, limit - self.tokenizer_fn.count(f"<{name}>\n</{name}>\n"))
 
