@@ -36,7 +36,8 @@ memory      preview > condensed_memory > backfill settings unknown > search stat
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
-record      summary unread > recall > window > sticky text                # within the limit
+record      summary unread > recall media > reader > window cache_points >
+            sticky text                                                   # within the limit
 learning    extractor > endings validation                                # how facts are learned
 ---
 facts       book > known > ranking                             # how facts are kept and ranked
@@ -55,7 +56,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           fact                                                          # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
+text        trim > limits parts > entries turns > messages > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
@@ -303,11 +304,11 @@ LOADED_WITH_THE_PRESET = {
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
-    "record": "recall sticky text window",
+    "record": "cache_points media reader recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
     "transaction vectors versions",
-    "text": "entries limits messages tokens turns",
+    "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }
 

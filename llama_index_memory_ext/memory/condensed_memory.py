@@ -22,7 +22,6 @@ from llama_index.core.base.llms.types import (
     ChatMessage,
     ContentBlock,
     MessageRole,
-    TextBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
@@ -58,7 +57,8 @@ from llama_index_memory_ext.memory.settings import (
 )
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.models.ask import warn_of_server_history
-from llama_index_memory_ext.record.window import CachePoints, has_answer_before_question
+from llama_index_memory_ext.record.cache_points import CachePoints
+from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.settings import (
     Switch,
     TimeZone,
@@ -88,6 +88,7 @@ from llama_index_memory_ext.text.messages import (
     redact_message,
     speaker_of,
 )
+from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
 from llama_index_memory_ext.text.turns import (
     count_leaving,
@@ -620,7 +621,7 @@ class CondensedMemory(Memory):
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
         if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
-            self._last_sources = self._sources_in(contents, fitted.contents)
+            self._last_sources = self._sources_in(fitted.contents)
         return self._assemble(turn, fitted, media)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
@@ -1209,35 +1210,36 @@ class CondensedMemory(Memory):
         The profile of the user stands in front of all of them; another block of facts has
         none.
         """
-        profile = ""
+        profile = NO_PARTS
         contents: dict[str, Any] = {}
         blocks: list[Any] = sorted(
             self.memory_blocks, key=lambda block: block.priority, reverse=True
         )
         for block in blocks:
-            kwargs = dict(block_kwargs)
-            # The snapshot has the position of this record and the facts of this user.
-            is_own = block is self.condensed_block or block is self.facts_block
-            if is_own and block.store is self.sql_store:
-                kwargs["snapshot"] = turn.snapshot
             content: Any
+            # The snapshot has the position of this record and the facts of this user.
+            snapshot = None
+            if isinstance(block, LogBlock) and block.store is self.sql_store:
+                snapshot = turn.snapshot
             if block is self.facts_block:
                 facts = await block.aselect(
                     turn.query,
                     self.session_id,
-                    kwargs.get("snapshot"),
+                    snapshot,
                     self._record_in(contents, turn, room),
                     turn.unread,
                 )
                 profile = facts.profile
                 content = facts.question
+            elif block is self.condensed_block:
+                content = await block.arecord(turn.query, self.session_id, snapshot)
             else:
                 content = await block.aget(
-                    turn.query, session_id=self.session_id, **kwargs
+                    turn.query, session_id=self.session_id, **block_kwargs
                 )
             if not content:
                 continue
-            if not isinstance(content, str | list):
+            if not isinstance(content, str | list | Section):
                 raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
                     f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
                 )
@@ -1265,7 +1267,7 @@ class CondensedMemory(Memory):
         row_ids = frozenset([*active, *whole, *window.sticky_heat])
         recalled_ids = set[int]()
         limits = self.condensed_block.token_limit + self.facts_block.token_limit
-        for message, _ in getattr(record, "matches", ()):
+        for message in record.sources:
             if message.is_whole and limits <= room:
                 recalled_ids.update(message.row_ids)
         return RecordInPrompt(
@@ -1294,9 +1296,14 @@ class CondensedMemory(Memory):
             contents = dict(fitted.contents)
             block = self._block_to_truncate(contents)
             if block is not None:
-                contents[block.name] = await block.atruncate(
-                    contents[block.name], -fitted.tokens_left
-                )
+                content = contents[block.name]
+                excess = -fitted.tokens_left
+                if isinstance(content, Section):
+                    contents[block.name] = await asyncio.to_thread(
+                        content.without, excess, self.tokenizer_fn
+                    )
+                else:
+                    contents[block.name] = await block.atruncate(content, excess)
             elif contents.pop(PROFILE_NAME, None) is None:
                 break
             fitted = await self._join(contents, room, turn)
@@ -1306,19 +1313,16 @@ class CondensedMemory(Memory):
         self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
     ) -> _FittedContents:
         shape = self.memory_blocks_template
-        split_contents = contents
+        contents = {name: content for name, content in contents.items() if content}
         tokens_left = -1
         if isinstance(shape, template.MemoryBlocksTemplate):
-            split_contents = template.with_record_in_blocks(
-                contents, self.cache_points, turn
-            )
+            split_contents = template.content_of(contents, self.cache_points, turn)
             tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
+        else:
+            split_contents = template.texts_of(contents)
         parts, messages = await self._format_memory_blocks(split_contents)
-        profile = split_contents.get(PROFILE_NAME)
-        if isinstance(profile, str):
-            profile = [TextBlock(text=profile)]
-        if profile:
-            parts.insert(0, (PROFILE_NAME, profile))
+        if PROFILE_NAME in split_contents:
+            parts.insert(0, (PROFILE_NAME, split_contents[PROFILE_NAME]))
         joined = template.joined(shape, parts)
         if tokens_left < 0:
             # The bound of our template may be too high, never too low. The exact count
@@ -1393,19 +1397,13 @@ class CondensedMemory(Memory):
             return True
         return self.condensed_block.used_tools(self.session_id)
 
-    def _sources_in(
-        self, contents: dict[str, Any], fitted_contents: dict[str, Any]
-    ) -> MemorySearchResult:
-        """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-        facts = []
-        for name in (PROFILE_NAME, self.facts_block.name):
-            text = str(fitted_contents.get(name))
-            facts += _sources_within(text, contents.get(name))
-        record = self.condensed_block.name
-        # Other tags stand around the same words in the messages of the record.
-        text = str(fitted_contents.get(record))
+    def _sources_in(self, contents: dict[str, Any]) -> MemorySearchResult:
+        """Return the facts and recalled messages that the contents show."""
+        profile = contents.get(PROFILE_NAME, NO_PARTS)
+        facts = contents.get(self.facts_block.name, NO_PARTS)
+        record = contents.get(self.condensed_block.name, NO_PARTS)
         return MemorySearchResult(
-            tuple(facts), tuple(_sources_within(text, contents.get(record)))
+            (*profile.sources, *facts.sources), tuple(record.sources)
         )
 
     async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
@@ -1459,12 +1457,6 @@ def _warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
             "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
             'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
         )
-
-
-def _sources_within(text: str, content: Any) -> list[Any]:
-    """Return the facts or messages that a block has selected for its content and that the text holds."""
-    selected = getattr(content, "matches", ())
-    return [source for source, source_text in selected if source_text in text]
 
 
 def _settings_of(
