@@ -122,15 +122,6 @@ def content_of(
     return split_contents
 
 
-def texts_of(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of each memory block for a template of the program, a section as a single text block."""
-    texts = dict(contents)
-    for name, content in contents.items():
-        if isinstance(content, Section):
-            texts[name] = [TextBlock(text=content.text)]
-    return texts
-
-
 def joined(
     template: RichPromptTemplate, memory_blocks: list[tuple[str, list[ContentBlock]]]
 ) -> list[ContentBlock]:
@@ -197,11 +188,6 @@ def add_media(media: list[ContentBlock], messages: list[ChatMessage]) -> None:
         question.blocks = [*media, *question.blocks]
 
 
-# Stands in front of a question of which the memory has no word.
-UNKNOWN = (
-    "No word of this question is in the memory. If the memory does not give the answer, say that you do not know "
-    "it.\n\n"
-)
 # Follows the memory in a user's message, so that user and assistant take turns. Some
 # models refuse a second system message.
 ACKNOWLEDGED = ChatMessage(

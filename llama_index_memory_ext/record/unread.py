@@ -8,7 +8,7 @@ from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.store.rows import day_of, times_of
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.parts import Part, Section, counted_section
-from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.tokens import take_fitting
 from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
@@ -58,6 +58,5 @@ def show_unread(
         date = f' date="{day}"' if day else ""
         line = f'<fact{date}>The user, in another chat: "{words}"</fact>\n'
         lines[row.id] = Part("unread", line, counter.count(line), row_id=row.id)
-    tokens = [lines[row_id].tokens for row_id in best_first]
-    chosen = sorted(best_first[place] for place in fit_tokens(tokens, limit))
-    return counted_section([lines[row_id] for row_id in chosen], counter)
+    chosen = take_fitting(best_first, lambda row_id: lines[row_id].tokens, limit)
+    return counted_section([lines[row_id] for row_id in sorted(chosen)], counter)
