@@ -260,7 +260,6 @@ async def _join(
     memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
-    contents = {name: content for name, content in contents.items() if content}
     split_contents = contents
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):

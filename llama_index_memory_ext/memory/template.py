@@ -112,7 +112,7 @@ def content_of(
             record_points += list(content.cache_marks.values()).count("point")
     split_contents = dict(contents)
     for name, content in contents.items():
-        if not isinstance(content, Section):
+        if not (content and isinstance(content, Section)):
             continue
         split_contents[name] = content_blocks(content, cache_points, used_points)
         free_points = MOST_CACHE_POINTS - used_points - record_points
