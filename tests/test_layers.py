@@ -37,7 +37,8 @@ memory      preview > condensed_memory > backfill prompt > writing >
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
-record      summary unread > recall > window > sticky text                # within the limit
+record      summary unread > recall media > reader > window cache_points >
+            sticky text                                                   # within the limit
 learning    extractor > changes endings request > batch validation >
             progress wording > rejections                                 # how facts are learned
 ---
@@ -57,7 +58,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
+text        trim > limits parts > entries turns > messages > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
@@ -309,11 +310,11 @@ LOADED_WITH_THE_PRESET = {
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
-    "record": "recall sticky text window",
+    "record": "cache_points media reader recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
     "sessions tables transaction vectors versions words writing",
-    "text": "entries limits messages tokens turns",
+    "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }
 
