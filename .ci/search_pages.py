@@ -121,6 +121,12 @@ EXPECTED = {
     "customer": "team-chats",
     "gemini cache": "prompt-caches",
     "arabic": "ranking",
+    "pytest": "testing",
+    "streamlit": "production",
+    "containers": "production",
+    "spending limit": "recipes/spending-limit",
+    "compaction": "cost",
+    "migrate": "migrate",
 }
 
 index = json.loads(

@@ -32,19 +32,20 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill settings > search stats template    # preset
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
 record      summary unread > recall > window > sticky text                # within the limit
-learning    extractor > endings validation                                # how facts are learned
+learning    extractor > changes endings request > batch validation >
+            progress wording > rejections                                 # how facts are learned
 ---
-facts       book > known > ranking                             # how facts are kept and ranked
+facts       book > filters known > history ranking             # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
-learning    prompt > reply                                                # what a model is asked, and its answer
+learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
 store       __init__ > deletion writing sessions > words log owners facts vectors >
             readers > fact_rows > rows > database > marks versions > transaction >
@@ -52,7 +53,7 @@ store       __init__ > deletion writing sessions > words log owners facts vector
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
-.           fact                                                          # a fact; which facts an agent sees
+.           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
 text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
@@ -86,14 +87,14 @@ WITH_ONE_IMPORTER = {
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
-    "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
+    "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
+    "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
-    "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
@@ -297,12 +298,12 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
-    "": "errors events fact settings",
+    "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
     "blocks": "facts record",
-    "facts": "book known ranking",
+    "facts": "book filters history known ranking",
     "formats": "layouts",
-    "learning": "prompt reply",
+    "learning": "categories",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
     "record": "recall sticky text window",

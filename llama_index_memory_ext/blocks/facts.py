@@ -15,6 +15,7 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
 from llama_index_memory_ext.background.loading import start_loading
 from llama_index_memory_ext.background.recent import Recent
@@ -32,9 +33,6 @@ from llama_index_memory_ext.fact import (
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
-    AgentView,
-    Scope,
-    view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
@@ -52,7 +50,7 @@ from llama_index_memory_ext.facts.ranking import (
     counted_line,
     explain,
 )
-from llama_index_memory_ext.learning.prompt import check_categories
+from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
@@ -675,22 +673,30 @@ class RelevantFactsBlock(LogBlock):
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
-        # At the first extraction: it loads all code that reads replies and checks facts.
+        # At the first extraction: these load all code that reads replies and checks facts.
+        from llama_index_memory_ext.learning.batch import BatchReader
         from llama_index_memory_ext.learning.extractor import Extractor
+        from llama_index_memory_ext.learning.request import RequestPlanner
 
-        return Extractor(
-            self._user_facts(session_id),
+        user_facts = self._user_facts(session_id)
+        batches = BatchReader(
+            user_facts,
             session_id,
             self.reader_of(session_id),
             self,
+            is_own=self._own_namespace is not None,
+        )
+        planner = RequestPlanner(
+            user_facts, self.tokenizer_fn, self.categories, self.extraction_prompt
+        )
+        return Extractor(
+            batches,
+            planner,
             self._rejections,
             self._usage,
             self.max_facts,
             self.min_confidence,
-            categories=self.categories,
-            instructions=self.extraction_prompt,
             review=self.review,
-            is_own=self._own_namespace is not None,
             at_once=at_once,
         )
 
@@ -772,7 +778,7 @@ class RelevantFactsBlock(LogBlock):
         self.jobs.start(key, work, self.retry_seconds, cause=cause)
 
     async def _extract(self, key: JobKey) -> None:
-        from llama_index_memory_ext.learning.extractor import Due
+        from llama_index_memory_ext.learning.batch import Due
 
         session_id = key.session_id
         needed = self._store.jobs.needed

@@ -235,7 +235,6 @@ class CondensedMemory(Memory):
     shared: Switch = False
     temporary: Switch = False
     time_zone: TimeZone = None
-    say_unknown: Switch = False
     sql_store: MemoryStore = Field(
         default_factory=MemoryStore, exclude=True, repr=False
     )
@@ -322,7 +321,6 @@ class CondensedMemory(Memory):
         decrypt: TextFunction = None,
         temporary: bool = False,
         time_zone: str | tzinfo | None = None,
-        say_unknown: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
@@ -407,8 +405,6 @@ class CondensedMemory(Memory):
                 tells on which day a message was said or a fact became known, and which
                 day is today. Facts keep the day on which they were stored. Default: the
                 offset of each message's own time, or else UTC.
-            say_unknown: Whether the prompt says so in one line where the user asks
-                about themselves and no word of the question is in the memory.
             settings: Each of the following, by name.
 
         Raises:
@@ -494,7 +490,6 @@ class CondensedMemory(Memory):
             on_error=on_error,
             temporary=temporary,
             time_zone=time_zone,
-            say_unknown=say_unknown,
             user_id=user_id,
             shared=shared,
             image_token_size_estimate=image_token_size_estimate,
@@ -612,10 +607,6 @@ class CondensedMemory(Memory):
             room = self.token_limit - tokens
             contents = await self._ask_blocks(turn, room, block_kwargs)
             fitted = await self._fit(contents, room, turn.messages)
-            if self.say_unknown and fitted.tokens_left >= 0:
-                from llama_index_memory_ext.memory import unknown  # off by default
-
-                await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)
             media = await self._read_media(turn, fitted)
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
@@ -1278,11 +1269,9 @@ class CondensedMemory(Memory):
 
     async def _tokens_beside_memory(self, turn: _Turn) -> int:
         """Return the tokens of the messages that the model receives beside the memory."""
-        line = template.UNKNOWN if self.say_unknown else ""
-        tokens = self.tokenizer_fn.count(line)
         if not turn.question_follows:
-            return tokens + await self._tokens_of(turn.messages)
-        tokens += await self._tokens_of(turn.query)
+            return await self._tokens_of(turn.messages)
+        tokens = await self._tokens_of(turn.query)
         return tokens + self._tokens(template.ACKNOWLEDGED)
 
     async def _fit(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.fact import ALL, AgentView, Fact, SetAside
-from llama_index_memory_ext.learning.extractor import progress_of
+from llama_index_memory_ext.agent_view import ALL, AgentView
+from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
@@ -26,6 +26,7 @@ from llama_index_memory_ext.text.messages import storable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from llama_index_memory_ext.fact import Fact, SetAside
     from llama_index_memory_ext.facts.ranking import (
         ExplainedFact,
         Explanation,

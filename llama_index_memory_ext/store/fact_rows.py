@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ValidationError
 
+from llama_index_memory_ext.agent_view import ALL, AgentView
 from llama_index_memory_ext.errors import EncryptionError
-from llama_index_memory_ext.fact import ALL, AgentView, Fact
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.store.rows import FactsVersion
 from llama_index_memory_ext.store.tables import display_name
 

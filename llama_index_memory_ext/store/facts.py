@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index_memory_ext.agent_view import SHARED, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.fact import SHARED, AgentView, Fact
 from llama_index_memory_ext.store.changes import marked, merged
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
@@ -34,6 +34,7 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.store.rows import LogPage
     from llama_index_memory_ext.text.messages import Json

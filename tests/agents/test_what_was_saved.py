@@ -17,7 +17,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.agents.test_web import APP, BROWSER, post, serving, text_of, users
 from tests.learning.learning import as_report
 from tests.openai_server import Message, call, say, serve
-from tests.test_docs import PAGES, RECIPES, blocks
+from tests.pages import PAGES, RECIPES, blocks
 
 PAGE = RECIPES["what-was-saved.md"]
 CLIENT = blocks("javascript", PAGES["fastapi.md"])

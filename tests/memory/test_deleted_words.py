@@ -19,7 +19,7 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
 )
-from llama_index_memory_ext.fact import ALL
+from llama_index_memory_ext.agent_view import ALL
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
