@@ -124,7 +124,7 @@ EXPECTED = {
     "pytest": "testing",
     "streamlit": "production",
     "containers": "production",
-    "spending limit": "recipes/spending-limit",
+    "spending limit": "cost",
     "compaction": "cost",
     "migrate": "migrate",
 }

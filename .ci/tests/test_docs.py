@@ -17,8 +17,6 @@ from tests.pages import PAGES, RECIPES, ROOT, blocks
 
 README = PAGES["README.md"]
 ALL_PAGES = PAGES | RECIPES
-# tests/agents/test_web.py runs it as a whole. Pages show lines of it, which cannot run alone.
-WEB_SERVER = RECIPES["web-server.md"]
 # Text is what a model or a terminal shows; the statements of partitioning.md run with a PostgreSQL, and the browser's
 # client by tests/agents/test_web.py.
 KINDS = {"python", "bash", "json", "text", "sql", "javascript"}
@@ -64,7 +62,6 @@ def keys_of(server: OpenAIServer) -> dict[str, str]:
         pytest.param(code, id=f"{name}-{i}")
         for name in PAGES
         for i, code in enumerate(blocks("python", PAGES[name]), 1)
-        if code not in WEB_SERVER
     ],
 )
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from llama_index_memory_ext.learning.prompt import extraction_prompt, on_one_lin
 from llama_index_memory_ext.learning.report import tool_of
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.search.tfidf import Similar, values_of
-from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,8 +129,7 @@ class RequestPlanner:
         for fact in newest_first[:_MOST_REJECTED]:
             text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
             texts.append(f"- {on_one_line(text)}\n")
-        places = fit_tokens(map(self.counter.count, texts), _REJECTED_TOKENS)
-        joined = "".join(texts[i] for i in places)
+        joined = "".join(take_fitting(texts, self.counter.count, _REJECTED_TOKENS))
         if not joined:
             return ""
         return (

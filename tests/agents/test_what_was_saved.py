@@ -103,10 +103,6 @@ async def contents(database_uri: str, user_id: str) -> list[str]:
         return sorted(fact.content for fact in await memory.facts.alist())
 
 
-def test_the_recipe_shows_lines_of_the_web_server() -> None:
-    assert all(code in APP for code in blocks("python", PAGE))
-
-
 async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_and_why(
     database_uri: str,
 ) -> None:
