@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError, StoreError
-from llama_index_memory_ext.facts.book import FactFilter
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,16 +183,16 @@ class MemoryRetriever(BaseRetriever):
         best_nodes = nodes[: self.similarity_top_k]
         if self.token_limit is None:
             return best_nodes
-        tokens = []
-        for node in best_nodes:
-            text = node.node.get_content(MetadataMode.LLM) + _BETWEEN
-            tokens.append(memory.tokenizer_fn.count(text))
-        return [best_nodes[i] for i in fit_tokens(tokens, self.token_limit)]
+
+        def tokens_of(node: NodeWithScore) -> int:
+            text = node.node.get_content(MetadataMode.LLM)
+            return memory.tokenizer_fn.count(text + _BETWEEN)
+
+        return take_fitting(best_nodes, tokens_of, self.token_limit)
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:
         memory = self.memory
-        block = memory.facts_block
-        weights = Weights(block.similarity_weight, block.confidence_weight).shares()
+        weights = Weights().shares()
         # Each database counts its rows from 1, and LlamaIndex merges nodes with the same
         # id.
         database = memory.sql_store.database.identity

@@ -21,7 +21,7 @@ from llama_index_memory_ext.memory.search import check_memory
 from llama_index_memory_ext.record.recall import SEARCH_TOOL
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import fit_tokens
+from llama_index_memory_ext.text.tokens import take_fitting
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import phrases, tokens_in
 from llama_index_memory_ext.words.tokens import keywords, shared
@@ -254,9 +254,8 @@ class MemoryToolSpec(BaseToolSpec):
         if not query.strip():
             return counter.clip(_EMPTY_QUERY, self.token_limit)
         nodes = await retriever.aretrieve(query)
-        lines = [_line_of(node) for node in nodes]
-        fitting = fit_tokens(map(counter.count, lines), self.token_limit)
-        answer = "".join(lines[i] for i in fitting)
+        lines = map(_line_of, nodes)
+        answer = "".join(take_fitting(lines, counter.count, self.token_limit))
         return answer or counter.clip(_NOTHING_FOUND, self.token_limit)
 
     def describe(self, facts: Iterable[Fact]) -> str:
@@ -458,7 +457,7 @@ class MemoryToolSpec(BaseToolSpec):
         """Return the last lines of the session, and the results of tools, oldest first."""
         if not self.in_session:
             return [Utterance(0, "user", quote)], ()
-        return await extractor.recent()
+        return await extractor.batches.recent()
 
     def _describe(self, fact: Fact, characters: int = SHORT_ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))

@@ -192,8 +192,9 @@ class CondensedMemoryBlock(LogBlock):
     )
     recall_when: RecallWhen = Field(
         default="asked",
-        description='When messages are recalled: "asked": a text that asks for nothing and goes on with nothing gets a '
-        'quarter of the tokens, or all with an embed_model; "always": each text gets all; "never": none is recalled.',
+        description='When messages are recalled: "asked": a text gets the share of the tokens that its sentences have '
+        'that ask for something, at least a quarter, or all with an embed_model; "always": each text gets all; '
+        '"never": none is recalled.',
     )
     recall_token_limit: int | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.background.recent import Recent
-from llama_index_memory_ext.fact import AgentView, Fact, past_facts
+from llama_index_memory_ext.facts.history import past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
@@ -27,23 +27,30 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterable,
+        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
 
     from typing_extensions import Self
 
+    from llama_index_memory_ext.agent_view import AgentView
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.text.tokens import CountedText
 
 
 class _Choice(NamedTuple):
-    """The facts that were chosen for the profile of a session, and the store and the cursor of its record then."""
+    """The facts that were chosen for the profile of a session, and the store and the cursor of its record then.
+
+    ``heat``: the sum of the similarities of each fact to the questions since then.
+    """
 
     readers: Readers
     cursor: tuple[int, int]
     fact_ids: list[str]
+    heat: Counter[str]
 
     def is_for(self, record: RecordInPrompt) -> bool:
         """Return whether the choice is for this record: it was not cut since, and has the same cursors."""
@@ -154,18 +161,22 @@ class UserFacts:
     ) -> list[Fact]:
         """Return the facts of the profile that hold: pinned facts, then the facts that were chosen for this record.
 
+        The facts that fitted most questions since the last choice come first.
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
         key = (reader, record.session_id)
         choice = self._choices.get(key)
         if choice is None or not choice.is_for(record):
-            fact_ids = self.present.profile(record, limit, weights)
+            heat = Counter[str]()
+            if choice is not None:
+                heat = choice.heat
+            fact_ids = self.present.profile(record, limit, weights, heat)
             # An empty choice is not kept: the first facts enter the profile at once.
             if not fact_ids:
                 return []
             fact_ids = await self._store_choice(reader, record, fact_ids)
-            choice = _Choice(record.readers, record.cursor, fact_ids)
+            choice = _Choice(record.readers, record.cursor, fact_ids, Counter())
             self._choices.put(key, choice)
         # Another thread may replace both meanwhile.
         facts = self.facts
@@ -174,6 +185,14 @@ class UserFacts:
         return [
             facts[name] for name in names if name in facts and name in present.lines
         ]
+
+    def heat_up(
+        self, reader: str, session_id: str, similarities: Mapping[str, float]
+    ) -> None:
+        """Add the similarities of the facts that were shown for a question, by their ids."""
+        choice = self._choices.get((reader, session_id))
+        if choice is not None:
+            choice.heat.update(similarities)
 
     async def _store_choice(
         self, reader: str, record: RecordInPrompt, fact_ids: list[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +32,7 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
 )
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, fit_tokens
+from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, take_fitting
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
@@ -142,6 +142,11 @@ def comes_first(fact: Fact) -> str:
     if fact.category == "correction":
         return "correction"
     return ""
+
+
+def is_stated(fact: Fact) -> bool:
+    """Return whether messages state a fact as it is: it was not edited, and needs no place before other facts."""
+    return bool(fact.message_ids) and not fact.edited and not comes_first(fact)
 
 
 def days_of(fact: Fact) -> dict[str, str]:
@@ -325,7 +330,10 @@ class ShowableFacts:
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        self._stated_by = _stated_by(self.facts)
+        self._stated = defaultdict[str | None, list[Fact]](list)
+        for fact in self.facts:
+            if is_stated(fact):
+                self._stated[fact.session_id].append(fact)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -340,13 +348,11 @@ class ShowableFacts:
 
     def stated_in(self, session_id: str, row_ids: frozenset[int]) -> frozenset[str]:
         """Return the ids of facts that only these messages state, without pinned facts and corrections."""
-        stated = set()
-        for row_id in row_ids:
-            for fact in self._stated_by.get((session_id, row_id), ()):
-                is_shown = row_ids.issuperset(fact.message_ids)
-                if is_shown and not comes_first(fact):
-                    stated.add(fact.id)
-        return frozenset(stated)
+        return frozenset(
+            fact.id
+            for fact in self._stated[session_id]
+            if row_ids.issuperset(fact.message_ids)
+        )
 
     @property
     def pinned_ids(self) -> list[str]:
@@ -354,21 +360,27 @@ class ShowableFacts:
         return [self.ids[i] for i in self.first if self.facts[i].pinned]
 
     def profile(
-        self, record: RecordInPrompt, limit: int, weights: Weights
+        self,
+        record: RecordInPrompt,
+        limit: int,
+        weights: Weights,
+        heat: Mapping[str, float],
     ) -> list[str]:
-        """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
+        """Return the ids of the facts for a profile: pinned facts, then the facts with the most ``heat``.
 
+        Facts without heat are chosen by confidence and recency.
         Facts whose messages the prompt shows are left out. The others fit into
         ``limit`` tokens.
         """
         shares = weights.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
-        best = [self.ids[i] for i in np.lexsort((self.newer, -worth)).tolist()]
+        heats = _numbers(heat.get(name, 0.0) for name in self.ids)
+        order = np.lexsort((self.newer, -worth, -heats))
+        best = [self.ids[i] for i in order.tolist()]
         names = dict.fromkeys([*self.pinned_ids, *best])
         stated = self.stated_in(record.session_id, record.row_ids)
         candidates = [name for name in names if name not in stated]
-        tokens = [self.lines[name].tokens for name in candidates]
-        return [candidates[i] for i in fit_tokens(tokens, limit)]
+        return take_fitting(candidates, lambda name: self.lines[name].tokens, limit)
 
     def similarities(self, query: str) -> Mapping[str, float]:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
@@ -491,20 +503,6 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
 
 
-def _stated_by(facts: Sequence[Fact]) -> dict[tuple[str | None, int], list[Fact]]:
-    """Return the facts that each message states, by the session and the row of the message.
-
-    No message states an edited fact.
-    """
-    stated: dict[tuple[str | None, int], list[Fact]] = {}
-    for fact in facts:
-        if fact.edited:
-            continue
-        for row_id in fact.message_ids:
-            stated.setdefault((fact.session_id, row_id), []).append(fact)
-    return stated
-
-
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
     """Return for each fact the place of the fact before it on its day; its own place for the first."""
     before = np.arange(len(days))
@@ -620,29 +618,17 @@ class Ranking(NamedTuple):
         Pinned facts and corrections come before the others, within a share of the
         limit. The search ends when the shortest line does not fit any more.
         """
-        places = np.array(self.showable.first, dtype=np.intp)
-        first: list[RankedFact] = []
-        if places.size:
-            first += self.concerning(self._sorted(places))
-        fitting = fit_tokens(
-            [self._tokens_of(entry) for entry in first], int(FIRST_SHARE * limit)
+        front: list[RankedFact] = []
+        if self.showable.first:
+            first = self._sorted(np.array(self.showable.first))
+            share = int(FIRST_SHARE * limit)
+            front = take_fitting(self.concerning(first), self._tokens_of, share)
+        ids = {entry.fact.id for entry in front}
+        ranked = self.concerning(self.best_first())
+        behind = (entry for entry in ranked if entry.fact.id not in ids)
+        return take_fitting(
+            chain(front, behind), self._tokens_of, limit, self.showable.shortest_line
         )
-        front = {first[i].fact.id: first[i] for i in fitting}
-        behind = (
-            entry
-            for entry in self.concerning(self.best_first())
-            if entry.fact.id not in front
-        )
-        chosen = []
-        remaining = limit
-        for entry in chain(front.values(), behind):
-            if remaining < self.showable.shortest_line:
-                break
-            tokens = self._tokens_of(entry)
-            if tokens <= remaining:
-                chosen.append(entry)
-                remaining -= tokens
-        return chosen
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
         order = np.lexsort((self.showable.newer[places], -self.worth[places]))

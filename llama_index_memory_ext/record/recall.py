@@ -33,6 +33,7 @@ from llama_index_memory_ext.record.window import (
 )
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import (
     LogRow,
     ReadPosition,
@@ -58,10 +59,10 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.turns import question_in, spoken, turns_in
 from llama_index_memory_ext.words.asking import (
+    asking_share,
     asks,
     asks_about_now,
     change_words,
-    is_statement,
 )
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
@@ -154,6 +155,19 @@ class RankedMessage(NamedTuple):
     message: IndexedMessage
     similarity: float
     tokens: int
+
+
+class Fitting(NamedTuple):
+    """The messages that fit the budget of a question.
+
+    Attributes:
+        shown: The messages that the text recalls.
+        heat: The similarity of each message of a single row that fits as a whole, by its
+            row; also of messages that only a text without statements would recall.
+    """
+
+    shown: list[RankedMessage]
+    heat: dict[int, float]
 
 
 class _Matches(NamedTuple):
@@ -421,7 +435,7 @@ class MessageIndex:
         before: float,
         budget: RecallBudget,
         message_limit: int,
-    ) -> list[RankedMessage]:
+    ) -> Fitting:
         """Return the messages as ``ranked`` that fit, clipped to ``message_limit``, under headings of their days.
 
         ``context`` is the text of each turn before the question, oldest first.
@@ -436,7 +450,7 @@ class MessageIndex:
         )
         best = matches.similarity[:shown_from].max(initial=0.0)
         if not best:
-            return []
+            return Fitting([], {})
         ratio = float(best / matches.similarity.max())
         share = max(ratio**budget.current_power, _LEAST_SHARE)
         matches = matches._replace(similarity=matches.similarity / best)
@@ -444,7 +458,8 @@ class MessageIndex:
         length = np.maximum(tokens, _SHORT) ** _LENGTH_POWER
         worth = matches.similarity[matches.order] / length
         fewest_tokens = tokens.min(initial=message_limit)
-        fitting: list[RankedMessage] = []
+        shown: list[RankedMessage] = []
+        heat: dict[int, float] = {}
         days: set[str] = set()
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
@@ -467,11 +482,16 @@ class MessageIndex:
             cost = message_tokens
             if day not in days:
                 cost += self._day_tokens
-            if used + cost <= room:
-                fitting.append(matches.ranked(place))
-                days.add(day)
-                used += cost
-        return fitting
+            if used + cost > room:
+                continue
+            used += cost
+            days.add(day)
+            ranked = matches.ranked(place)
+            if used <= budget.asking_share * room:
+                shown.append(ranked)
+            if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
+                heat[ranked.message.row_ids[0]] = ranked.similarity
+        return Fitting(shown, heat)
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
         """Return a function that clips a text to the sentences with the words of a question."""
@@ -598,12 +618,14 @@ class RecallBudget(NamedTuple):
             similarity of older messages / best of all) ** current_power``, at least
             0.25.
         record_share: The share of its tokens that a message of the record takes.
+        asking_share: The share of both for the messages that are shown.
     """
 
     limit: int
     most: int
     current_power: int = 0
     record_share: float = 0.0
+    asking_share: float = 1.0
 
 
 class _Request(NamedTuple):
@@ -738,6 +760,8 @@ class MessageSearch:
             return RecalledText(last.text, is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, _SHORT))
 
+        heat: dict[int, float] = {}
+
         def choose() -> list[RankedMessage]:
             fitting = index.fitting(
                 question,
@@ -746,7 +770,8 @@ class MessageSearch:
                 request.budget,
                 message_limit,
             )
-            return sorted(fitting)
+            heat.update(fitting.heat)
+            return sorted(fitting.shown)
 
         messages_shown = await self._show(
             session_id, index, question, choose, message_limit
@@ -754,7 +779,7 @@ class MessageSearch:
         if messages_shown is None:
             # Rows were deleted after the record was read.
             return RecalledText(NO_TEXT)
-        self.reader.heat_up(session_id, window, heat_of(messages_shown))
+        self.reader.heat_up(session_id, window, heat)
         text = recalled_text(messages_shown, window.sticky_heat, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
@@ -830,7 +855,6 @@ class MessageSearch:
         limit: int,
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
-        readers = self.reader.store.readers
 
         def show(tx: Transaction) -> list[_ShownMessage] | None:
             chosen: list[RankedMessage] = []
@@ -839,17 +863,14 @@ class MessageSearch:
             ):
                 chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
-            rows = readers.rows_in_within(tx, session_id, row_ids, index.epoch)
+            rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:
                 return None
             return show_messages(index, question, chosen, rows, limit)
 
         # One job in the thread of the connection: a change of threads costs more than a
         # statement, and the search may take longer than an event loop should be blocked.
-        messages: list[_ShownMessage] | None = await readers.database.run(
-            show, writes=False
-        )
-        return messages
+        return await self.reader.store.database.run(show, writes=False)
 
     async def _index_newest(self, session_id: str, epoch: int) -> None:
         """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
@@ -917,7 +938,7 @@ class MessageSearch:
         model = self.embed_model
         if model is not None:
             keeper = KeptVectors.of_messages(
-                reader.store.readers, session_id, epoch, model_key(model)
+                reader.store.database, session_id, epoch, model_key(model)
             )
             ranker = EmbeddingRanker(
                 model,
@@ -951,8 +972,8 @@ def recall_budget(
     """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
 
     A question may have four tenths more where they are free. Unless ``recall_when`` is
-    "always", a text that asks for nothing has a quarter if words alone find messages,
-    and messages of the record count.
+    "always", messages of the record count, and if words alone find messages, a text has
+    the share of its sentences that ask for something, at least a quarter.
     """
     is_question = asks(question)
     most = limit
@@ -960,12 +981,16 @@ def recall_budget(
         most = max(limit, min(int(limit * _ASKED_SHARE), free))
     if recall_when == "always":
         return RecallBudget(limit, most)
-    if is_question:
-        return RecallBudget(limit, most, _CURRENT_POWER, _IN_RECORD_SHARE)
-    if is_statement(question) and not by_meaning:
+    share = 1.0
+    if not by_meaning:
+        share = asking_share(question)
+    if not share:
         limit = int(limit * _TOLD_SHARE)
         return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
-    return RecallBudget(limit, limit, record_share=_IN_RECORD_SHARE)
+    power = 0
+    if is_question:
+        power = _CURRENT_POWER
+    return RecallBudget(limit, most, power, _IN_RECORD_SHARE, max(share, _TOLD_SHARE))
 
 
 def show_messages(
@@ -994,15 +1019,6 @@ def show_messages(
             )
             shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages
-
-
-def heat_of(messages: Iterable[_ShownMessage]) -> dict[int, float]:
-    """Return the similarity of each message of a single row that is shown whole, by its row."""
-    heat = {}
-    for message, _ in messages:
-        if message.is_whole and len(message.row_ids) == 1:
-            heat[message.row_ids[0]] = message.similarity
-    return heat
 
 
 def recalled_text(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.store.rows import day_of, times_of
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, fit_tokens
+from llama_index_memory_ext.text.tokens import CountedText, take_fitting
 from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def show_unread(
         day = day_of(said_at)
         date = f' date="{day}"' if day else ""
         lines[row.id] = f'<fact{date}>The user, in another chat: "{words}"</fact>\n'
-    tokens = [counter.count(lines[row_id]) for row_id in best_first]
-    chosen = sorted(best_first[place] for place in fit_tokens(tokens, limit))
-    text = "".join(lines[row_id] for row_id in chosen)
+    chosen = take_fitting(
+        best_first, lambda row_id: counter.count(lines[row_id]), limit
+    )
+    text = "".join(lines[row_id] for row_id in sorted(chosen))
     return CountedText(text, counter.count(text))

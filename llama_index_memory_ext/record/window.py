@@ -652,7 +652,7 @@ class RecordReader:
         """
         content: list[ContentBlock] = []
         window = self.window(session_id)
-        if window is None:
+        if window is None or not any(entry.has_media for entry in window.entries):
             return content
         roles_so_far = [*(entry.role for entry in window.entries), *roles]
         if not has_answer_before_question(roles_so_far):

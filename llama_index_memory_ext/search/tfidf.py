@@ -528,7 +528,8 @@ class TfidfRanker:
             # Each further occurrence of a term adds less.
             shares = occurrences.counts * factor
             shares /= divisors
-            np.add.at(scores, occurrences.rows, shares)
+            # The rows of a group are unique.
+            scores[occurrences.rows] += shares
         return scores
 
     def _occurrences(self, group: Group) -> _Occurrences:

@@ -10,7 +10,7 @@ import threading
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 # A tokenizer may return tokens of any type, such as ids or texts.
+Item = TypeVar("Item")
 Tokenizer: TypeAlias = "Callable[[str], list[Any]]"
 
 logger = logging.getLogger(__name__)
@@ -236,21 +237,29 @@ def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     )
 
 
-def fit_tokens(tokens: Iterable[int], limit: int) -> list[int]:
-    """Return the places of the lines that fit into ``limit`` tokens, best line first; other lines are skipped.
+def take_fitting(
+    items: Iterable[Item],
+    tokens_of: Callable[[Item], int],
+    limit: int,
+    shortest: int = 0,
+) -> list[Item]:
+    """Return the items that fit into ``limit`` tokens together, best item first; other items are skipped.
 
-    ``tokens`` has the number of tokens of each line. They add up for lines that begin
-    with "<" and end with ">" and a newline.
+    Tokens add up for lines that begin with "<" and end with ">" and a newline. No item
+    has fewer tokens than ``shortest``.
 
-    >>> fit_tokens([5, 9, 4, 1], 10)
-    [0, 2, 3]
+    >>> take_fitting(["five.", "nine dots", "four", "1"], len, 10)
+    ['five.', 'four', '1']
     """
-    places = []
-    for i, cost in enumerate(tokens):
-        if cost <= limit:
-            places.append(i)
-            limit -= cost
-    return places
+    taken = []
+    for item in items:
+        if limit < shortest:
+            break
+        tokens = tokens_of(item)
+        if tokens <= limit:
+            taken.append(item)
+            limit -= tokens
+    return taken
 
 
 @cache

@@ -9,6 +9,7 @@ from llama_index_memory_ext.words import (
     ends_of,
     pattern,
     phrases,
+    sentences_in,
     word_lists,
     words_of_section,
 )
@@ -16,6 +17,7 @@ from llama_index_memory_ext.words import (
 # A text with more words such as "the" and "that" goes on with something. Chosen on three
 # users of RealMem and three conversations of LoCoMo; see CONTRIBUTING.md.
 _MOST_REFERENCES = 2
+_GOES_ON_SHARE = 0.5
 # At least this share of the words of a text are function words of its language.
 _LEAST_FUNCTION_WORDS = 0.3
 _LANGUAGES = FUNCTION_WORDS.keys() - {"fi", "ja", "zh"}
@@ -84,6 +86,29 @@ def is_statement(text: str) -> bool:
     elif not _are_read(words):
         return False
     return not (references > _MOST_REFERENCES or asks(text) or _requests(plain))
+
+
+def asking_share(text: str) -> float:
+    """Return the share of a text in sentences that ask for something, 0..1; 0 for a statement.
+
+    A text that only goes on with something has a half, and a text in a language that is
+    not read has 1.
+
+    >>> round(asking_share("I went for a walk. Where do I live?"), 2)
+    0.46
+    """
+    if is_statement(text):
+        return 0.0
+    read = ends_of(text, _END)
+    asking = 0
+    for sentence in sentences_in(read):
+        if asks(sentence) or _requests(sentence.casefold()):
+            asking += len(sentence)
+    if asking:
+        return asking / len(read)
+    if _are_read(_words_in(read.casefold())):
+        return _GOES_ON_SHARE
+    return 1.0
 
 
 def _words_in(text: str) -> list[str]:

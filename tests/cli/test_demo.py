@@ -19,7 +19,8 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.apps.cli import describe_error
 from llama_index_memory_ext.apps.demo import choose_model
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.learning.prompt import extraction_prompt
+from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.offline import (
     ABOUT,

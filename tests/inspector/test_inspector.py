@@ -26,9 +26,9 @@ from llama_index_memory_ext import (
     PromptPreviewer,
     StoreError,
 )
+from llama_index_memory_ext.agent_view import ALL
 from llama_index_memory_ext.apps.inspector.actions import Action
 from llama_index_memory_ext.apps.inspector.pages import Access
-from llama_index_memory_ext.fact import ALL
 from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask

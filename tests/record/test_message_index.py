@@ -62,7 +62,7 @@ def found(
         RecallBudget(limit, most or limit, **shares),
         message_limit,
     )
-    return [ranked.message.row_ids for ranked in fitting]
+    return [ranked.message.row_ids for ranked in fitting.shown]
 
 
 def places(messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
@@ -92,6 +92,23 @@ def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     ]
     assert places(messages, "Caroline")[:2] == [(0,), (1,)]
     assert places(messages, "Berlin") == [(1,), (2,), (0,), (3,)]
+
+
+def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
+    """The messages with the most heat become sticky."""
+    messages = [user(f"My tea number {i} is green.") for i in range(8)]
+    index = index_of(rows_of(*messages))
+    shown = []
+    heats = []
+    for share in (1.0, 0.5):
+        budget = RecallBudget(200, 200, asking_share=share)
+        fitting = index.fitting("Which tea is green?", (), EVERYTHING, budget, 500)
+        shown.append(len(fitting.shown))
+        heats.append(fitting.heat)
+    assert shown[0] == 8
+    assert 0 < shown[1] < 8
+    assert heats[0] == heats[1]
+    assert len(heats[0]) == 8
 
 
 def test_a_question_about_now_prefers_the_newest_of_what_is_alike() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.text.entries import CLOSING
-from llama_index_memory_ext.text.tokens import as_counter, fit_tokens
+from llama_index_memory_ext.text.tokens import as_counter, take_fitting
 
 COUNTER = TokenCounter()
 MEGABYTE = 1_000_000
@@ -191,7 +191,7 @@ LINES = st.lists(
 @given(lines=LINES, limit=st.integers(-5, 120))
 def test_the_whole_text_is_within_the_limit(lines: list[str], limit: int) -> None:
     """And nothing that was skipped would have fitted at its turn."""
-    kept = fit_tokens(map(COUNTER.count, lines), limit)
+    kept = take_fitting(range(len(lines)), lambda i: COUNTER.count(lines[i]), limit)
     assert COUNTER.count("".join(lines[i] for i in kept)) <= max(limit, 0)
     for i in set(range(len(lines))) - set(kept):
         before = sum(COUNTER.count(lines[j]) for j in kept if j < i)
