@@ -32,7 +32,7 @@ _WORDS = (
     "words/tokens.py",
     "words/__init__.py",
 )
-_RECALL = ("record/recall.py", "record/window.py", *_WORDS)
+_RECALL = ("record/index.py", "record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
     "checks/clauses.py",
     "checks/comparison.py",
@@ -70,12 +70,14 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "bulk_put": _STORE,
     "cached_prefix": (
         *_PROMPT,
+        "record/index.py",
         "record/recall.py",
         "models/ask.py",
         "facts/ranking.py",
     ),
     "cached_prefix_by_default": (
         *_PROMPT,
+        "record/index.py",
         "record/recall.py",
         "models/ask.py",
         "facts/ranking.py",
@@ -102,9 +104,14 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "other_words": ("facts/ranking.py", *_WORDS),
     "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
     "pauses": (*_TURN, "facts/ranking.py", "learning/extractor.py"),
-    "per_turn": (*_PROMPT, "record/recall.py"),
+    "per_turn": (*_PROMPT, "record/index.py", "record/recall.py"),
     "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
-    "process_size": ("store/cache.py", "record/window.py", "record/recall.py"),
+    "process_size": (
+        "store/cache.py",
+        "record/window.py",
+        "record/index.py",
+        "record/recall.py",
+    ),
     "real_engine": _PROMPT,
     "recall": ("facts/ranking.py", *_WORDS),
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),

@@ -36,7 +36,7 @@ memory      preview > condensed_memory > backfill settings unknown > search stat
 ---
 blocks      record facts                                                  # the doors for LlamaIndex
 ---
-record      summary unread > recall > window > sticky text                # within the limit
+record      summary unread > recall > index > window > sticky text        # within the limit
 learning    extractor > endings validation                                # how facts are learned
 ---
 facts       book > known > ranking                             # how facts are kept and ranked
@@ -303,7 +303,7 @@ LOADED_WITH_THE_PRESET = {
     "learning": "prompt reply",
     "memory": "condensed_memory search settings stats template",
     "models": "ask local_embeddings",
-    "record": "recall sticky text window",
+    "record": "index recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
     "transaction vectors versions",

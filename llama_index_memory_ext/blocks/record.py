@@ -35,7 +35,6 @@ from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_mod
 from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
-    MessageIndex,
     MessageSearch,
     RecalledText,
 )
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.record.index import MessageIndex
     from llama_index_memory_ext.store.rows import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
